@@ -1,0 +1,242 @@
+"""What a sink and an epoch log sign.
+
+A sink is three things. The `Sink` is what a user declares: plain values that can be pickled,
+nothing opened. Its `Writer` lives in a task on an executor and prepares rows. Its `Committer` lives
+on the driver and carries decisions out. `epochal.testing.conformance` judges whether all promises
+written here are kept; it ships, so that a sink of your own meets the same judge as ours.
+
+Errors tell the caller what to do next: raise `TryAgain` where nothing happened, `OutcomeUnknown`
+where a reply was lost, `PreparedLost` where the target proves that it dropped prepared rows,
+`Misconfigured` (or `RowRejected`) where only a person can help. An `OSError` counts as `TryAgain`
+on a verb that may be repeated; anything else as a bug, and stops the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    SinkName,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows: TypeAlias = Any
+"""A DataFrame of the engine that runs the pipeline; this room knows no engine."""
+Select: TypeAlias = "Sequence[str] | Callable[[Rows], Rows] | None"
+
+APPEND_ONLY = frozenset({"append"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Every limit of an epoch, with its unit."""
+
+    commit_timeout_s: float = 30.0
+    """How long one attempt to commit one sink may take before it is reported as slow."""
+    commit_retry_max_s: float = 300.0
+    """How long a decided epoch is retried before the query stops, the epoch still decided."""
+    abort_timeout_s: float = 10.0
+    decide_retry_max_s: float = 60.0
+    """How long an unanswered write of a decision is asked after before the query stops."""
+    retry_backoff_ms: tuple[int, ...] = (100, 500, 2000)
+    """Waits between attempts, each with jitter; the last one repeats."""
+    buffer_rows: int = 100_000
+    """Rows a writer holds before it flushes them inside the transaction."""
+    in_doubt_alarm_s: float = 3600.0
+    """Prepared work without a decision that is older than this is reported loudly."""
+    sweep_every_s: float = 60.0
+    """How often, between epochs, targets are asked for what late attempts left behind (I5)."""
+    log_records_kept: int = 32
+    """Records of the epoch log kept below the newest, for people; none is ever needed."""
+    fence_on_start: bool = True
+    """Take over from a driver that did not stop cleanly; False refuses to start instead."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a writer is told about the attempt it works for."""
+
+    handle: Handle
+    schema: pa.Schema
+    handout: Json = None
+    """What the driver's `Committer.begin` gave out for this epoch."""
+    limits: Limits = DEFAULT_LIMITS
+
+
+class Writer(Protocol):
+    """Prepares the rows of one attempt of one task. Runs on an executor, in one thread."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """
+        Take one batch. Called any number of times before `prepare`, also not at all.
+
+        Memory must not grow with the number of batches.
+        """
+
+    def prepare(self) -> Receipt:
+        """
+        Make every row written so far durable and invisible. Called once, last.
+
+        After it returns: no reader sees a row (I1), and no crash loses one. Two attempts of one
+        task may both succeed (I6). The receipt holds all that commits or aborts from another
+        machine.
+        """
+
+    def abort(self) -> None:
+        """
+        Throw away what was written. Called at most once, instead of `prepare` or after it failed.
+
+        A courtesy only: a killed task never gets here, and the driver clears up after it (I5).
+        """
+
+
+class Committer(Protocol):
+    """Carries decisions out at one target. Runs on the driver; calls never overlap."""
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        """
+        Ask the target what it can promise, before the first row. Called at every start.
+
+        Raises `Misconfigured` with the fact and the way out where the sink can't keep the promise.
+        Changes nothing that a reader of the target sees.
+        """
+
+    def begin(self, epoch: EpochNumber) -> Json:
+        """Get ready for an epoch; what is returned reaches every writer as `Task.handout`."""
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Show that `commit` can't be refused by content any more (I3). Called once, before a
+        decision.
+
+        Readers still see nothing. What was applied may stay open for `commit`, and must be given up
+        when `abort` comes instead, or `begin`, or nothing at all.
+        """
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Make the rows of these receipts visible. Called only for a durable decision (I3).
+
+        After it returns, all of them are visible once, and the target can prove it (`outcome`,
+        `newest`), also where `receipts` is empty (I8). May be repeated at any time, from any
+        process, by a driver that is no longer the newest (I7), with the same result.
+        """
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Throw away what these receipts name. Never called for a receipt that a decision names.
+
+        May be repeated. A handle that the target has committed is left alone, whoever asks.
+        """
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        """List what the target holds prepared under this pipeline's uid and this sink (I5, I6)."""
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        """Ask the target what became of a receipt: the handle first, the ledger after it (I9)."""
+
+    def newest(self) -> Sequence[Mark] | None:
+        """
+        The newest epoch that the target proves, per uid, for this pipeline's and this sink's
+        *name*.
+
+        The uid of another life of the same pipeline is how a reset checkpoint is found (I10). None
+        where the target keeps no such proof: then neither a reset nor a restore can be found there.
+        """
+
+    def prune(self, below: EpochNumber) -> None:
+        """Forget proofs of epochs under `below`, all settled. The newest is always kept."""
+
+    def close(self) -> None:
+        """Let connections go. Nothing that is prepared changes."""
+
+
+class Sink(Protocol):
+    """What a user declares. Picklable; opens nothing by itself; its repr shows no secret."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def name(self) -> SinkName:
+        """Unique within a pipeline. Receipts and ledgers go by it."""
+
+    @property
+    def where(self) -> str | None:
+        """A SQL condition: the rows this sink takes."""
+
+    @property
+    def select(self) -> Select:
+        """SQL expressions or a function of the DataFrame: the columns this sink takes."""
+
+    @property
+    def output_modes(self) -> frozenset[str]:
+        """Which of Spark's output modes (append, update, complete) this sink can honour."""
+
+    def describe(self) -> Mapping[str, Json]:
+        """Kind, target and mode for the log and the operator: never a secret."""
+
+    def writer(self, task: Task) -> Writer:
+        """Called on an executor, once an attempt."""
+
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        """Called on the driver, once a start, and by tools that reach a target without Spark."""
+
+
+class EpochLog(Protocol):
+    """
+    Numbered slots, each filled at most once by exactly one writer, durable on return.
+
+    The rules of the sequence (nonces, list after put, no gap is an end) are the journal's, above
+    this; a log only stores. Listing must show every put that returned before it began.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where this log is, for messages. Never a secret."""
+
+    def put_if_absent(self, number: int, record: bytes) -> bool:
+        """
+        Fill a slot: True if this call filled it, False if it was taken already.
+
+        Raises `TryAgain` where nothing was written, `OutcomeUnknown` where that can't be known.
+        """
+
+    def numbers(self) -> Sequence[int]:
+        """All filled slots, in rising order."""
+
+    def read(self, number: int) -> bytes | None:
+        """The record in a slot, or None where the slot is empty."""
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Empty slots. Those that are empty already are no error."""
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time, as it is given to whoever may know it."""
+
+    def now(self) -> float:
+        """Seconds since 1970: for people."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back: for waits and latencies."""
+
+    def sleep(self, seconds: float) -> None: ...

@@ -1,0 +1,18 @@
+"""Carries out what the protocol asks: begin, gather, gate, decide, commit, settle, recover."""
+
+from epochal.coordinator.coordinator import Coordinator
+from epochal.coordinator.gates import Gate, PreparedEpoch
+from epochal.coordinator.surroundings import Surroundings, this_driver
+from epochal.coordinator.tracker import EpochFigures, Latency, Metrics, Tracker
+
+__all__ = [
+    "Coordinator",
+    "EpochFigures",
+    "Gate",
+    "Latency",
+    "Metrics",
+    "PreparedEpoch",
+    "Surroundings",
+    "Tracker",
+    "this_driver",
+]

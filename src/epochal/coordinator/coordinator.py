@@ -1,0 +1,461 @@
+"""
+The coordinator: carries out what the protocol asks, for one driver and one pipeline.
+
+    start      claim, recover what is decided, abort what is not
+    begin      may this epoch go on (I10)?
+    conclude   rehearse, gates, decide (the commit point), commit every sink, settle
+    abort      throw the open epoch away
+    rewrite    prepare again what a target lost after the decision
+    stop       leave in good order
+
+Spark's doors and the session call these verbs, one after the other and never at the same time.
+After an error the coordinator says nothing more to the log: whoever goes on starts anew, and so
+claims.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Rows, Sink
+from epochal.coordinator.carrying import Carrier, Lost
+from epochal.coordinator.gates import Gate, PreparedEpoch, run_gates
+from epochal.coordinator.journal import Journal
+from epochal.coordinator.surroundings import Surroundings
+from epochal.coordinator.sweeping import sweep
+from epochal.coordinator.tracker import Tracker
+from epochal.errors import EpochalError, Fenced, Misconfigured, Refused, Unsettled
+from epochal.protocol.admission import (
+    Admission,
+    Start,
+    admit_epoch,
+    admit_marks,
+    admit_start,
+    newborn,
+)
+from epochal.protocol.invariants import require_own_receipts
+from epochal.protocol.machine import Move, Phase, advance
+from epochal.protocol.recovery import Judgement, plan_rewrite
+from epochal.protocol.state import (
+    RecordKind,
+    State,
+    bound,
+    claimed,
+    decided,
+    rewritten,
+    settled,
+    sinks_done,
+    stopped,
+)
+from epochal.terms import (
+    NO_OFFSETS,
+    Ability,
+    Decision,
+    EpochNumber,
+    Identity,
+    Json,
+    Offsets,
+    Receipts,
+    SinkName,
+    Uid,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("epochal")
+
+_OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})
+
+
+class Coordinator:
+    def __init__(
+        self,
+        *,
+        log: EpochLog,
+        sinks: Sequence[Sink],
+        gates: Iterable[Gate] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        around: Surroundings | None = None,
+    ) -> None:
+        self._around = around or Surroundings()
+        self._limits = limits
+        self._sinks = _by_name(sinks)
+        self._gates = tuple(gates)
+        self._journal = Journal(
+            log,
+            clock=self._around.clock,
+            limits=limits,
+            chance=self._around.chance,
+            nonce=self._around.nonce,
+        )
+        self.tracker = Tracker(self._around.clock)
+        self._committers: dict[SinkName, Committer] = {}
+        self._state: State | None = None
+        self._phase = Phase.IDLE
+        self._epoch: EpochNumber | None = None
+        self._lost: Lost = {}
+        self._left: tuple[Judgement, ...] = ()
+        self._handouts: dict[SinkName, Json] = {}
+        self._is_silent = False
+        self._swept_s = 0.0
+
+    # What the doors ask
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def state(self) -> State:
+        """What the log holds, and what this driver has settled since."""
+        if self._state is None:
+            raise Misconfigured("the coordinator has not been started", "call start() first")
+        return self._state
+
+    @property
+    def lost(self) -> Lost:
+        """What must be written again when the last epoch is replayed."""
+        return self._lost
+
+    @property
+    def left_for_a_person(self) -> Sequence[Judgement]:
+        """What the last sweep found and must not touch."""
+        return self._left
+
+    def identity(self, sink: SinkName) -> Identity:
+        return _identity(self.state, sink)
+
+    def handout(self, sink: SinkName) -> Json:
+        return self._handouts.get(sink)
+
+    # The verbs
+
+    def start(
+        self, start: Start, schemas: Mapping[SinkName, pa.Schema] | None = None
+    ) -> Sequence[Ability]:
+        """
+        Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
+
+        Everything that can refuse without the claim does so before it: a driver with a wrong
+        password must not push a healthy one aside.
+        """
+        uid = self._around.mint()
+        hoped = _follow(self._journal.peek(), start, uid)
+        self._open_committers(hoped)
+        abilities = self._check(schemas or {})
+        self._state = self._journal.claim(lambda before: _follow(before, start, uid))
+        if _identity_changed(hoped, self.state):
+            self._open_committers(self.state)
+        self._around.watch("claimed", None)
+        self._compare_marks(start.run)
+        self._recover()
+        return abilities
+
+    def begin(
+        self,
+        epoch: EpochNumber,
+        *,
+        query_id: str | None = None,
+        offsets: Offsets = NO_OFFSETS,
+    ) -> Admission:
+        """Open an epoch, or learn that it is decided already and only its rows must be drained."""
+        admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
+        if admission is Admission.REPLAY:
+            self._hand_out(epoch, self._lost)
+            return admission
+        if self.state.unsettled is not None:
+            raise Unsettled(
+                f"epoch {epoch} can't begin: {self.state.unsettled.epoch} is decided and not "
+                f"carried out on {', '.join(self.state.pending)}",
+                "start again once the target answers; the decided epoch is carried out first",
+            )
+        self._epoch = epoch
+        self._move(Move.BEGIN)
+        try:
+            if query_id is not None:
+                self._state = bound(self.state, query_id)
+            self._sweep_if_due()
+            self._hand_out(epoch, self._committers)
+        except Exception:
+            self.abort({})
+            raise
+        self._around.watch("begun", epoch)
+        return admission
+
+    def preparing(self) -> None:
+        """Rows are on their way to the sinks."""
+        self._move(Move.PREPARE)
+
+    def conclude(
+        self,
+        receipts: Receipts,
+        *,
+        offsets: Callable[[], Offsets] = lambda: NO_OFFSETS,
+        began_with: Offsets = NO_OFFSETS,
+        frame: Rows = None,
+    ) -> None:
+        """Decide the open epoch and carry the decision out, or abort it and raise why."""
+        try:
+            self._examine(receipts, frame)
+            self._require_same_offsets(began_with, offsets())
+        except Exception:
+            self.abort(receipts)
+            raise
+        self._decide(receipts, began_with)
+        self._carry_out()
+        self._raise_if_lost()
+
+    def abort(self, receipts: Receipts) -> None:
+        """
+        Throw the open epoch away. Only a fenced driver's abort raises: what can't be cleared now is
+        listed by its target and cleared later (I5).
+        """
+        self._move(Move.ABORT)
+        try:
+            self._journal.require_newest()
+            for sink, some in receipts.items():
+                self._committers[sink].abort(self._open_epoch, some)
+            self._sweep()
+        except Fenced:
+            self._is_silent = True
+            raise
+        except (EpochalError, OSError) as error:
+            logger.warning("epoch %s: not all could be cleared yet: %s", self._epoch, error)
+        finally:
+            self._move(Move.CLEAR)
+
+    def rewrite(self, again: Receipts) -> None:
+        """Take receipts of a replay in the place of lost ones, where sums prove equal rows (I4)."""
+        decision = self.state.unsettled
+        if decision is None or not self._lost:
+            return
+        try:
+            state, surplus = self._replaced(again)
+        except Exception:
+            for sink, some in again.items():
+                self._committers[sink].abort(decision.epoch, some)
+            raise
+        self._append(RecordKind.REWRITE, state)
+        for sink, some in surplus.items():
+            self._committers[sink].abort(decision.epoch, some)
+        self._lost = {}
+        self._carry_out()
+        self._raise_if_lost()
+
+    def stop(self) -> None:
+        """Leave in good order: nothing open, SETTLED on record, connections closed."""
+        try:
+            if self._phase in _OPEN:
+                self.abort({})
+            if self._state is not None and not self._is_silent and not self._state.is_stopped:
+                self._append(RecordKind.STOP, stopped(self._state))
+        except EpochalError as error:
+            logger.warning("%s: could not stop in good order: %s", self._journal.place, error)
+        finally:
+            for committer in self._committers.values():
+                committer.close()
+            self._journal.close()
+
+    # Starting
+
+    def _open_committers(self, state: State) -> None:
+        for committer in self._committers.values():
+            committer.close()
+        self._committers = {
+            name: sink.committer(_identity(state, name), self._limits)
+            for name, sink in self._sinks.items()
+        }
+
+    def _check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
+        return [
+            ability
+            for name, committer in self._committers.items()
+            for ability in committer.check(schemas.get(name))
+        ]
+
+    def _compare_marks(self, run: str | None) -> None:
+        marks = {name: committer.newest() for name, committer in self._committers.items()}
+        admit_marks(self.state, marks, run)
+
+    def _recover(self) -> None:
+        if self.state.unsettled is not None:
+            self._epoch = self.state.unsettled.epoch
+            self._move(Move.RESUME)
+            self._carry_out()
+            if not self._lost:
+                self._append(RecordKind.SETTLED, self.state)
+        self._sweep()
+
+    # One epoch
+
+    @property
+    def _open_epoch(self) -> EpochNumber:
+        if self._epoch is None:
+            raise Misconfigured("no epoch has begun", "call begin() first")
+        return self._epoch
+
+    def _move(self, move: Move) -> None:
+        self._phase = advance(self._phase, move, self._epoch)
+        if self._epoch is not None:
+            self.tracker.enter(self._epoch, self._phase)
+
+    def _hand_out(self, epoch: EpochNumber, sinks: Iterable[SinkName]) -> None:
+        self._handouts = {sink: self._committers[sink].begin(epoch) for sink in sinks}
+
+    def _examine(self, receipts: Receipts, frame: Rows) -> None:
+        """Everything that can still say no, before the decision (I3)."""
+        epoch = self._open_epoch
+        self._move(Move.GATHER)
+        self.tracker.prepared(receipts)
+        require_own_receipts(
+            receipts,
+            uid=self.state.uid,
+            generation=self.state.generation,
+            epoch=epoch,
+            sinks=self._committers.keys(),
+        )
+        self._around.watch("prepared", epoch)
+        for sink, some in receipts.items():
+            self._committers[sink].rehearse(epoch, some)
+        self._around.watch("rehearsed", epoch)
+        run_gates(self._gates, PreparedEpoch(number=epoch, prepared=receipts, frame=frame))
+        self._around.watch("gated", epoch)
+
+    def _require_same_offsets(self, began_with: Offsets, now: Offsets) -> None:
+        if began_with.digest != now.digest:
+            raise Refused(
+                f"epoch {self._epoch}: the checkpoint's offsets changed while it was written:\n"
+                f"  begun with: {began_with.text}\n  now:        {now.text}",
+                "another driver works on this checkpoint: find it and stop one of the two",
+            )
+
+    def _decide(self, receipts: Receipts, offsets: Offsets) -> None:
+        """The commit point. Whatever goes wrong here, nothing may be aborted by this driver."""
+        decision = Decision(
+            epoch=self._open_epoch,
+            generation=self.state.generation,
+            offsets=offsets,
+            receipts={sink: tuple(some) for sink, some in receipts.items()},
+            decided_at=self._around.clock.now(),
+        )
+        self._append(RecordKind.COMMIT, decided(self.state, decision))
+        self._move(Move.DECIDE)
+        self._around.watch("decided", decision.epoch)
+
+    def _append(self, kind: RecordKind, state: State) -> None:
+        # Silent until the log has answered: an unanswered put may yet win its slot.
+        self._is_silent = True
+        self._journal.append(kind, state)
+        self._is_silent = False
+        self._state = state
+
+    def _carry_out(self) -> None:
+        epoch = self._open_epoch
+        self._move(Move.COMMIT)
+        carrier = Carrier(
+            epoch=epoch,
+            committers=self._committers,
+            limits=self._limits,
+            around=self._around,
+            note_done=self._note_done,
+        )
+        try:
+            self._lost = carrier.carry_out(self.state.pending)
+        except BaseException:
+            self._move(Move.FAIL)
+            raise
+        if self._lost:
+            self._move(Move.FAIL)
+            return
+        for sink in self.state.last.rows if self.state.last else ():
+            self.tracker.sink_committed(sink)
+        self._state = settled(sinks_done(self.state, frozenset(self.state.pending)))
+        self._move(Move.SETTLE)
+        self._around.watch("settled", epoch)
+
+    def _note_done(self, sinks: frozenset[SinkName]) -> None:
+        self._append(RecordKind.PROGRESS, sinks_done(self.state, sinks))
+
+    def _raise_if_lost(self) -> None:
+        if self._lost:
+            raise Unsettled(
+                f"epoch {self._epoch} is decided, and {', '.join(self._lost)} threw its prepared "
+                "rows away: they must be written again",
+                "start again: the epoch is replayed and its rows are compared with those decided",
+            )
+
+    def _replaced(self, again: Receipts) -> tuple[State, Receipts]:
+        decision = self.state.unsettled
+        if decision is None:
+            raise Misconfigured("nothing is waiting to be written again")
+        require_own_receipts(
+            again,
+            uid=self.state.uid,
+            generation=self.state.generation,
+            epoch=decision.epoch,
+            sinks=self._lost.keys(),
+        )
+        state, surplus = self.state, {}
+        for sink, some in again.items():
+            plan = plan_rewrite(sink, decision.receipts[sink], self._lost[sink], some)
+            self._committers[sink].rehearse(decision.epoch, plan.receipts)
+            state = rewritten(state, sink, plan.receipts)
+            surplus[sink] = plan.surplus
+        return state, surplus
+
+    # Clearing up
+
+    def _sweep_if_due(self) -> None:
+        if self._around.clock.monotonic() - self._swept_s >= self._limits.sweep_every_s:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Abort what no decision names, as the targets list it (I5), and forget old proofs."""
+        self._swept_s = self._around.clock.monotonic()
+        self._journal.require_newest()
+        self._left = sweep(self._committers, self.state, alarm_s=self._limits.in_doubt_alarm_s)
+        if self.state.last is not None:
+            for committer in self._committers.values():
+                committer.prune(self.state.last.epoch)
+        self._journal.tidy()
+
+
+def _by_name(sinks: Sequence[Sink]) -> dict[SinkName, Sink]:
+    named = {sink.name: sink for sink in sinks}
+    if not named:
+        raise Misconfigured("a pipeline needs at least one sink", "give it sinks=[…]")
+    if len(named) != len(sinks):
+        twice = sorted(
+            {sink.name for sink in sinks if [s.name for s in sinks].count(sink.name) > 1}
+        )
+        raise Misconfigured(
+            f"two sinks share the name {', '.join(twice)}: receipts and ledgers go by name",
+            'give one of them a name of its own: name="…"',
+        )
+    return named
+
+
+def _identity(state: State, sink: SinkName) -> Identity:
+    return Identity(
+        pipeline=state.pipeline,
+        uid=state.uid,
+        sink=sink,
+        generation=state.generation,
+        run=state.run,
+    )
+
+
+def _identity_changed(hoped: State, claimed_: State) -> bool:
+    return (hoped.uid, hoped.generation) != (claimed_.uid, claimed_.generation)
+
+
+def _follow(before: State | None, start: Start, uid: Uid) -> State:
+    base = newborn(start, uid) if before is None else before
+    if before is not None:
+        admit_start(before, start)
+    return claimed(
+        base, driver=start.driver, sinks=start.sinks, query_id=start.query_id, run=start.run
+    )

@@ -1,0 +1,76 @@
+"""
+Gates: a user's word on a prepared epoch, before it is decided.
+
+A gate sees what every sink has prepared and, where the engine can show them, the rows. It lets an
+epoch pass by returning None or True. False, a reason as text, or any exception refuses it: the
+epoch is aborted, the query stops with the gate's message, and nothing became visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from epochal.contract import Rows
+from epochal.errors import EpochalError, GateRefused
+from epochal.terms import EpochNumber, Receipt, Receipts, SinkName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEpoch:
+    """What a gate is asked about."""
+
+    number: EpochNumber
+    prepared: Receipts
+    frame: Rows = None
+    """The batch itself, as a DataFrame; None where there is no engine."""
+
+    def receipts(self, sink: str) -> Sequence[Receipt]:
+        try:
+            return self.prepared[SinkName(sink)]
+        except KeyError:
+            known = ", ".join(repr(name) for name in self.prepared)
+            raise GateRefused(
+                f"a gate asked for sink {sink!r}, which this pipeline does not have",
+                f"its sinks are {known}; name= on a sink chooses the name",
+            ) from None
+
+    def rows(self, sink: str) -> int:
+        """How many rows a sink has prepared."""
+        return sum(receipt.rows for receipt in self.receipts(sink))
+
+    def bytes(self, sink: str) -> int:
+        return sum(receipt.bytes for receipt in self.receipts(sink))
+
+
+Gate: TypeAlias = Callable[[PreparedEpoch], "bool | str | None"]
+
+
+def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> None:
+    """Ask every gate, in order; the first refusal is raised."""
+    for gate in gates:
+        told = _ask(gate, epoch)
+        if told is None or told is True:
+            continue
+        reason = told if isinstance(told, str) else "it returned False"
+        raise GateRefused(
+            f"epoch {epoch.number}: gate {_name(gate)} refused: {reason}",
+            "nothing became visible; the epoch is tried again at the next start",
+        )
+
+
+def _ask(gate: Gate, epoch: PreparedEpoch) -> bool | str | None:
+    try:
+        return gate(epoch)
+    except EpochalError:
+        raise
+    except Exception as error:
+        raise GateRefused(
+            f"epoch {epoch.number}: gate {_name(gate)} failed: {type(error).__name__}: {error}",
+            "nothing became visible; mend the gate, then start again",
+        ) from error
+
+
+def _name(gate: Gate) -> str:
+    return str(getattr(gate, "__name__", gate))

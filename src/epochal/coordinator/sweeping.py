@@ -1,0 +1,63 @@
+"""Clearing up what no decision names, from what the targets themselves list (I5)."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+
+from epochal.contract import Committer
+from epochal.protocol.invariants import require_unnamed
+from epochal.protocol.recovery import Judgement, Verdict, judge
+from epochal.protocol.state import State
+from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Receipt, SinkName
+
+logger = logging.getLogger("epochal")
+
+
+def sweep(
+    committers: Mapping[SinkName, Committer], state: State, *, alarm_s: float
+) -> tuple[Judgement, ...]:
+    """Abort what may be aborted; returns what is left for a person."""
+    left: list[Judgement] = []
+    for sink, committer in committers.items():
+        judged = [judge(found, state) for found in committer.in_doubt()]
+        _alarm(sink, judged, alarm_s)
+        _abort(committer, judged, state)
+        left += [one for one in judged if one.verdict is Verdict.LEAVE]
+    for one in left:
+        logger.error("%s is left for a person: %s", one.found.name, one.because)
+    return tuple(left)
+
+
+def _abort(committer: Committer, judged: list[Judgement], state: State) -> None:
+    by_epoch: dict[EpochNumber, list[Receipt]] = defaultdict(list)
+    for one in judged:
+        handle = one.found.handle
+        if one.verdict is not Verdict.ABORT or handle is None:
+            continue
+        require_unnamed(handle, state.generation, state.named)
+        by_epoch[handle.epoch].append(_receipt(one.found))
+    for epoch, receipts in by_epoch.items():
+        logger.info("epoch %s: aborting %d attempts that no decision names", epoch, len(receipts))
+        committer.abort(epoch, receipts)
+
+
+def _receipt(found: InDoubt) -> Receipt:
+    if found.receipt is not None:
+        return found.receipt
+    if found.handle is None:
+        raise ValueError(f"{found.name} has no handle")
+    return Receipt(handle=found.handle, fingerprint=NO_ROWS)
+
+
+def _alarm(sink: SinkName, judged: list[Judgement], alarm_s: float) -> None:
+    for one in judged:
+        age_s = one.found.age_s
+        if age_s is not None and age_s > alarm_s and one.verdict is not Verdict.COMMIT:
+            logger.warning(
+                "sink %s: %s has been prepared without a decision for %.0f minutes",
+                sink,
+                one.found.name,
+                age_s / 60,
+            )

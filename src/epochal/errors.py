@@ -1,0 +1,145 @@
+"""One tree of errors, sorted by what the caller may do next.
+
+An error states the fact with its values; its hint is the way out. Errors cross from executors to
+the driver, as pickles or as one line of text in somebody else's traceback, and keep their class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import ClassVar
+
+from epochal.terms import Outcome
+
+_WIRE_MARK = "epochal-error: "
+
+
+class EpochalError(Exception):
+    """The root: every error of this package has a code, a message and perhaps a hint."""
+
+    code: ClassVar[str] = "epochal"
+    outcome: ClassVar[Outcome] = Outcome.FATAL
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        told = f"{self.message} [{self.code}]"
+        return f"{told}\nhint: {self.hint}" if self.hint else told
+
+    def to_line(self) -> str:
+        """This error as one line of text, for channels that carry nothing else."""
+        return _WIRE_MARK + json.dumps([self.code, self.message, self.hint])
+
+
+class TryAgain(EpochalError):
+    """Nothing happened. The same call may be made again."""
+
+    code = "try-again"
+    outcome = Outcome.RETRYABLE
+
+
+class OutcomeUnknown(EpochalError):
+    """It may or may not have happened. Ask for proof before anything that depends on it (I9)."""
+
+    code = "outcome-unknown"
+    outcome = Outcome.RETRYABLE
+    exit_code = 3
+
+
+class Unsettled(OutcomeUnknown):
+    """An epoch is decided and not yet carried out everywhere. The next start goes on with it."""
+
+    code = "unsettled"
+    outcome = Outcome.FATAL
+
+
+class PreparedLost(EpochalError):
+    """The target proves that it threw prepared rows of a decided epoch away: write them again."""
+
+    code = "prepared-lost"
+
+    def __init__(self, message: str, hint: str = "", handles: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.args = (message, hint, handles)
+        self.handles = handles
+
+
+class Fenced(EpochalError):
+    """A newer driver has taken over. Stop, and don't restart this one."""
+
+    code = "fenced"
+    exit_code = 4
+
+
+class Misconfigured(EpochalError):
+    """A person must change something before this can work."""
+
+    code = "misconfigured"
+
+
+class Refused(Misconfigured):
+    """A start that would lose, repeat or mix rows: the log and the start differ (I10)."""
+
+    code = "refused"
+
+
+class GateRefused(Misconfigured):
+    """A gate said no. The epoch was aborted and nothing became visible."""
+
+    code = "gate-refused"
+
+
+class RowRejected(Misconfigured):
+    """The target will never take these rows as they are."""
+
+    code = "row-rejected"
+
+
+class InvariantBroken(EpochalError):
+    """Our bug, or a log that somebody else wrote to. Stop writing."""
+
+    code = "invariant-broken"
+
+
+class IllegalMove(InvariantBroken):
+    """A phase was asked to change in a way that the transition table does not have."""
+
+    code = "illegal-move"
+
+
+class CorruptRecord(InvariantBroken):
+    """A record of the epoch log is torn, truncated, foreign, or from a newer release."""
+
+    code = "corrupt-record"
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How to go on after `error`. What a driver library throws unsorted may be transient."""
+    if isinstance(error, EpochalError):
+        return error.outcome
+    return Outcome.RETRYABLE if isinstance(error, (OSError, TimeoutError)) else Outcome.FATAL
+
+
+def from_text(text: str) -> EpochalError | None:
+    """The first error of ours that a longer text (a traceback of a task, say) carries."""
+    start = text.find(_WIRE_MARK)
+    if start < 0:
+        return None
+    line = text[start + len(_WIRE_MARK) :].split("\n", 1)[0]
+    try:
+        (code, message, hint), _ = json.JSONDecoder().raw_decode(line)
+    except ValueError:
+        return None
+    kind = next((known for known in _tree() if known.code == code), EpochalError)
+    return kind(message, hint)
+
+
+def _tree(root: type[EpochalError] = EpochalError) -> Iterator[type[EpochalError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)

@@ -1,0 +1,264 @@
+"""
+Which start and which epoch may go on (I10).
+
+Rows are lost or repeated without a trace when a log, a checkpoint and a target that don't belong
+together are brought together: a checkpoint that was copied, reset or restored, a second pipeline
+pointed at the first one's folder, other code that ran a few batches meanwhile. Each function here
+compares what a driver brings with what the log or a target remembers, and refuses with the facts
+and the ways out. Nothing here guesses what the user meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from epochal.errors import Refused
+from epochal.protocol.state import State
+from epochal.terms import EpochNumber, Json, Mark, Offsets, SinkName, Uid
+
+
+class Admission(Enum):
+    FRESH = "fresh"
+    """Write this epoch."""
+    REPLAY = "replay"
+    """It is decided: drain its rows and write none."""
+
+
+class Unfinished(Enum):
+    """What to do with a batch that other code had planned and not finished."""
+
+    ASK = "ask"
+    REDO = "redo"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far the engine's own checkpoint is."""
+
+    planned: EpochNumber | None = None
+    """The newest epoch whose offsets are written down."""
+    finished: EpochNumber | None = None
+    """The newest epoch that the engine takes for done."""
+
+    @property
+    def upcoming(self) -> EpochNumber:
+        """The epoch that the engine will run next."""
+        if self.planned is None:
+            return EpochNumber(0)
+        if self.planned != self.finished:
+            return self.planned
+        return EpochNumber(self.planned + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a driver brings when it asks for a pipeline."""
+
+    pipeline: str
+    location: str
+    sinks: Mapping[SinkName, Mapping[str, Json]]
+    driver: str = ""
+    query_id: str | None = None
+    run: str | None = None
+    position: Position = Position()
+    unfinished: Unfinished = Unfinished.ASK
+    retarget: Collection[SinkName] = ()
+    fence: bool = True
+
+
+def newborn(start: Start, uid: Uid) -> State:
+    """The state of a log that has no record yet, possibly on a checkpoint that other code used."""
+    first = start.position.upcoming
+    if start.position.planned is not None and first == start.position.planned:
+        first = _after_unfinished(start, first)
+    return State(
+        uid=uid, pipeline=start.pipeline, location=start.location, run=start.run, first=first
+    )
+
+
+def _after_unfinished(start: Start, planned: EpochNumber) -> EpochNumber:
+    if start.unfinished is Unfinished.ASK:
+        raise Refused(
+            f"{start.location}: batch {planned} was planned by code other than epochal and not "
+            "finished; whether its rows arrived can't be known here",
+            'look into the targets, then start with unfinished="skip" if its rows are there, '
+            'or unfinished="redo" if they are not',
+        )
+    return EpochNumber(planned + 1) if start.unfinished is Unfinished.SKIP else planned
+
+
+def admit_start(state: State, start: Start) -> None:
+    """Compare what a driver brings with what the log remembers. Asks nothing of any target."""
+    _same_pipeline(state, start)
+    _same_query(state, start)
+    _next_in_line(state, start)
+    _same_sinks(state, start)
+    if not start.fence and not state.is_stopped:
+        raise Refused(
+            f"{state.location}: generation {state.generation} ({state.driver}) did not stop in "
+            "good order and may still be running; fence_on_start is off",
+            "stop that driver, or start with fence_on_start=True to take over from it",
+        )
+
+
+def _same_pipeline(state: State, start: Start) -> None:
+    if state.pipeline != start.pipeline:
+        raise Refused(
+            f"{start.location} belongs to the pipeline {state.pipeline!r}, not {start.pipeline!r}",
+            f"give {start.pipeline!r} a checkpoint of its own, or, if it is the same pipeline "
+            f"under a new name, `epochal rename {start.location} {start.pipeline}`",
+        )
+    if state.location != start.location:
+        raise Refused(
+            f"the epoch log at {start.location} is bound to {state.location}: "
+            "this checkpoint was copied or moved",
+            f"after a move: `epochal adopt {start.location}`; for a copy that lives on beside the "
+            f"original: `epochal fork {start.location}`",
+        )
+    if state.run != start.run and state.last is not None:
+        raise Refused(
+            f"{start.location} belongs to run {state.run!r}, not {start.run!r}",
+            "a deliberate fresh start needs a fresh checkpoint; to go on, start with "
+            f"run={state.run!r}",
+        )
+
+
+def _same_query(state: State, start: Start) -> None:
+    if state.query_id is None or state.query_id == start.query_id:
+        return
+    if start.query_id is None and state.last is None:
+        return
+    last = "none" if state.last is None else state.last.epoch
+    raise Refused(
+        f"{start.location}: the epoch log remembers query {state.query_id} up to epoch {last}, "
+        f"Spark's checkpoint has {'no query yet' if start.query_id is None else start.query_id}: "
+        "it was reset or replaced",
+        "put the old checkpoint back; or, to process everything again on purpose, start on a fresh "
+        'checkpoint with run="…"',
+    )
+
+
+def _next_in_line(state: State, start: Start) -> None:
+    if start.position.planned is None and state.last is None:
+        return
+    upcoming = start.position.upcoming
+    if upcoming not in (state.expected, state.expected - 1):
+        raise _out_of_line(state, upcoming)
+
+
+def _out_of_line(state: State, asked: EpochNumber) -> Refused:
+    if asked < state.expected:
+        return Refused(
+            f"{state.location}: Spark goes on at epoch {asked}, the epoch log has decided up to "
+            f"{state.expected - 1}: the checkpoint is older than the log",
+            "the checkpoint was restored or rolled back: put the newer one back; or, to process "
+            'again on purpose, start on a fresh checkpoint with run="…"',
+        )
+    return Refused(
+        f"{state.location}: Spark goes on at epoch {asked}, the epoch log has decided up to "
+        f"{state.expected - 1}: other code ran the epochs between, or the log is an old one",
+        f"if other code wrote them: `epochal adopt {state.location}`; if the log was restored from "
+        "a backup: put the newest one back",
+    )
+
+
+def _same_sinks(state: State, start: Start) -> None:
+    gone = [sink for sink in state.pending if sink not in start.sinks]
+    if gone:
+        raise Refused(
+            f"epoch {state.expected - 1} is decided and not yet carried out on {', '.join(gone)}, "
+            "which this start no longer has",
+            "start once with the sink still there, then remove it",
+        )
+    for sink, told in start.sinks.items():
+        known = state.sinks.get(sink)
+        if known is None or known.get("target") == told.get("target"):
+            continue
+        if sink in state.pending or sink not in start.retarget:
+            raise Refused(
+                f"sink {sink!r} wrote to {known.get('target')} so far and now names "
+                f"{told.get('target')}",
+                f"if it is meant: start with retarget=[{sink!r}] once nothing of it is in doubt; "
+                "for a new sink beside the old one give it another name",
+            )
+
+
+def admit_marks(
+    state: State, marks: Mapping[SinkName, Sequence[Mark] | None], run: str | None
+) -> None:
+    """Compare the log with what each target proves. None is a target that can't tell."""
+    for sink, proven in marks.items():
+        if proven is None:
+            continue
+        own = max((mark.epoch for mark in proven if mark.uid == state.uid), default=None)
+        _no_other_life(state, sink, proven, run)
+        _log_not_older(state, sink, own)
+        _target_not_older(state, sink, own)
+
+
+def _no_other_life(state: State, sink: SinkName, proven: Sequence[Mark], run: str | None) -> None:
+    if state.last is not None:
+        return
+    for mark in proven:
+        if mark.run == run and mark.uid not in (state.uid, state.forked_from):
+            raise Refused(
+                f"sink {sink!r} already holds {_life(state, run)} up to epoch {mark.epoch} under "
+                f"another uid ({mark.uid}): the checkpoint was reset, or a second pipeline has the "
+                "same name",
+                'put the old checkpoint back; or give run="…" (a new key) to process everything '
+                "again on purpose; or give the pipeline another name",
+            )
+
+
+def _life(state: State, run: str | None) -> str:
+    return f"pipeline {state.pipeline!r}" if run is None else f"run {run!r} of {state.pipeline!r}"
+
+
+def _log_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> None:
+    if own is not None and own >= state.expected:
+        raise Refused(
+            f"sink {sink!r} proves epoch {own}, the epoch log knows nothing after "
+            f"{state.expected - 1}: the log is older than the target",
+            "the checkpoint was restored from a backup: put the newest one back, or restore the "
+            "target to the same moment",
+        )
+
+
+def _target_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> None:
+    last = state.last
+    if last is None or sink not in last.rows or sink in state.pending:
+        return
+    if any(word.epoch == last.epoch and word.sink == sink for word in state.given_up):
+        return
+    if own is None or own < last.epoch:
+        raise Refused(
+            f"sink {sink!r} proves {'no epoch' if own is None else f'epochs up to {own}'}, the "
+            f"epoch log settled {last.epoch}: the target is older than the log",
+            "the target was restored or emptied: restore it to a later moment, or process again on "
+            'purpose on a fresh checkpoint with run="…"',
+        )
+
+
+def admit_epoch(
+    state: State, epoch: EpochNumber, *, query_id: str | None, offsets: Offsets
+) -> Admission:
+    """Only the last epoch again, with the same offsets, or the one after it."""
+    if None not in (state.query_id, query_id) and state.query_id != query_id:
+        raise Refused(
+            f"epoch {epoch} comes from query {query_id}; the epoch log belongs to {state.query_id}",
+            "one checkpoint belongs to one query: give the other one a checkpoint of its own",
+        )
+    if epoch == state.expected:
+        return Admission.FRESH
+    if epoch != state.expected - 1:
+        raise _out_of_line(state, epoch)
+    if state.last is not None and state.last.offsets.digest != offsets.digest:
+        raise Refused(
+            f"epoch {epoch} was decided for other offsets than it now has:\n"
+            f"  decided: {state.last.offsets.text}\n  now:     {offsets.text}",
+            "the checkpoint was restored or edited: put the one that belongs to the log back",
+        )
+    return Admission.REPLAY

@@ -1,0 +1,216 @@
+"""
+How a record of the epoch log is written down: format 1.
+
+    epochal-log 1 <sha256 of the body, hex> <length of the body in bytes>\\n
+    <body: one JSON object>\\n
+
+The header can be read before anything is believed. A record that is torn, truncated, foreign or
+from a newer release is refused by name and never overwritten. Every release 1.x reads what all
+earlier ones wrote; a key unknown to the reader means a newer writer, and dropping it would lose
+state, so the format number rises with every key added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from epochal.errors import CorruptRecord
+from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State
+from epochal.terms import (
+    Decision,
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Handle,
+    Offsets,
+    Receipt,
+    SinkName,
+    Uid,
+)
+
+FORMAT = 1
+_MAGIC = b"epochal-log"
+
+
+def encode(record: Record) -> bytes:
+    body = json.dumps(
+        {
+            "kind": record.kind.value,
+            "nonce": record.nonce,
+            "written_at": record.written_at,
+            "state": _state_out(record.state),
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+    digest = hashlib.sha256(body).hexdigest().encode()
+    return b"%s %d %s %d\n%s\n" % (_MAGIC, FORMAT, digest, len(body), body)
+
+
+def decode(data: bytes, name: str) -> Record:
+    """The record in `data`; `name` says in errors which object it came from."""
+    body = _checked_body(data, name)
+    try:
+        read = json.loads(body)
+        return Record(
+            kind=RecordKind(read["kind"]),
+            nonce=read["nonce"],
+            written_at=read["written_at"],
+            state=_state_in(read["state"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _corrupt(
+            name, f"its checksum is right, but its content is not ({error!r})"
+        ) from error
+
+
+def _checked_body(data: bytes, name: str) -> bytes:
+    header, found, rest = data.partition(b"\n")
+    words = header.split(b" ")
+    if not found or len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
+        raise _corrupt(name, "it does not begin like a record of an epoch log")
+    if int(words[1]) > FORMAT:
+        raise CorruptRecord(
+            f"{name}: format {int(words[1])} of the epoch log, this release reads up to {FORMAT}",
+            "a newer release of epochal wrote it: run that release or a later one",
+        )
+    digest, length = words[2], words[3]
+    if not length.isdigit() or len(rest) != int(length) + 1 or not rest.endswith(b"\n"):
+        raise _corrupt(
+            name, f"{len(rest)} bytes after the header, {length.decode()} were announced"
+        )
+    body = rest[:-1]
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise _corrupt(name, "its checksum does not match its content")
+    return body
+
+
+def _corrupt(name: str, fact: str) -> CorruptRecord:
+    return CorruptRecord(
+        f"{name}: not a readable record of the epoch log: {fact}",
+        "nothing was overwritten; keep a copy of the folder, then restore the object from a backup",
+    )
+
+
+# A receipt is written as a list, as there are many and their keys would be most of the bytes.
+
+
+def receipt_out(receipt: Receipt) -> list[Any]:
+    print_ = receipt.fingerprint
+    return [str(receipt.handle), print_.rows, print_.hash_sum, receipt.bytes, receipt.token]
+
+
+def receipt_in(read: Sequence[Any]) -> Receipt:
+    name, rows, hash_sum, size, token = read
+    handle = Handle.parse(name)
+    if handle is None:
+        raise ValueError(f"{name!r} is not a handle")
+    return Receipt(handle=handle, fingerprint=Fingerprint(rows, hash_sum), bytes=size, token=token)
+
+
+def _offsets_out(offsets: Offsets) -> list[str]:
+    return [offsets.digest, offsets.text]
+
+
+def _offsets_in(read: Sequence[str]) -> Offsets:
+    digest, text = read
+    return Offsets(digest=digest, text=text)
+
+
+def _decision_out(decision: Decision) -> dict[str, Any]:
+    return {
+        "epoch": decision.epoch,
+        "generation": decision.generation,
+        "offsets": _offsets_out(decision.offsets),
+        "decided_at": decision.decided_at,
+        "receipts": {
+            sink: [receipt_out(receipt) for receipt in receipts]
+            for sink, receipts in decision.receipts.items()
+        },
+    }
+
+
+def _decision_in(read: Mapping[str, Any]) -> Decision:
+    return Decision(
+        epoch=EpochNumber(read["epoch"]),
+        generation=Generation(read["generation"]),
+        offsets=_offsets_in(read["offsets"]),
+        decided_at=read["decided_at"],
+        receipts={
+            SinkName(sink): tuple(receipt_in(one) for one in receipts)
+            for sink, receipts in read["receipts"].items()
+        },
+    )
+
+
+def _last_out(last: LastEpoch) -> dict[str, Any]:
+    return {
+        "epoch": last.epoch,
+        "generation": last.generation,
+        "offsets": _offsets_out(last.offsets),
+        "rows": dict(last.rows),
+        "decided_at": last.decided_at,
+    }
+
+
+def _last_in(read: Mapping[str, Any]) -> LastEpoch:
+    return LastEpoch(
+        epoch=EpochNumber(read["epoch"]),
+        generation=Generation(read["generation"]),
+        offsets=_offsets_in(read["offsets"]),
+        rows={SinkName(sink): rows for sink, rows in read["rows"].items()},
+        decided_at=read["decided_at"],
+    )
+
+
+def _state_out(state: State) -> dict[str, Any]:
+    return {
+        "uid": state.uid,
+        "pipeline": state.pipeline,
+        "location": state.location,
+        "run": state.run,
+        "forked_from": state.forked_from,
+        "query_id": state.query_id,
+        "generation": state.generation,
+        "driver": state.driver,
+        "first": state.first,
+        "last": None if state.last is None else _last_out(state.last),
+        "unsettled": None if state.unsettled is None else _decision_out(state.unsettled),
+        "done": sorted(state.done),
+        "sinks": {sink: dict(told) for sink, told in state.sinks.items()},
+        "given_up": [
+            {
+                "epoch": word.epoch,
+                "sink": word.sink,
+                "kept_at": word.kept_at,
+                "by": word.by,
+                "because": word.because,
+            }
+            for word in state.given_up
+        ],
+        "is_stopped": state.is_stopped,
+    }
+
+
+def _state_in(read: Mapping[str, Any]) -> State:
+    last, unsettled = read["last"], read["unsettled"]
+    return State(
+        uid=Uid(read["uid"]),
+        pipeline=read["pipeline"],
+        location=read["location"],
+        run=read["run"],
+        forked_from=None if read["forked_from"] is None else Uid(read["forked_from"]),
+        query_id=read["query_id"],
+        generation=Generation(read["generation"]),
+        driver=read["driver"],
+        first=EpochNumber(read["first"]),
+        last=None if last is None else _last_in(last),
+        unsettled=None if unsettled is None else _decision_in(unsettled),
+        done=frozenset(SinkName(sink) for sink in read["done"]),
+        sinks={SinkName(sink): told for sink, told in read["sinks"].items()},
+        given_up=tuple(GivenUp(**word) for word in read["given_up"]),
+        is_stopped=read["is_stopped"],
+    )

@@ -1,0 +1,237 @@
+"""
+What the epoch log remembers, and how each record changes it.
+
+Every record carries the whole state, so the newest record is all there is to read, and anything
+below it may be deleted. A state is never edited: each function here returns the one that follows.
+SETTLED has no record of its own in steady state; it is the absence of `unsettled` in whatever comes
+next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from epochal.errors import InvariantBroken
+from epochal.protocol.invariants import broken
+from epochal.terms import (
+    Decision,
+    EpochNumber,
+    Generation,
+    Handle,
+    Json,
+    Offsets,
+    Receipt,
+    SinkName,
+    Uid,
+)
+
+NO_GENERATION = Generation(0)
+FIRST_EPOCH = EpochNumber(0)
+
+
+class RecordKind(Enum):
+    """Why a record was written: for people; the state alone says what is true."""
+
+    CLAIM = "claim"
+    COMMIT = "commit"
+    PROGRESS = "progress"
+    REWRITE = "rewrite"
+    SETTLED = "settled"
+    GAVE_UP = "gave-up"
+    STOP = "stop"
+    IDENTITY = "identity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEpoch:
+    """The newest decided epoch: what a replay must match (I10)."""
+
+    epoch: EpochNumber
+    generation: Generation
+    offsets: Offsets
+    rows: Mapping[SinkName, int]
+    decided_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A person's word that one sink of one decided epoch will not be carried out (I4)."""
+
+    epoch: EpochNumber
+    sink: SinkName
+    kept_at: str
+    """Where the rows are kept."""
+    by: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    uid: Uid
+    pipeline: str
+    location: str
+    """The checkpoint this log is bound to."""
+    run: str | None = None
+    forked_from: Uid | None = None
+    query_id: str | None = None
+    generation: Generation = NO_GENERATION
+    driver: str = ""
+    """Who claimed this generation: for people."""
+    first: EpochNumber = FIRST_EPOCH
+    """The epoch this log begins at: above zero where a checkpoint was taken over."""
+    last: LastEpoch | None = None
+    unsettled: Decision | None = None
+    done: frozenset[SinkName] = frozenset()
+    """Sinks of `unsettled` that are proven done, whose own proof may expire meanwhile."""
+    sinks: Mapping[SinkName, Mapping[str, Json]] = field(default_factory=dict)
+    given_up: tuple[GivenUp, ...] = ()
+    is_stopped: bool = True
+    """The driver of this generation let go of the pipeline in good order."""
+
+    @property
+    def expected(self) -> EpochNumber:
+        """The epoch that comes after the last decided one."""
+        return self.first if self.last is None else EpochNumber(self.last.epoch + 1)
+
+    @property
+    def named(self) -> frozenset[Handle]:
+        """Every handle that the unsettled decision names: not to be aborted by anyone (I5)."""
+        if self.unsettled is None:
+            return frozenset()
+        return frozenset(
+            receipt.handle for receipts in self.unsettled.receipts.values() for receipt in receipts
+        )
+
+    @property
+    def pending(self) -> Mapping[SinkName, Sequence[Receipt]]:
+        """What of the unsettled decision is still to be carried out."""
+        if self.unsettled is None:
+            return {}
+        return {
+            sink: receipts
+            for sink, receipts in self.unsettled.receipts.items()
+            if sink not in self.done
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    kind: RecordKind
+    nonce: str
+    """Tells a writer whose put went unanswered whether the record in the slot is its own."""
+    written_at: float
+    state: State
+
+
+def claimed(
+    state: State,
+    *,
+    driver: str,
+    sinks: Mapping[SinkName, Mapping[str, Json]],
+    query_id: str | None,
+    run: str | None,
+) -> State:
+    """A new driver takes over: from here on nobody of an earlier generation decides (I7)."""
+    return replace(
+        state,
+        generation=Generation(state.generation + 1),
+        driver=driver,
+        sinks={**sinks},
+        query_id=query_id or state.query_id,
+        run=run or state.run,
+        is_stopped=False,
+    )
+
+
+def bound(state: State, query_id: str) -> State:
+    """The query this log belongs to became known: its first epoch begins."""
+    return state if state.query_id == query_id else replace(state, query_id=query_id)
+
+
+def decided(state: State, decision: Decision) -> State:
+    """COMMIT (I2): the one step after which nothing is thrown away any more."""
+    if state.unsettled is not None:
+        raise broken("I2", f"epoch {decision.epoch} decided before {state.unsettled.epoch} settled")
+    if decision.epoch != state.expected:
+        raise broken("I2", f"epoch {decision.epoch} decided where {state.expected} is next")
+    last = LastEpoch(
+        epoch=decision.epoch,
+        generation=decision.generation,
+        offsets=decision.offsets,
+        rows={sink: sum(r.rows for r in some) for sink, some in decision.receipts.items()},
+        decided_at=decision.decided_at,
+    )
+    return replace(state, last=last, unsettled=decision, done=frozenset())
+
+
+def sinks_done(state: State, sinks: frozenset[SinkName]) -> State:
+    _require_unsettled(state)
+    return replace(state, done=state.done | sinks)
+
+
+def rewritten(state: State, sink: SinkName, receipts: Sequence[Receipt]) -> State:
+    """The rows a target lost were prepared again: the decision stands, under new handles (I4)."""
+    unsettled = _require_unsettled(state)
+    renewed = replace(unsettled, receipts={**unsettled.receipts, sink: tuple(receipts)})
+    return replace(state, unsettled=renewed)
+
+
+def gave_up(state: State, word: GivenUp) -> State:
+    unsettled = _require_unsettled(state)
+    if word.epoch != unsettled.epoch or word.sink not in state.pending:
+        raise broken("I4", f"{word.sink} of epoch {word.epoch} has nothing left to give up")
+    return replace(state, given_up=(*state.given_up, word), done=state.done | {word.sink})
+
+
+def settled(state: State) -> State:
+    """Everything the decision asked for is carried out."""
+    if state.pending:
+        raise broken("I4", f"settled with {', '.join(state.pending)} not carried out")
+    return replace(state, unsettled=None, done=frozenset())
+
+
+def stopped(state: State) -> State:
+    return replace(state, is_stopped=True)
+
+
+def adopted(
+    state: State, *, location: str, query_id: str | None, expected: EpochNumber | None
+) -> State:
+    """A person confirms that this checkpoint moved here, or that other code ran it meanwhile."""
+    moved = replace(state, location=location, query_id=query_id, is_stopped=True)
+    if expected is None or expected == state.expected:
+        return moved
+    if state.unsettled is not None:
+        raise InvariantBroken(
+            f"epoch {state.unsettled.epoch} is decided and unsettled: it can't be stepped over",
+            "start the pipeline (or `epochal recover`) so that it is carried out, then adopt",
+        )
+    return replace(moved, first=expected, last=None)
+
+
+def forked(state: State, *, uid: Uid, location: str) -> State:
+    """A copy starts a life of its own; what the original left unsettled stays the original's."""
+    return replace(
+        state,
+        uid=uid,
+        forked_from=state.uid,
+        location=location,
+        first=state.expected,
+        last=None,
+        unsettled=None,
+        done=frozenset(),
+        given_up=(),
+        is_stopped=True,
+    )
+
+
+def renamed(state: State, pipeline: str) -> State:
+    return replace(state, pipeline=pipeline)
+
+
+def _require_unsettled(state: State) -> Decision:
+    if state.unsettled is None:
+        raise broken("I4", "no decision is waiting to be carried out")
+    return state.unsettled

@@ -1,0 +1,216 @@
+"""The words every room shares, as frozen values.
+
+A handle names one attempt of one task for one sink in one epoch (I6). Its written form is what a
+target lists when it is asked what is in doubt: a gid, an XID, a folder, an object key. It is plain
+ASCII and short, as an XID ends at 64 bytes; a long sink name is therefore carried as a tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType, TypeAlias
+
+Uid = NewType("Uid", str)
+"""Who a pipeline is: twelve characters of lower-case base32, minted at the first start."""
+EpochNumber = NewType("EpochNumber", int)
+"""One micro-batch of a pipeline: Spark's batch id."""
+Generation = NewType("Generation", int)
+"""Which driver may speak; a lower one is fenced."""
+SinkName = NewType("SinkName", str)
+SinkTag = NewType("SinkTag", str)
+"""Eight hex digits that stand for a sink's name wherever a target limits the length of names."""
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+_HANDLE = re.compile(
+    r"epochal-(?P<uid>[a-z2-7]{12})-g(?P<generation>\d{1,10})-e(?P<epoch>\d{1,19})"
+    r"-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,19})"
+)
+_FINGERPRINT_MODULUS = 1 << 64
+
+
+class Outcome(Enum):
+    """What one call to a target amounts to, for the caller's next step."""
+
+    OK = "ok"
+    RETRYABLE = "retryable"
+    FATAL = "fatal"
+
+
+class Proof(Enum):
+    """What a target can show about one receipt. UNKNOWN is neither failed nor done (I9)."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+def sink_tag(name: SinkName) -> SinkTag:
+    return SinkTag(hashlib.sha256(name.encode()).hexdigest()[:8])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Handle:
+    """One attempt of one task for one sink: whose prepared work this is (I6)."""
+
+    uid: Uid
+    generation: Generation
+    epoch: EpochNumber
+    sink: SinkTag
+    partition: int
+    attempt: int
+    """Unique among all attempts of one driver: Spark's task attempt id, not its attempt number."""
+
+    def __str__(self) -> str:
+        return (
+            f"{handle_prefix(self.uid)}g{self.generation}-e{self.epoch}"
+            f"-s{self.sink}-p{self.partition}-t{self.attempt}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Handle | None:
+        """The handle written in `text`, or None where `text` is not one."""
+        found = _HANDLE.fullmatch(text)
+        if found is None:
+            return None
+        return cls(
+            uid=Uid(found["uid"]),
+            generation=Generation(int(found["generation"])),
+            epoch=EpochNumber(int(found["epoch"])),
+            sink=SinkTag(found["sink"]),
+            partition=int(found["partition"]),
+            attempt=int(found["attempt"]),
+        )
+
+
+def handle_prefix(uid: Uid) -> str:
+    """How every handle of a pipeline begins: what a target is asked to list."""
+    return f"epochal-{uid}-"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """An order-free sum over rows: equal rows in any order and any split give equal sums."""
+
+    rows: int
+    hash_sum: int | None = None
+    """The sum of 64-bit row hashes, modulo 2^64; None where hashing is switched off."""
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        if self.hash_sum is None or other.hash_sum is None:
+            return Fingerprint(self.rows + other.rows)
+        total = (self.hash_sum + other.hash_sum) % _FINGERPRINT_MODULUS
+        return Fingerprint(self.rows + other.rows, total)
+
+
+NO_ROWS = Fingerprint(0, 0)
+
+
+def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
+    return sum(fingerprints, start=NO_ROWS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a prepared task hands back: all that commits or aborts it from another machine."""
+
+    handle: Handle
+    fingerprint: Fingerprint
+    bytes: int = 0
+    token: Mapping[str, Json] = field(default_factory=dict)
+    """What the sink itself needs: paths, part tags, producer ids. JSON, without secrets."""
+
+    @property
+    def rows(self) -> int:
+        return self.fingerprint.rows
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
+
+
+Receipts: TypeAlias = Mapping[SinkName, Sequence[Receipt]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offsets:
+    """Where in its sources an epoch begins and ends, as the engine wrote it down (I10)."""
+
+    digest: str
+    """SHA-256 over everything that says which rows these are."""
+    text: str = ""
+    """The same for people, cut to a bounded length."""
+
+
+NO_OFFSETS = Offsets(digest="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """COMMIT of an epoch: written once, durable, never changed (I2)."""
+
+    epoch: EpochNumber
+    generation: Generation
+    offsets: Offsets
+    receipts: Receipts
+    decided_at: float
+    """Seconds since 1970 by the deciding driver's clock: for people, never compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Under whose name a sink works at its target."""
+
+    pipeline: str
+    uid: Uid
+    sink: SinkName
+    generation: Generation
+    run: str | None = None
+
+    @property
+    def tag(self) -> SinkTag:
+        return sink_tag(self.sink)
+
+    def handle(self, epoch: EpochNumber, *, partition: int, attempt: int) -> Handle:
+        return Handle(
+            uid=self.uid,
+            generation=self.generation,
+            epoch=epoch,
+            sink=self.tag,
+            partition=partition,
+            attempt=attempt,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubt:
+    """Something prepared that a target lists under our prefix."""
+
+    name: str
+    """As the target lists it."""
+    handle: Handle | None
+    """None where the listed name can't be read: that is left for a person."""
+    age_s: float | None = None
+    receipt: Receipt | None = None
+    """Enough of a receipt to abort it; None where the name alone does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The newest epoch of one pipeline that a target proves committed."""
+
+    uid: Uid
+    epoch: EpochNumber
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ability:
+    """Something a target can or can't do, found by asking it."""
+
+    name: str
+    granted: bool
+    because: str
