@@ -1,0 +1,81 @@
+"""
+Exactly-once sinks for Spark Structured Streaming.
+
+Each micro-batch appears in every one of its sinks once or not at all, whatever crashes. The public
+names are here and load on first use, so that importing `epochal` needs neither Spark nor a driver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from epochal.contract import Limits
+    from epochal.coordinator import PreparedEpoch
+    from epochal.errors import (
+        EpochalError,
+        Fenced,
+        GateRefused,
+        InvariantBroken,
+        Misconfigured,
+        OutcomeUnknown,
+        Refused,
+        TryAgain,
+        Unsettled,
+    )
+    from epochal.session import Session
+    from epochal.sinks.files import Files, read_epochs
+    from epochal.sinks.memory import Memory
+    from epochal.spark import Pipeline
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EpochalError": "epochal.errors",
+    "Fenced": "epochal.errors",
+    "Files": "epochal.sinks.files",
+    "GateRefused": "epochal.errors",
+    "InvariantBroken": "epochal.errors",
+    "Limits": "epochal.contract",
+    "Memory": "epochal.sinks.memory",
+    "Misconfigured": "epochal.errors",
+    "OutcomeUnknown": "epochal.errors",
+    "Pipeline": "epochal.spark",
+    "PreparedEpoch": "epochal.coordinator",
+    "Refused": "epochal.errors",
+    "Session": "epochal.session",
+    "TryAgain": "epochal.errors",
+    "Unsettled": "epochal.errors",
+    "read_epochs": "epochal.sinks.files",
+}
+
+__all__ = [
+    "EpochalError",
+    "Fenced",
+    "Files",
+    "GateRefused",
+    "InvariantBroken",
+    "Limits",
+    "Memory",
+    "Misconfigured",
+    "OutcomeUnknown",
+    "Pipeline",
+    "PreparedEpoch",
+    "Refused",
+    "Session",
+    "TryAgain",
+    "Unsettled",
+    "read_epochs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,7 @@
 
 from epochal.coordinator.coordinator import Coordinator
 from epochal.coordinator.gates import Gate, PreparedEpoch
+from epochal.coordinator.reading import read_state
 from epochal.coordinator.surroundings import Surroundings, this_driver
 from epochal.coordinator.tracker import EpochFigures, Latency, Metrics, Tracker
 
@@ -14,5 +15,6 @@ __all__ = [
     "PreparedEpoch",
     "Surroundings",
     "Tracker",
+    "read_state",
     "this_driver",
 ]

@@ -1,0 +1,49 @@
+# One line a target; the logic is in tools/. Every target first installs what is missing.
+PYTHON ?= python3
+SEEDS ?= 1000
+RUN = @$(PYTHON) tools/run.py
+
+.DEFAULT_GOAL = help
+.PHONY: help setup check format test demo bench docs sim model mutants compat lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install everything into .venv (and a Java, if the machine has none)
+	@$(PYTHON) tools/setup.py
+
+check: ## lint, format, types, layers
+	$(RUN) python tools/check.py
+
+format: ## put the code into its format, and fix what ruff can
+	$(RUN) python tools/check.py --fix
+
+test: ## run the tests (ARGS="-k name")
+	$(RUN) pytest tests $(ARGS)
+
+demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
+	$(RUN) epochal demo $(ARGS)
+
+bench: ## measure (ONLY=name)
+	$(RUN) python -m bench $(ONLY)
+
+docs: ## generate the reference pages and check the links
+	$(RUN) python tools/docs.py $(ARGS)
+
+sim: ## simulate crashes at random (SEEDS=100000)
+	$(RUN) python -m epochal.testing.sim --seeds $(SEEDS) $(ARGS)
+
+model: ## walk every state of the protocol
+	$(RUN) python -m epochal.testing.model $(ARGS)
+
+mutants: ## break the code on purpose and see the tests object
+	$(RUN) python tools/mutants.py $(ARGS)
+
+compat: ## run the compat suite on PySpark 4.0 to 4.3
+	$(RUN) python tools/compat.py $(ARGS)
+
+lock: ## resolve the dependencies anew
+	@$(PYTHON) tools/lock.py
+
+clean: ## remove all that the targets made
+	@$(PYTHON) tools/clean.py

@@ -1,0 +1,1 @@
+"""Speed, as ratios against a peer in the same run: the machine's own noise hits both alike."""

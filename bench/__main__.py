@@ -1,0 +1,29 @@
+"""`make bench` runs all benchmarks, `make bench ONLY=name` those whose name contains it."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import coordinator, epoch_overhead, files_parquet
+from bench.harness import say, tell
+
+BENCHMARKS = {
+    "coordinator": coordinator.run,
+    "epoch_overhead": epoch_overhead.run,
+    "files_parquet": files_parquet.run,
+}
+
+
+def main() -> int:
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [run for name, run in BENCHMARKS.items() if asked in name]
+    if not chosen:
+        say(f"no benchmark is called {asked!r}; there are {', '.join(BENCHMARKS)}")
+        return 2
+    for run in chosen:
+        tell(run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

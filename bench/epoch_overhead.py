@@ -1,0 +1,134 @@
+"""[epoch_overhead] The fixed cost of an epoch, against a bare foreachBatch of the same job."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.harness import Comparison
+from epochal.sinks.memory import Memory
+from epochal.spark import Pipeline, local_session
+
+EPOCHS = 40
+ROWS = 100
+ROUNDS = 3
+_WARM_UP_EPOCHS = 5
+_PATIENCE_S = 120.0
+
+
+def run() -> Comparison:
+    spark = local_session("bench", threads=2)
+    comparison = Comparison(
+        name="epoch_overhead",
+        peer_name="foreachBatch with mapInArrow and collect",
+        unit="ms/epoch",
+        is_rate=False,
+    )
+    try:
+        comparison.run(
+            lambda: _median_ms(spark, _ours), lambda: _median_ms(spark, _bare), rounds=ROUNDS
+        )
+
+        comparison.beside = {
+            "noop_sink_ms": round(_median_ms(spark, _noop), 1),
+            "replayed_epoch_ms": round(_replayed_ms(spark), 1),
+            "plain_first_epoch_ms": round(_first_ms(spark), 1),
+        }
+    finally:
+        spark.stop()
+    return comparison
+
+
+def _stream(spark: Any) -> Any:
+    return (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", ROWS)
+        .option("numPartitions", 2)
+        .load()
+    )
+
+
+def _ours(stream: Any, checkpoint: str) -> Any:
+    return Pipeline("bench", sinks=[Memory()]).start(stream, checkpoint=checkpoint)
+
+
+def _bare(stream: Any, checkpoint: str) -> Any:
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = sum(batch.num_rows for batch in batches)
+        yield pa.record_batch([pa.array([rows])], names=["rows"])
+
+    def each(batch: Any, _epoch: int) -> None:
+        batch.mapInArrow(count, "rows long").collect()
+
+    return stream.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint).start()
+
+
+def _noop(stream: Any, checkpoint: str) -> Any:
+    return stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+
+
+def _median_ms(spark: Any, start: Callable[[Any, str], Any]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        query = start(_stream(spark), folder)
+        _wait_for(query, EPOCHS)
+        query.stop()
+        return statistics.median(_durations_ms(query)[_WARM_UP_EPOCHS:])
+
+
+def _replayed_ms(spark: Any) -> float:
+    """An epoch that is decided already: the driver died before Spark noted it as done."""
+    with tempfile.TemporaryDirectory() as folder:
+        query = _ours(_stream(spark), folder)
+        _wait_for(query, EPOCHS)
+        query.stop()
+        _forget_last_commit(Path(folder))
+        return _first_of(_ours(_stream(spark), folder))
+
+
+def _first_ms(spark: Any) -> float:
+    """The first epoch after a restart, which a replayed one is to be compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        query = _ours(_stream(spark), folder)
+        _wait_for(query, EPOCHS)
+        query.stop()
+        return _first_of(_ours(_stream(spark), folder))
+
+
+def _first_of(query: Any) -> float:
+    _wait_for(query, 1)
+    query.stop()
+    return _durations_ms(query)[0]
+
+
+def _forget_last_commit(checkpoint: Path) -> None:
+    commits = checkpoint / "commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    for later in (checkpoint / "offsets").iterdir():
+        if later.name.strip(".").removesuffix(".crc").isdigit():
+            number = int(later.name.strip(".").removesuffix(".crc"))
+            if number > last:
+                later.unlink()
+
+
+def _wait_for(query: Any, epochs: int) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while len(query.recentProgress) < epochs:
+        if not query.isActive:
+            raise RuntimeError(f"the query ended: {query.exception()}")
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{epochs} epochs took longer than {_PATIENCE_S:.0f} s")
+        time.sleep(0.02)
+
+
+def _durations_ms(query: Any) -> list[float]:
+    told = [p if isinstance(p, dict) else json.loads(p.json) for p in query.recentProgress]
+    return [float(one["durationMs"]["triggerExecution"]) for one in told]

@@ -1,0 +1,104 @@
+"""How a comparison is run and told: interleaved rounds, medians, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+_SAMPLE_EVERY_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Figures of ours and of a peer, taken in turn."""
+
+    name: str
+    peer_name: str
+    unit: str
+    is_rate: bool
+    """A rate is better when larger; a time when smaller."""
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+    beside: dict[str, object] = field(default_factory=dict)
+
+    def run(self, ours: Callable[[], float], peer: Callable[[], float], *, rounds: int) -> None:
+        """Measure in turn, the order changing each round; a first round warms up and is dropped."""
+        for number in range(rounds + 1):
+            pair = [(self.ours, ours), (self.peer, peer)]
+            for figures, measure in pair if number % 2 else reversed(pair):
+                figures.append(measure())
+            say(f"{self.name}: round {number}: ours {self.ours[-1]:.6g}, peer {self.peer[-1]:.6g}")
+        self.ours, self.peer = self.ours[1:], self.peer[1:]
+
+    def told(self) -> Mapping[str, object]:
+        ratios = sorted(
+            mine / theirs if self.is_rate else theirs / mine
+            for mine, theirs in zip(self.ours, self.peer, strict=True)
+        )
+        return {
+            "name": self.name,
+            "ours": round(statistics.median(self.ours), 3),
+            "peer": round(statistics.median(self.peer), 3),
+            "peer_name": self.peer_name,
+            "unit": self.unit,
+            "ratio": round(statistics.median(ratios), 3),
+            "spread": [round(ratios[0], 3), round(ratios[-1], 3)],
+            **self.beside,
+        }
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def tell(comparison: Comparison) -> None:
+    print(json.dumps(comparison.told()), flush=True)
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Seconds since the block was entered."""
+    started_s = time.perf_counter()
+    yield lambda: time.perf_counter() - started_s
+
+
+class PeakMemory:
+    """The largest resident memory of this process and all it started, by sampling."""
+
+    def __enter__(self) -> PeakMemory:
+        self.bytes = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while not self._is_over.wait(_SAMPLE_EVERY_S):
+            self.bytes = max(self.bytes, sum(_resident(p) for p in [me, *_children(me)]))
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

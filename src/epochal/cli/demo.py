@@ -1,0 +1,147 @@
+"""`epochal demo`: see exactly-once hold while the driver is killed again and again."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from epochal.demo.audit import Verdict, audit
+from epochal.demo.killing import Progress, run_until_drained
+from epochal.demo.place import Place
+from epochal.demo.source import write_source
+
+_SEEDS = 10_000
+
+talk = Console(stderr=True)
+
+
+def demo(  # noqa: PLR0917  typer reads the options off the signature
+    rows: Annotated[int, typer.Option(min=1, help="Rows to push through the pipeline.")] = 200_000,
+    kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Micro-batches the rows are cut into.")] = 20,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeats the same killings; chosen and told if not given.")
+    ] = None,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print the audit as one JSON object on stdout.")
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep targets, checkpoint and logs in this new folder.")
+    ] = None,
+) -> None:
+    """
+    Write a stream into two sinks under one decision, kill the driver with SIGKILL several times,
+    then count every row: none lost, none twice, no epoch in one sink and not in the other.
+    """
+    chosen = random.randrange(_SEEDS) if seed is None else seed
+    parts = min(epochs, rows)
+    with _room(keep) as root:
+        place = Place(root)
+        talk.print(f"{rows:,} rows in {parts} epochs, {kills} kills, seed {chosen}; in {root}")
+        write_source(place.source, rows=rows, parts=parts)
+        started_s = time.monotonic()
+        with _display(parts) as show:
+            progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
+        verdict = audit(place, rows=rows, parts=parts)
+        seconds = time.monotonic() - started_s
+    _tell(verdict, progress, seed=chosen, seconds=seconds, is_json=is_json)
+    if not verdict.is_clean:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _room(keep: Path | None) -> Iterator[Path]:
+    """A folder for the run: the user's own and new, or a passing one."""
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise typer.BadParameter(f"{keep} is not empty", param_hint="--keep")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    root = Path(tempfile.mkdtemp(prefix="epochal-demo-"))
+    yield root
+    # Only after a run that came to its end: after a failure the drivers' log is what one looks for.
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _display(parts: int) -> Iterator[Callable[[Progress], None]]:
+    """A live table on a terminal; a line for every driver and every kill elsewhere."""
+    if not talk.is_terminal:
+        yield _LinePrinter(parts).show
+        return
+    with Live(console=talk, refresh_per_second=8, transient=True) as live:
+        yield lambda progress: live.update(_table(progress, parts))
+
+
+class _LinePrinter:
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._told = (0, 0)
+
+    def show(self, progress: Progress) -> None:
+        now = (progress.drivers, progress.kills)
+        if now == self._told:
+            return
+        if progress.kills > self._told[1]:
+            sys.stderr.write(f"driver {progress.drivers}: {_epoch(progress, self._parts)}: ")
+            sys.stderr.write(f"{progress.last_kill}\n")
+        else:
+            sys.stderr.write(f"driver {progress.drivers}: starting\n")
+        self._told = now
+
+
+def _table(progress: Progress, parts: int) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    done = max(0, progress.epoch + 1)
+    bar = "█" * (30 * done // parts)
+    table.add_row("epoch", f"{bar:<30} {_epoch(progress, parts)}")
+    table.add_row("step", progress.step)
+    table.add_row("driver", str(progress.drivers))
+    table.add_row("kills", f"{progress.kills}   {progress.last_kill}")
+    return table
+
+
+def _epoch(progress: Progress, parts: int) -> str:
+    return f"epoch {max(0, progress.epoch)} of {parts}"
+
+
+def _tell(
+    verdict: Verdict, progress: Progress, *, seed: int, seconds: float, is_json: bool
+) -> None:
+    figures: dict[str, object] = {
+        **verdict.told(),
+        "kills": progress.kills,
+        "drivers": progress.drivers,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+    }
+    if is_json:
+        print(json.dumps(figures))
+        return
+    table = Table(title="the audit: every row of both sinks against the source", box=None)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    for name, figure in figures.items():
+        table.add_row(
+            name.replace("_", " "), f"{figure:,}" if isinstance(figure, int) else str(figure)
+        )
+    Console().print(table)
+    talk.print(
+        f"every row once in both sinks, after {progress.kills} kills"
+        if verdict.is_clean
+        else "NOT exactly once: this is a defect; run again with --keep and the same --seed"
+    )

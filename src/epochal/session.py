@@ -1,0 +1,225 @@
+"""
+The same guarantees without Spark, in one process: begin, write, commit or abort.
+
+A session is for programs that produce rows themselves: a consumer loop, a test, a script. Whoever
+feeds it says which epoch the rows belong to and where in the source they come from; after a crash
+the program asks `next_epoch` and goes on there. An epoch that turns out to be decided already takes
+its rows again and writes none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink, Task, Writer
+from epochal.coordinator import Coordinator, Gate, Metrics, Surroundings, this_driver
+from epochal.errors import Misconfigured
+from epochal.logs import open_log
+from epochal.protocol.admission import Admission, Start
+from epochal.protocol.machine import Move, Phase, advance
+from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts, SinkName
+
+_ONLY_PARTITION = 0
+
+
+class Session:
+    """
+    Exactly-once writes to one or more sinks from plain Python.
+
+        with Session("orders", sinks=[Files("out")], schema=schema, log="out-log") as session:
+            session.begin(session.next_epoch)
+            session.write(rows)
+            session.commit()
+
+    Leaving the block aborts an epoch that is still open and lets go of the pipeline.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sinks: Sequence[Sink],
+        log: EpochLog | str | Path,
+        schema: pa.Schema,
+        gates: Iterable[Gate] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        run: str | None = None,
+        around: Surroundings | None = None,
+    ) -> None:
+        _require_whole_rows(sinks)
+        log = open_log(str(log)) if isinstance(log, str | Path) else log
+        self._sinks = {sink.name: sink for sink in sinks}
+        self._schema = schema
+        self._limits = limits
+        self._coordinator = Coordinator(
+            log=log, sinks=sinks, gates=gates, limits=limits, around=around
+        )
+        self._writers: dict[SinkName, Writer] = {}
+        self._buffer: list[Mapping[str, Any]] = []
+        self._attempt = 0
+        self._offsets = NO_OFFSETS
+        self._is_replay = False
+        start = Start(
+            pipeline=name,
+            location=log.place,
+            sinks={sink.name: sink.describe() for sink in sinks},
+            driver=this_driver(),
+            run=run,
+            fence=limits.fence_on_start,
+        )
+        self._coordinator.start(start, {sink.name: schema for sink in sinks})
+
+    @property
+    def state(self) -> Phase:
+        return self._coordinator.phase
+
+    @property
+    def next_epoch(self) -> EpochNumber:
+        """The epoch after the last decided one."""
+        return self._coordinator.state.expected
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._coordinator.tracker.metrics()
+
+    def begin(self, epoch: int, *, offsets: str = "") -> Admission:
+        """
+        Open an epoch. `offsets` says where in the source its rows are, in the caller's own words.
+
+        `Admission.REPLAY` means that it was decided in an earlier life: its rows may be written
+        again and go nowhere. The same epoch with other offsets is refused (I10).
+        """
+        if self._is_replay:
+            # A replay leaves the coordinator's phase alone; the caller still holds an open epoch.
+            advance(Phase.ACTIVE, Move.BEGIN, EpochNumber(epoch))
+        self._offsets = Offsets(digest=offsets, text=offsets)
+        admission = self._coordinator.begin(EpochNumber(epoch), offsets=self._offsets)
+        self._is_replay = admission is Admission.REPLAY
+        if not self._is_replay:
+            self._coordinator.preparing()
+            self._open_writers(EpochNumber(epoch))
+        return admission
+
+    def write(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
+        """Take rows, as Arrow or as mappings from column to value."""
+        if self._is_replay:
+            return
+        self._require_open()
+        if isinstance(rows, pa.RecordBatch | pa.Table):
+            self._flush()
+            self._write_batches(_batches(rows, self._limits.buffer_rows))
+        else:
+            self._gather(rows)
+
+    def commit(self) -> None:
+        """Make the open epoch visible everywhere, or abort it and raise why."""
+        if self._is_replay:
+            self._is_replay = False
+            return
+        self._require_open()
+        receipts = self._prepared()
+        self._coordinator.conclude(
+            receipts, offsets=lambda: self._offsets, began_with=self._offsets
+        )
+
+    def abort(self) -> None:
+        """Throw the open epoch away; it may be begun again under the same number."""
+        if self._is_replay:
+            self._is_replay = False
+            return
+        self._require_open()
+        self._give_up({})
+
+    def close(self) -> None:
+        if self._writers:
+            self.abort()
+        self._coordinator.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._coordinator.phase is not Phase.PREPARING:
+            advance(self._coordinator.phase, Move.GATHER)
+
+    def _open_writers(self, epoch: EpochNumber) -> None:
+        self._attempt += 1
+        for name, sink in self._sinks.items():
+            handle = self._coordinator.identity(name).handle(
+                epoch, partition=_ONLY_PARTITION, attempt=self._attempt
+            )
+            self._writers[name] = sink.writer(
+                Task(
+                    handle=handle,
+                    schema=self._schema,
+                    handout=self._coordinator.handout(name),
+                    limits=self._limits,
+                )
+            )
+
+    def _gather(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self._buffer.append(row)
+            if len(self._buffer) >= self._limits.buffer_rows:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Hand gathered rows to the writers, inside the transaction: nothing becomes visible."""
+        if self._buffer:
+            gathered, self._buffer = self._buffer, []
+            self._write_batches([pa.RecordBatch.from_pylist(gathered, schema=self._schema)])
+
+    def _write_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
+            if batch.schema != self._schema:
+                raise Misconfigured(
+                    f"rows have the schema\n{batch.schema}\nthe session has\n{self._schema}",
+                    "give the session the schema of its rows: schema=",
+                )
+            for writer in self._writers.values():
+                writer.write(batch)
+
+    def _prepared(self) -> Receipts:
+        receipts: Receipts = {}
+        try:
+            self._flush()
+            for name in self._sinks:
+                receipts = {**receipts, name: (self._writers[name].prepare(),)}
+                del self._writers[name]
+        except Exception:
+            self._give_up(receipts)
+            raise
+        return receipts
+
+    def _give_up(self, receipts: Receipts) -> None:
+        for writer in self._writers.values():
+            writer.abort()
+        self._writers = {}
+        self._buffer = []
+        self._coordinator.abort(receipts)
+
+
+def _batches(rows: pa.RecordBatch | pa.Table, rows_max: int) -> Iterable[pa.RecordBatch]:
+    return rows.to_batches(max_chunksize=rows_max) if isinstance(rows, pa.Table) else [rows]
+
+
+def _require_whole_rows(sinks: Sequence[Sink]) -> None:
+    for sink in sinks:
+        if sink.where is not None or sink.select is not None:
+            raise Misconfigured(
+                f"sink {sink.name!r} has where= or select=, which are SQL for Spark",
+                "a session hands every row to every sink: choose rows and columns before write()",
+            )

@@ -1,0 +1,10 @@
+"""The judges, shipped: a sink or a log of your own meets the same ones as ours.
+
+- `conformance`: a pytest suite for any sink; a few lines apply it.
+- `crash`: crashes a pipeline at every call it makes outside, and again while it recovers.
+- `sim`: a seeded simulation of drivers, zombies, slow and failing targets; one seed replays alone.
+- `model`: walks every interleaving at small size and checks the invariants in each state.
+
+`world` is the outside that the last two share, `driver` is the program that runs in it, `judge` is
+who looks on.
+"""

@@ -1,0 +1,310 @@
+"""
+The outside of a simulated driver: what is left when every driver is dead.
+
+Three rooms. The log holds numbered records. A target holds prepared rows, visible rows and a ledger,
+per pipeline and uid, and commits handle by handle: the weakest shape a sink may have, as a reader may
+see an epoch half committed. The engine's checkpoint says which epochs are planned and finished.
+
+A world can be copied and has a key: two worlds with one key behave alike from then on. It is told of
+each call when a driver issues it and when its effect lands; both are shown to the judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from epochal.errors import OutcomeUnknown, PreparedLost
+from epochal.protocol.admission import Position
+from epochal.terms import (
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Mark,
+    Offsets,
+    Proof,
+    Receipt,
+    SinkName,
+    Uid,
+    handle_prefix,
+    sink_tag,
+)
+from epochal.testing.calls import LOG, TARGET, Call
+from epochal.testing.judge import Judge
+
+Rows: TypeAlias = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What there is to read: the rows of each partition of each epoch."""
+
+    epochs: tuple[tuple[Rows, ...], ...]
+
+    @classmethod
+    def of(cls, *sizes: Sequence[int]) -> Source:
+        """Epochs by the number of rows in each of their partitions."""
+        return cls(
+            epochs=tuple(
+                tuple(
+                    tuple(f"e{epoch}p{partition}r{row}" for row in range(size))
+                    for partition, size in enumerate(partitions)
+                )
+                for epoch, partitions in enumerate(sizes)
+            )
+        )
+
+    def rows(self, epoch: int) -> Rows:
+        return tuple(row for partition in self.epochs[epoch] for row in partition)
+
+
+class LogStore:
+    __slots__ = ("records",)
+
+    def __init__(self, records: Mapping[int, bytes] | None = None) -> None:
+        self.records = dict(records or {})
+
+    def copy(self) -> LogStore:
+        return LogStore(self.records)
+
+    def key(self) -> Hashable:
+        return frozenset(self.records.items())
+
+    def put_if_absent(self, number: int, record: bytes) -> bool:
+        if number in self.records:
+            return False
+        self.records[number] = record
+        return True
+
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(sorted(self.records))
+
+    def read(self, number: int) -> bytes | None:
+        return self.records.get(number)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.records.pop(number, None)
+
+
+class Checkpoint:
+    """The engine's own memory: offsets before an epoch, a mark after it."""
+
+    __slots__ = ("digests", "finished", "planned")
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        self.digests = tuple(digests)
+        """The offsets of each epoch: fixed by the source, unless somebody edits the checkpoint."""
+        self.planned = -1
+        self.finished = -1
+
+    def copy(self) -> Checkpoint:
+        other = Checkpoint(self.digests)
+        other.planned, other.finished = self.planned, self.finished
+        return other
+
+    def key(self) -> Hashable:
+        return (self.digests, self.planned, self.finished)
+
+    def position(self) -> Position:
+        return Position(
+            planned=None if self.planned < 0 else EpochNumber(self.planned),
+            finished=None if self.finished < 0 else EpochNumber(self.finished),
+        )
+
+    def plan(self, epoch: EpochNumber) -> bool:
+        """False where another driver is ahead: the engine then stops this one."""
+        if epoch < self.planned:
+            return False
+        self.planned = max(self.planned, epoch)
+        return True
+
+    def offsets(self, epoch: EpochNumber) -> Offsets:
+        return Offsets(digest=self.digests[epoch], text=f"the rows of epoch {epoch}")
+
+    def finish(self, epoch: EpochNumber) -> None:
+        self.finished = max(self.finished, epoch)
+
+    def twice(self, epoch: EpochNumber, partition: int) -> bool:  # noqa: ARG002
+        return False
+
+
+class Target:
+    """One sink's target."""
+
+    __slots__ = ("committed", "epochs", "name", "prepared", "pruned", "runs", "tag", "visible")
+
+    def __init__(self, name: SinkName) -> None:
+        self.name = name
+        self.tag = sink_tag(name)
+        self.prepared: dict[str, Rows] = {}
+        self.visible: dict[str, Rows] = {}
+        """What readers see, with the handle that brought it."""
+        self.committed: set[str] = set()
+        """The ledger: handles, written together with their rows."""
+        self.epochs: set[tuple[Uid, int]] = set()
+        """The ledger: whole epochs, empty ones too."""
+        self.pruned: dict[Uid, int] = {}
+        self.runs: dict[Uid, str | None] = {}
+
+    def copy(self) -> Target:
+        other = Target.__new__(Target)
+        other.name, other.tag = self.name, self.tag
+        other.prepared, other.visible = dict(self.prepared), dict(self.visible)
+        other.committed, other.epochs = set(self.committed), set(self.epochs)
+        other.pruned, other.runs = dict(self.pruned), dict(self.runs)
+        return other
+
+    def key(self) -> Hashable:
+        return (
+            frozenset(self.prepared.items()),
+            frozenset(self.visible.items()),
+            frozenset(self.committed),
+            frozenset(self.epochs),
+            frozenset(self.pruned.items()),
+        )
+
+    def prepare(self, identity: Identity | None, handle: str, rows: Rows) -> None:  # noqa: ARG002
+        self.prepared[handle] = rows
+
+    def rehearse(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Nothing simulated refuses by content; a schedule may make it."""
+
+    def commit(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+        if epoch < self.pruned.get(identity.uid, 0):
+            return
+        lost = [handle for handle in _names(receipts) if not self._commit_one(handle)]
+        if lost:
+            raise PreparedLost(
+                f"epoch {epoch}: {len(lost)} of {len(receipts)} are neither prepared nor committed",
+                handles=tuple(lost),
+            )
+        self.runs[identity.uid] = identity.run
+        self.epochs.add((identity.uid, epoch))
+
+    def _commit_one(self, handle: str) -> bool:
+        if handle in self.committed:
+            return True
+        if handle not in self.prepared:
+            return False
+        self.visible[handle] = self.prepared.pop(handle)
+        self.committed.add(handle)
+        return True
+
+    def commit_half(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """What a crash in the middle of a commit leaves."""
+        if epoch >= self.pruned.get(identity.uid, 0):
+            for handle in _names(receipts)[: len(receipts) // 2]:
+                self._commit_one(handle)
+
+    def abort(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        for handle in _names(receipts):
+            self.prepared.pop(handle, None)
+
+    def in_doubt(self, identity: Identity) -> tuple[InDoubt, ...]:
+        prefix = handle_prefix(identity.uid)
+        listed = (
+            InDoubt(name=name, handle=Handle.parse(name))
+            for name in sorted(self.prepared)
+            if name.startswith(prefix)
+        )
+        return tuple(one for one in listed if one.handle and one.handle.sink == self.tag)
+
+    def outcome(self, identity: Identity, epoch: int, receipt: Receipt) -> Proof:
+        handle = str(receipt.handle)
+        if handle in self.committed:
+            return Proof.COMMITTED
+        if handle in self.prepared or epoch < self.pruned.get(identity.uid, 0):
+            return Proof.UNKNOWN
+        return Proof.ABORTED
+
+    def newest(self, identity: Identity) -> tuple[Mark, ...]:  # noqa: ARG002
+        newest: dict[Uid, int] = {}
+        for uid, epoch in self.epochs:
+            newest[uid] = max(epoch, newest.get(uid, 0))
+        return tuple(
+            Mark(uid=uid, epoch=EpochNumber(epoch), run=self.runs.get(uid))
+            for uid, epoch in sorted(newest.items())
+        )
+
+    def prune(self, identity: Identity, below: int) -> None:
+        """Forget proofs under `below`, and remember that they were there."""
+        self.pruned[identity.uid] = max(below, self.pruned.get(identity.uid, 0))
+        self.epochs = {
+            (uid, epoch)
+            for uid, epoch in self.epochs
+            if uid != identity.uid or epoch >= self.pruned[uid]
+        }
+
+    def expire(self, handles: Sequence[str]) -> None:
+        """The target throws prepared rows away by itself, as one with a time limit does."""
+        for handle in handles:
+            self.prepared.pop(handle, None)
+
+
+class World:
+    """All rooms, and the judge that looks on."""
+
+    __slots__ = ("checkpoint", "judge", "log", "source", "targets")
+
+    def __init__(self, source: Source, sinks: Sequence[SinkName]) -> None:
+        self.source = source
+        self.log = LogStore()
+        self.targets = {name: Target(name) for name in sinks}
+        self.checkpoint = Checkpoint([f"offsets-{at}" for at in range(len(source.epochs))])
+        self.judge = Judge()
+
+    def copy(self) -> World:
+        other = World.__new__(World)
+        other.source = self.source
+        other.log = self.log.copy()
+        other.targets = {name: target.copy() for name, target in self.targets.items()}
+        other.checkpoint = self.checkpoint.copy()
+        other.judge = self.judge.copy()
+        return other
+
+    def key(self) -> Hashable:
+        return (
+            self.log.key(),
+            tuple(target.key() for target in self.targets.values()),
+            self.checkpoint.key(),
+            self.judge.key(),
+        )
+
+    def issue(self, call: Call) -> None:
+        """A driver makes a call: what it may not even try is judged here."""
+        self.judge.issued(self, call)
+
+    def land(self, call: Call) -> Any:
+        """The effect of a call, now."""
+        self.judge.landing(self, call)
+        answer = self._verb(call)(*call.args)
+        if call.room == LOG and call.verb == "put_if_absent" and answer:
+            self.judge.recorded(self, call)
+        return answer
+
+    def land_late(self, call: Call) -> None:
+        """The effect of a call whose caller is no longer listening."""
+        try:
+            self.land(call)
+        except (PreparedLost, OutcomeUnknown):
+            return
+
+    def expire(self, sink: SinkName, handles: Sequence[str]) -> None:
+        self.judge.expired(handles)
+        self.targets[sink].expire(handles)
+
+    def _verb(self, call: Call) -> Callable[..., Any]:
+        if call.room == TARGET:
+            target = self.targets[SinkName(call.name)]
+            verb: Callable[..., Any] = getattr(target, call.verb)
+            return lambda *args: verb(call.identity, *args)
+        room: object = self.log if call.room == LOG else self.checkpoint
+        found: Callable[..., Any] = getattr(room, call.verb)
+        return found
+
+
+def _names(receipts: Sequence[Receipt]) -> list[str]:
+    return [str(receipt.handle) for receipt in receipts]

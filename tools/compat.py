@@ -1,0 +1,75 @@
+"""
+Run the small `compat` suite on the newest patch of every PySpark that is supported.
+
+Each gets an environment of its own under `.venvs/`; all other packages are those of the lock, so
+that a difference can only come from Spark. Run it through tools/run.py, which sets JAVA_HOME.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import setup
+
+MINORS = ("4.0", "4.1", "4.2", "4.3")
+VENVS = setup.ROOT / ".venvs"
+CONSTRAINTS = VENVS / "constraints.txt"
+# PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
+LEAKS = ("-W", "ignore:unclosed <socket.socket:ResourceWarning")
+
+
+def write_constraints() -> None:
+    """Write the lock without hashes, and without the packages that come with each Spark."""
+    pins = [
+        line.removesuffix("\\").strip()
+        for line in setup.LOCK.read_text(encoding="utf-8").splitlines()
+        if "==" in line and not line.startswith((" ", "pyspark=", "py4j="))
+    ]
+    CONSTRAINTS.write_text("\n".join(pins) + "\n", encoding="utf-8")
+
+
+def make_environment(uv: Path, minor: str) -> Path:
+    venv = VENVS / f"pyspark-{minor}"
+    python = venv / "bin" / "python"
+    env = setup.uv_environment()
+    if not python.exists():
+        setup.run(
+            f"make {venv.name}", uv, "venv", "--quiet", "--python", setup.PYTHON, venv, env=env
+        )
+    setup.run(
+        f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
+        "--python", python, "--constraints", CONSTRAINTS,
+        "--editable", f"{setup.ROOT}[spark,testing]", f"pyspark=={minor}.*", "pytest-timeout",
+        "psutil", env=env,
+    )  # fmt: skip
+    return python
+
+
+def passes(python: Path, arguments: list[str]) -> bool:
+    suite = ("tests/spark", "-m", "compat", *LEAKS, *arguments)
+    env = {**os.environ, "PYSPARK_PYTHON": str(python), "VIRTUAL_ENV": str(python.parent.parent)}
+    command = [str(python), "-m", "pytest", *suite]
+    return subprocess.run(command, check=False, env=env, cwd=setup.ROOT).returncode == 0
+
+
+def main() -> None:
+    VENVS.mkdir(exist_ok=True)
+    results = {}
+    try:
+        write_constraints()
+        uv = setup.uv_command()
+        for minor in MINORS:
+            print(f"compat: PySpark {minor}", file=sys.stderr, flush=True)
+            results[minor] = passes(make_environment(uv, minor), sys.argv[1:])
+    except (setup.SetupFailed, OSError) as error:
+        setup.give_up(error)
+    for minor, passed in results.items():
+        print(f"PySpark {minor}: {'passed' if passed else 'FAILED'}")
+    sys.exit(0 if all(results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""
+Write the pages that are generated from the code, and check that links within docs/ lead somewhere.
+
+    python tools/docs.py            write
+    python tools/docs.py --check    write nothing, fail where a page is out of date
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from epochal.contract import Limits
+from epochal.errors import EpochalError
+from epochal.protocol.invariants import RULES
+from epochal.protocol.machine import TABLE, diagram
+from epochal.terms import Outcome
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+_MADE = "<!-- made by `make docs` from the code: edit there -->"
+_LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+def epoch_page() -> str:
+    rows = [
+        f"| {before.value} | {move.value} | {after.value} |"
+        for (before, move), after in TABLE.items()
+    ]
+    return _page(
+        "The life of an epoch",
+        "A phase changes only by a row of this table; anything else is refused with an error that "
+        "names both states.",
+        f"```mermaid\n{diagram()}\n```",
+        "\n".join(["| phase | move | next phase |", "| --- | --- | --- |", *rows]),
+    )
+
+
+def invariants_page() -> str:
+    rows = [f"| {number} | {text} |" for number, text in RULES.items()]
+    return _page(
+        "The invariants",
+        "Checked at run time where a breach can be seen, by the model checker in every state, and "
+        "by the simulation at every seed.",
+        "\n".join(["| | |", "| --- | --- |", *rows]),
+    )
+
+
+def errors_page() -> str:
+    rows = [
+        f"| `{kind.__name__}` | `{kind.code}` | {_next_step(kind)} | {kind.exit_code} "
+        f"| {_first_line(kind)} |"
+        for kind in _errors(EpochalError)
+    ]
+    return _page(
+        "Errors",
+        "Sorted by what the caller may do next. Every message ends with its code in brackets and, "
+        "where there is one, a `hint:` with the way out.",
+        "\n".join(
+            [
+                "| error | code | while carrying out a decision | exit code | meaning |",
+                "| --- | --- | --- | --- | --- |",
+                *rows,
+            ]
+        ),
+    )
+
+
+def limits_page() -> str:
+    comments = _attribute_docs(Limits)
+    rows = [
+        f"| `{field.name}` | `{field.default}` | {comments.get(field.name, '')} |"
+        for field in dataclasses.fields(Limits)
+    ]
+    return _page(
+        "Limits",
+        "`Pipeline(..., limits=epochal.Limits(commit_timeout_s=60))`. The unit is the last part of "
+        "the name.",
+        "\n".join(["| limit | default | meaning |", "| --- | --- | --- |", *rows]),
+    )
+
+
+PAGES = {
+    "epoch.md": epoch_page,
+    "errors.md": errors_page,
+    "invariants.md": invariants_page,
+    "limits.md": limits_page,
+}
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([_MADE, f"# {title}", *parts]) + "\n"
+
+
+def _errors(root: type[EpochalError]) -> Iterator[type[EpochalError]]:
+    yield root
+    for child in root.__subclasses__():
+        if child.__module__ == root.__module__:
+            yield from _errors(child)
+
+
+def _next_step(kind: type[EpochalError]) -> str:
+    return "retried" if kind.outcome is Outcome.RETRYABLE else "stops the query"
+
+
+def _first_line(kind: type[object]) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+def _attribute_docs(kind: type[object]) -> dict[str, str]:
+    """The string below each attribute, which Python itself throws away."""
+    source = inspect.getsource(kind)
+    found = re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _stale() -> list[str]:
+    return [
+        name
+        for name, make in PAGES.items()
+        if not (REFERENCE / name).exists() or (REFERENCE / name).read_text() != make()
+    ]
+
+
+def _dead_links() -> list[str]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in _LINK.findall(page.read_text())
+        if not (page.parent / link).exists()
+    ]
+
+
+def main() -> int:
+    if "--check" not in sys.argv:
+        REFERENCE.mkdir(parents=True, exist_ok=True)
+        for name, make in PAGES.items():
+            (REFERENCE / name).write_text(make())
+    stale, dead = _stale(), _dead_links()
+    for name in stale:
+        print(f"docs/reference/{name} is out of date: run `make docs`", file=sys.stderr)
+    for link in dead:
+        print(f"dead link: {link}", file=sys.stderr)
+    return 1 if stale or dead else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
