@@ -1,0 +1,179 @@
+"""What a log in an object store makes of a store that fails."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.logs import open_log
+from epochal.logs.names import PROBE
+from epochal.logs.objects import ObjectsLog
+
+if TYPE_CHECKING:
+    from epochal.contract import EpochLog
+
+PLACE = "s3://bucket/chk/epochal/log"
+Verb = Callable[["EpochLog"], object]
+READS: list[Verb] = [
+    lambda log: log.numbers(),
+    lambda log: log.read(1),
+    lambda log: log.delete([1]),
+]
+ALL_VERBS: list[Verb] = [lambda log: log.put_if_absent(2, b"y"), *READS]
+
+
+@pytest.fixture
+def log(s3: Any) -> EpochLog:
+    log = open_log(PLACE)
+    log.put_if_absent(1, b"x")
+    return log
+
+
+def _answering(status: int, code: str = "") -> Callable[[Any], bool]:
+    def answer(request: Any) -> bool:
+        request.answer(status, f"<Error><Code>{code}</Code></Error>".encode())
+        return True
+
+    return answer
+
+
+def _dropping(request: Any) -> bool:
+    """Hang up without a word."""
+    request.close_connection = True
+    return True
+
+
+def _storing_and_dropping(request: Any) -> bool:
+    """Do what was asked, and hang up before the answer."""
+    if request.command != "PUT":
+        return False
+    request.store(request.body)
+    return _dropping(request)
+
+
+@pytest.mark.parametrize("fault", [_answering(503), _answering(500), _dropping])
+def test_a_put_without_an_answer_has_an_unknown_outcome(
+    s3: Any, log: EpochLog, fault: Callable[[Any], bool]
+) -> None:
+    s3.fault = fault
+    with pytest.raises(OutcomeUnknown, match=PLACE):
+        log.put_if_absent(2, b"y")
+
+
+@pytest.mark.parametrize("verb", READS)
+@pytest.mark.parametrize("fault", [_answering(503), _dropping])
+def test_a_question_without_an_answer_may_be_asked_again(
+    s3: Any, log: EpochLog, fault: Callable[[Any], bool], verb: Verb
+) -> None:
+    s3.fault = fault
+    with pytest.raises(TryAgain, match=PLACE):
+        verb(log)
+
+
+def test_a_put_whose_answer_was_lost_is_found_by_asking_again(s3: Any, log: EpochLog) -> None:
+    s3.fault = _storing_and_dropping
+    with pytest.raises(OutcomeUnknown):
+        log.put_if_absent(2, b"mine")
+    s3.fault = lambda request: False
+    assert log.put_if_absent(2, b"mine") is False
+    assert log.read(2) == b"mine"
+
+
+def test_two_puts_that_met_are_not_taken_for_a_filled_slot(s3: Any, log: EpochLog) -> None:
+    s3.fault = _answering(409, "ConditionalRequestConflict")
+    with pytest.raises(OutcomeUnknown):
+        log.put_if_absent(2, b"y")
+    s3.fault = lambda request: False
+    assert log.read(2) is None
+    assert log.put_if_absent(2, b"y") is True
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_refused_credentials_are_for_a_person(s3: Any, log: EpochLog, verb: Verb) -> None:
+    s3.fault = _answering(403, "AccessDenied")
+    with pytest.raises(Misconfigured) as caught:
+        verb(log)
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+@pytest.mark.parametrize("verb", [ALL_VERBS[0], READS[0]])
+def test_a_missing_bucket_is_for_a_person(s3: Any, verb: Verb) -> None:
+    s3.fault = _answering(404, "NoSuchBucket")
+    with pytest.raises(Misconfigured, match="NoSuchBucket"):
+        verb(open_log(PLACE))
+
+
+@pytest.mark.parametrize("verb", [ALL_VERBS[0], READS[0]])
+def test_a_wrong_region_is_for_a_person(s3: Any, verb: Verb) -> None:
+    s3.fault = _answering(301)
+    with pytest.raises(Misconfigured) as caught:
+        verb(open_log(PLACE))
+    assert "AWS_REGION" in caught.value.hint
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_no_error_shows_a_secret(s3: Any, verb: Verb) -> None:
+    s3.fault = _answering(403, "AccessDenied")
+    log = open_log("s3://somebody:hunter2@bucket/chk?X-Amz-Signature=hunter2")
+    with pytest.raises(EpochalError) as caught:
+        verb(log)
+    told = "".join(traceback.format_exception(caught.value)) + log.place
+    assert "hunter2" not in told
+    assert "/chk" in log.place
+
+
+def test_a_store_that_ignores_the_condition_is_refused_before_the_first_record(s3: Any) -> None:
+    s3.honours_conditions = False
+    with pytest.raises(Misconfigured, match="overwrites"):
+        open_log(PLACE).put_if_absent(1, b"x")
+    assert list(s3.objects) == [f"chk/epochal/log/{PROBE}"]
+
+
+def test_a_store_is_asked_for_its_ability_once_a_log(s3: Any, log: EpochLog) -> None:
+    puts = []
+    s3.fault = lambda request: bool(puts.append(request.key)) if request.command == "PUT" else False
+    log.put_if_absent(2, b"y")
+    again = open_log(PLACE)
+    again.put_if_absent(3, b"z")
+    assert [key.rpartition("/")[2] for key in puts] == [
+        "00000000000000000002.json",
+        PROBE,
+        "00000000000000000003.json",
+    ]
+
+
+def test_foreign_objects_are_ignored(s3: Any, log: EpochLog) -> None:
+    for key in ("README", "2.json", "deeper/00000000000000000009.json"):
+        s3.objects[f"chk/epochal/log/{key}"] = b"not ours"
+    s3.objects["chk/epochal/logs/00000000000000000008.json"] = b"a neighbour's"
+    assert list(log.numbers()) == [1]
+
+
+@pytest.mark.parametrize(("has_worked", "kind"), [(False, Misconfigured), (True, TryAgain)])
+def test_missing_credentials_are_for_a_person_unless_it_worked_before(
+    monkeypatch: pytest.MonkeyPatch, s3: Any, has_worked: bool, kind: type[EpochalError]
+) -> None:
+    from obstore.exceptions import GenericError
+
+    log = open_log(PLACE)
+    if has_worked:
+        log.numbers()
+    told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"
+
+    def fail(*_: object) -> None:
+        raise GenericError(told)
+
+    monkeypatch.setattr("obstore.list_with_delimiter", fail)
+    with pytest.raises(kind) as caught:
+        log.numbers()
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+@pytest.mark.parametrize("url", ["s3://", "az://container/without-an-account"])
+def test_a_url_that_names_no_bucket_is_refused_at_once(url: str) -> None:
+    with pytest.raises(Misconfigured, match="no object store opens at"):
+        ObjectsLog.at(url)
