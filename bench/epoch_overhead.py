@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from bench.harness import Comparison
 from epochal.sinks.memory import Memory
-from epochal.spark import Pipeline, local_session
+from epochal.spark.local import local_session
+from epochal.spark.pipeline import Pipeline
 
 EPOCHS = 40
 ROWS = 100

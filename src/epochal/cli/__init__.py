@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -11,6 +12,7 @@ from epochal.cli.life import adopt, fork, rename
 from epochal.errors import EpochalError
 
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 app = typer.Typer(
     name="epochal",
@@ -27,6 +29,8 @@ app.command()(rename)
 
 def main() -> None:
     """Run a verb; an error of ours ends as one message with its hint and its exit code."""
+    # Ends like Ctrl-C: what was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         app()
     except EpochalError as error:

@@ -131,12 +131,11 @@ def _follow(
 ) -> None:
     """Read the driver's steps, and kill it from outside where that is planned."""
     epochs_left = killing.epochs if killing is not None and killing.is_from_outside else 0
-    for told in _lines(driver):
-        progress.step = told["step"]
-        if told["epoch"] is not None:
-            progress.epoch = told["epoch"]
+    for step, epoch in _steps(driver):
+        progress.step = step
+        progress.epoch = progress.epoch if epoch is None else epoch
         show(progress)
-        if killing is None or not epochs_left or not told["step"].startswith(killing.step):
+        if killing is None or not epochs_left or not step.startswith(killing.step):
             continue
         epochs_left -= 1
         if epochs_left == 0:
@@ -144,8 +143,8 @@ def _follow(
             _kill_all(driver)
 
 
-def _lines(driver: subprocess.Popen[bytes]) -> Iterator[dict[str, object]]:
-    """The driver's lines until it ends; a driver that says nothing for long is given up."""
+def _steps(driver: subprocess.Popen[bytes]) -> Iterator[tuple[str, int | None]]:
+    """The driver's steps until it ends; a driver that says nothing for long is given up."""
     lines: queue.Queue[bytes | None] = queue.Queue()
 
     def read() -> None:
@@ -162,7 +161,8 @@ def _lines(driver: subprocess.Popen[bytes]) -> Iterator[dict[str, object]]:
         if line is None:
             return
         if line.startswith(b"{"):
-            yield json.loads(line)
+            told = json.loads(line)
+            yield told["step"], told["epoch"]
 
 
 def _kill_all(driver: subprocess.Popen[bytes]) -> None:
