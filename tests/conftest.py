@@ -7,27 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epochal.spark.local import local_session
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-CHECKPOINTS_BY_RENAME = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One small local Spark for the whole run."""
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("epochal-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS_BY_RENAME)
-        .getOrCreate()
-    )
+    session = local_session("epochal-tests", threads=2)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -1,0 +1,1 @@
+"""One folder a target; the same file names in each."""

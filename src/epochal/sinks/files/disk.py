@@ -1,0 +1,98 @@
+"""The few things that must be true of a disk: durable on return, and never half of a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_THREADS = 8
+_TOO_FEW_FOR_THREADS = 8
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with all its parents, each one durable in the one above it."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_if_absent(path: Path, content: bytes, *, scratch: Path) -> bool:
+    """
+    Create a file with this content, durable on return: False where the name is taken.
+
+    `scratch` begins the name under which it is written first, on the same file system. A killed
+    process leaves that behind, and whoever owns the prefix may remove it at any time.
+    """
+    make_folder(scratch.parent)
+    make_folder(path.parent)
+    hidden = scratch.with_name(f"{scratch.name}{secrets.token_hex(8)}")
+    try:
+        with hidden.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        is_mine = _link(hidden, path)
+    finally:
+        with suppress(OSError):
+            hidden.unlink()
+    # Also where it was taken: what is reported as there must not vanish again.
+    sync(path.parent)
+    return is_mine
+
+
+def _link(hidden: Path, path: Path) -> bool:
+    try:
+        path.hardlink_to(hidden)
+    except FileExistsError:
+        return False
+    return True
+
+
+def read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """What a folder holds; nothing where there is no such folder."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (names are all that is wanted, of many files)
+    except FileNotFoundError:
+        return []
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder and the folders in it, as far as there is no file in them."""
+    for inner, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(inner).rmdir()
+
+
+def at_once(verb: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Do the same to many files: a disk, and more so a network, answers several at a time."""
+    listed = list(items)
+    if len(listed) < _TOO_FEW_FOR_THREADS:
+        return [verb(item) for item in listed]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(verb, listed))

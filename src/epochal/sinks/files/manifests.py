@@ -1,0 +1,185 @@
+"""The ledger: one manifest an epoch, put last and never changed.
+
+A manifest proves that its epoch is committed and says which files are its rows, so it is what
+readers of whole epochs go by; none is ever dropped. They lie in folders of a thousand, so that the
+newest one is found in two short listings after any number of epochs, without a pointer that could
+be stale. A thousand that is settled as a whole may be folded into one file.
+
+Folding is safe at every step: the folded file is durable before the first single one goes, and
+whoever looks for an epoch looks for the single file first and for the folded one after it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from epochal.errors import CorruptRecord
+from epochal.sinks.files import disk
+from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, Layout, bucket_of
+from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkTag, Uid
+
+_VERSION = 1
+_LIFE = re.compile(r"(?P<uid>[a-z2-7]{12})-s(?P<tag>[0-9a-f]{8})")
+_BUCKET = re.compile(r"(?P<number>\d{17})(\.jsonl)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    path: str
+    """Below the root, with `/`."""
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What one epoch of one sink consists of."""
+
+    pipeline: str
+    sink: str
+    uid: Uid
+    run: str | None
+    epoch: EpochNumber
+    generation: Generation
+    """Of the attempts that wrote it, not of the driver that put this."""
+    handles: tuple[str, ...]
+    schema: str | None
+    """Under which name the columns are kept; None where there are no rows."""
+    files: tuple[DataFile, ...]
+
+    def to_line(self) -> bytes:
+        return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes, place: Path) -> Manifest:
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            version = fields.pop("version")
+            fields["handles"] = tuple(fields["handles"])
+            fields["files"] = tuple(DataFile(**file) for file in fields["files"])
+            manifest = cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRecord(
+                f"the manifest {place} can't be read: {error}",
+                "it was cut short, changed by hand, or written by a newer release",
+            ) from error
+        if version != _VERSION:
+            raise CorruptRecord(
+                f"the manifest {place} is of version {version}, and this release reads {_VERSION}",
+                "read it with the release that wrote it, or a newer one",
+            )
+        return manifest
+
+
+def files_of(receipt: Receipt) -> list[DataFile]:
+    token: Any = receipt.token
+    return [DataFile(**file) for file in token.get("files", ())]
+
+
+def manifest_of(identity: Identity, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Manifest:
+    schemas: list[Any] = [
+        receipt.token["schema"] for receipt in receipts if "schema" in receipt.token
+    ]
+    generations = [receipt.handle.generation for receipt in receipts]
+    return Manifest(
+        pipeline=identity.pipeline,
+        sink=identity.sink,
+        uid=identity.uid,
+        run=identity.run,
+        epoch=epoch,
+        generation=max(generations, default=identity.generation),
+        handles=tuple(sorted(str(receipt.handle) for receipt in receipts)),
+        schema=schemas[0] if schemas else None,
+        files=tuple(file for receipt in receipts for file in files_of(receipt)),
+    )
+
+
+class Ledger:
+    """The manifests of one life of one sink."""
+
+    def __init__(self, layout: Layout, uid: Uid, tag: SinkTag) -> None:
+        self._folder = layout.life(uid, tag)
+
+    def find(self, epoch: EpochNumber) -> Manifest | None:
+        path = self._single(epoch)
+        line = disk.read(path)
+        if line is not None:
+            return Manifest.from_line(line, path)
+        return self._folded(bucket_of(epoch)).get(epoch)
+
+    def put(self, manifest: Manifest, *, scratch: Path) -> None:
+        disk.put_if_absent(self._single(manifest.epoch), manifest.to_line(), scratch=scratch)
+
+    def newest(self) -> Manifest | None:
+        for bucket in reversed(self._buckets()):
+            epochs = {*self._singles(bucket), *self._folded(bucket)}
+            if epochs:
+                return self.find(max(epochs))
+        return None
+
+    def all(self) -> Iterator[Manifest]:
+        """Every manifest, in the order of epochs, also while another process folds."""
+        for bucket in self._buckets():
+            lines = {epoch: disk.read(self._single(epoch)) for epoch in self._singles(bucket)}
+            found = self._folded(bucket)
+            for epoch, line in lines.items():
+                if line is not None:
+                    found[epoch] = Manifest.from_line(line, self._single(epoch))
+            yield from (found[epoch] for epoch in sorted(found))
+
+    def fold(self, below: EpochNumber, *, scratch: Path) -> None:
+        """Fold every thousand of epochs that ends under `below` into one file."""
+        unfolded = sorted(int(name) for name in disk.names(self._folder) if name.isdecimal())
+        for bucket in unfolded:
+            if (bucket + 1) * EPOCHS_PER_BUCKET <= below:
+                self._fold(bucket, scratch)
+
+    def _fold(self, bucket: int, scratch: Path) -> None:
+        singles = {epoch: disk.read(self._single(epoch)) or b"" for epoch in self._singles(bucket)}
+        lines = b"".join(singles.values())
+        disk.put_if_absent(self._folded_path(bucket), lines, scratch=scratch)
+        folded = self._folded(bucket)
+        for epoch in singles:
+            if epoch in folded:
+                self._single(epoch).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._bucket_path(bucket).rmdir()
+
+    def _buckets(self) -> list[int]:
+        found = (_BUCKET.fullmatch(name) for name in disk.names(self._folder))
+        return sorted({int(match["number"]) for match in found if match})
+
+    def _singles(self, bucket: int) -> list[EpochNumber]:
+        stems = (name.removesuffix(".json") for name in disk.names(self._bucket_path(bucket)))
+        return sorted(EpochNumber(int(stem)) for stem in stems if stem.isdecimal())
+
+    def _folded(self, bucket: int) -> dict[EpochNumber, Manifest]:
+        path = self._folded_path(bucket)
+        lines = (disk.read(path) or b"").splitlines()
+        manifests = (Manifest.from_line(line, path) for line in lines)
+        return {manifest.epoch: manifest for manifest in manifests}
+
+    def _bucket_path(self, bucket: int) -> Path:
+        return self._folder / f"{bucket:017d}"
+
+    def _folded_path(self, bucket: int) -> Path:
+        return self._folder / f"{bucket:017d}.jsonl"
+
+    def _single(self, epoch: EpochNumber) -> Path:
+        return self._bucket_path(bucket_of(epoch)) / f"{epoch:020d}.json"
+
+
+def ledgers(layout: Layout, tag: SinkTag | None = None) -> list[Ledger]:
+    """Every life that wrote below this root, or every one of a sink's."""
+    found = (_LIFE.fullmatch(name) for name in sorted(disk.names(layout.all_epochs)))
+    return [
+        Ledger(layout, Uid(match["uid"]), SinkTag(match["tag"]))
+        for match in found
+        if match and tag in (None, match["tag"])
+    ]

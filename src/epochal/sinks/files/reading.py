@@ -1,0 +1,189 @@
+"""Reading whole committed epochs: by the manifests, never by listing the folder."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import reduce
+from typing import Any, overload
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.dataset as ds
+
+from epochal.contract import Rows
+from epochal.errors import Misconfigured
+from epochal.sinks.files.formats import format_of
+from epochal.sinks.files.json_reading import read_lines
+from epochal.sinks.files.layout import Layout, local_path
+from epochal.sinks.files.manifests import Manifest, ledgers
+from epochal.sinks.files.partitions import values_of
+from epochal.sinks.files.prepared import load_schema
+from epochal.sinks.files.spark_types import ddl
+
+_CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
+_SPARK_OPTIONS: dict[str, dict[str, str]] = {
+    "parquet": {},
+    "jsonl": {},
+    "csv": {
+        "header": "true",
+        "escape": '"',
+        "nullValue": "\0",  # so that a quoted empty string is not taken for null
+        "multiLine": "true",
+        "nanValue": "nan",
+        "positiveInf": "inf",
+        "negativeInf": "-inf",
+        "timestampFormat": "yyyy-MM-dd HH:mm:ss[.SSSSSS]X",
+        "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss[.SSSSSS]",
+    },
+}
+
+
+@overload
+def read_epochs(
+    path: str, *, epochs: Container[int] | None = ..., pipeline: str | None = ..., spark: None = ...
+) -> ds.Dataset: ...
+
+
+@overload
+def read_epochs(
+    path: str, *, epochs: Container[int] | None = ..., pipeline: str | None = ..., spark: Any
+) -> Rows: ...
+
+
+def read_epochs(
+    path: str,
+    *,
+    epochs: Container[int] | None = None,
+    pipeline: str | None = None,
+    spark: Any | None = None,
+) -> ds.Dataset | Rows:
+    """
+    The rows of whole committed epochs below a `Files` sink's folder, partition columns included.
+
+    All epochs of all pipelines, or those in `epochs` (a range, a set), or those of one pipeline.
+    Gives a pyarrow Dataset, or a DataFrame of the Spark session where one is given. A dataset reads
+    parquet and CSV lazily; JSON lines are read into memory here.
+    """
+    layout = Layout(local_path(path))
+    manifests = [
+        manifest
+        for ledger in ledgers(layout)
+        for manifest in ledger.all()
+        if (epochs is None or manifest.epoch in epochs) and pipeline in (None, manifest.pipeline)
+    ]
+    schema = _schema(layout, manifests)
+    files = [file.path for manifest in manifests for file in manifest.files]
+    if spark is not None:
+        return _spark_rows(spark, layout, files, schema)
+    return _dataset(layout, files, schema)
+
+
+def _schema(layout: Layout, manifests: Iterable[Manifest]) -> pa.Schema:
+    """The columns of all these epochs; a column that came later is null before it."""
+    digests = dict.fromkeys(
+        manifest.schema for manifest in manifests if manifest.schema is not None
+    )
+    schemas = [load_schema(layout, digest) for digest in digests]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
+    except pa.ArrowTypeError as error:
+        raise Misconfigured(
+            f"the epochs in {layout.root} have columns that don't fit together: {error}",
+            "read them in parts: epochs=range(first, last)",
+        ) from error
+
+
+def _dataset(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    parts = [_READERS[form](layout, chosen, schema) for form, chosen in _by_format(files).items()]
+    if not parts:
+        return ds.dataset(schema.empty_table())
+    return parts[0] if len(parts) == 1 else ds.dataset(parts)
+
+
+def _by_format(files: Iterable[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        groups[format_of(file)].append(file)
+    return groups
+
+
+def _of_columns(form: ds.FileFormat) -> Callable[[Layout, Sequence[str], pa.Schema], ds.Dataset]:
+    def read(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+        return ds.FileSystemDataset.from_paths(
+            [str(layout.visible(file)) for file in files],
+            schema=schema,
+            format=form,
+            filesystem=pa.fs.LocalFileSystem(),
+            partitions=[_partition(file, schema) for file in files],
+        )
+
+    return read
+
+
+def _partition(file: str, schema: pa.Schema) -> ds.Expression:
+    """What a file's path says about all its rows."""
+    claims = [
+        _claim(name, _typed(value, schema.field(name).type))
+        for name, value in values_of(file).items()
+    ]
+    return reduce(lambda one, other: one & other, claims, ds.scalar(True))
+
+
+def _claim(name: str, value: pa.Scalar) -> ds.Expression:
+    return ds.field(name) == value if value.is_valid else ds.field(name).is_null()
+
+
+def _typed(value: str | None, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(value, pa.string()).cast(kind)
+
+
+def _read_json(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    tables = []
+    for file in files:
+        with pa.input_stream(str(layout.visible(file)), compression="detect") as stream:
+            rows = [
+                json.loads(line, parse_float=str, parse_int=str)
+                for line in stream.read().splitlines()
+            ]
+        fixed = {
+            name: _typed(value, schema.field(name).type) for name, value in values_of(file).items()
+        }
+        tables.append(read_lines(rows, schema, fixed))
+    return ds.dataset(pa.concat_tables(tables))
+
+
+_CSV = ds.CsvFileFormat(
+    parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+    read_options=pa_csv.ReadOptions(block_size=_CSV_ROW_BYTES_MAX),
+    convert_options=pa_csv.ConvertOptions(
+        strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
+    ),
+)
+_READERS: dict[str, Callable[[Layout, Sequence[str], pa.Schema], ds.Dataset]] = {
+    "parquet": _of_columns(ds.ParquetFileFormat()),
+    "csv": _of_columns(_CSV),
+    "jsonl": _read_json,
+}
+
+
+def _spark_rows(spark: Any, layout: Layout, files: Sequence[str], schema: pa.Schema) -> Rows:
+    if not files:
+        return spark.createDataFrame([], ddl(schema))
+    frames = [
+        _spark_read(spark, layout, form, chosen, schema)
+        for form, chosen in _by_format(files).items()
+    ]
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _spark_read(
+    spark: Any, layout: Layout, form: str, files: Sequence[str], schema: pa.Schema
+) -> Rows:
+    reader = spark.read.schema(ddl(schema)).options(
+        **_SPARK_OPTIONS[form], basePath=str(layout.root)
+    )
+    paths = [str(layout.visible(file)) for file in files]
+    rows = reader.format("json" if form == "jsonl" else form).load(paths)
+    return rows.select([rows[f"`{name.replace('`', '``')}`"] for name in schema.names])

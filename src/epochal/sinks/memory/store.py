@@ -1,0 +1,154 @@
+"""What a target must remember to keep the promises of a sink, and nothing else.
+
+Three things: what is prepared, what readers see, and a ledger that proves which epochs were
+committed. One lock makes each verb one step, so a reader sees an epoch whole or not at all (I1).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from epochal.errors import InvariantBroken, PreparedLost
+from epochal.terms import EpochNumber, Handle, Identity, InDoubt, Mark, Proof, Uid, handle_prefix
+
+VERBS = ("prepare", "commit", "abort", "in_doubt", "outcome", "newest", "prune", "rows", "epochs")
+"""What a process other than the owner may call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    rows: pa.Table
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """Whose epochs these are: numbers start again with another uid."""
+
+    pipeline: str
+    sink: str
+    uid: Uid
+
+
+@dataclass(slots=True)
+class _Ledger:
+    run: str | None
+    settled_below: EpochNumber = EpochNumber(0)
+    handles: dict[EpochNumber, frozenset[str]] = field(default_factory=dict)
+
+    def proves(self, epoch: EpochNumber) -> bool:
+        return epoch < self.settled_below or epoch in self.handles
+
+
+class Store:
+    """The state of one `Memory` sink. Usable from any thread of the process that made it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._prepared: dict[str, _Prepared] = {}
+        self._visible: dict[tuple[_Life, EpochNumber], pa.Table] = {}
+        self._ledgers: dict[_Life, _Ledger] = {}
+
+    def prepare(self, handle: str, rows: pa.Table) -> None:
+        with self._lock:
+            self._prepared[handle] = _Prepared(rows, time.monotonic())
+
+    def commit(
+        self, identity: Identity, epoch: EpochNumber, handles: Sequence[str], replaces: bool
+    ) -> None:
+        """Make rows visible and prove it, in one step. `replaces` drops what was visible before."""
+        with self._lock:
+            ledger = self._ledgers.setdefault(_life(identity), _Ledger(identity.run))
+            if ledger.proves(epoch):
+                _require_same(ledger, epoch, handles)
+                return
+            lost = tuple(handle for handle in handles if handle not in self._prepared)
+            if lost:
+                raise PreparedLost(
+                    f"epoch {epoch}: {len(lost)} of {len(handles)} prepared attempts are not there",
+                    handles=lost,
+                )
+            rows = _joined([self._prepared.pop(handle).rows for handle in handles])
+            if replaces:
+                self._visible.clear()
+            self._visible[_life(identity), epoch] = rows
+            ledger.handles[epoch] = frozenset(handles)
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """Committed handles are no longer prepared, so nothing visible can be reached from here."""
+        with self._lock:
+            for handle in handles:
+                self._prepared.pop(handle, None)
+
+    def in_doubt(self, identity: Identity) -> list[InDoubt]:
+        now = time.monotonic()
+        with self._lock:
+            listed = [
+                InDoubt(name=name, handle=Handle.parse(name), age_s=now - prepared.since_s)
+                for name, prepared in self._prepared.items()
+                if name.startswith(handle_prefix(identity.uid))
+            ]
+        return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
+
+    def outcome(self, identity: Identity, epoch: EpochNumber, handle: str) -> Proof:
+        with self._lock:
+            if handle in self._prepared:
+                return Proof.UNKNOWN
+            ledger = self._ledgers.get(_life(identity))
+            if ledger is not None and handle in ledger.handles.get(epoch, ()):
+                return Proof.COMMITTED
+            is_forgotten = ledger is not None and epoch < ledger.settled_below
+            return Proof.UNKNOWN if is_forgotten else Proof.ABORTED
+
+    def newest(self, identity: Identity) -> list[Mark]:
+        with self._lock:
+            return [
+                Mark(uid=life.uid, epoch=max(ledger.handles), run=ledger.run)
+                for life, ledger in self._ledgers.items()
+                if (life.pipeline, life.sink) == (identity.pipeline, identity.sink)
+                and ledger.handles
+            ]
+
+    def prune(self, identity: Identity, below: EpochNumber) -> None:
+        with self._lock:
+            ledger = self._ledgers.get(_life(identity))
+            if ledger is None or not ledger.handles:
+                return
+            ledger.settled_below = max(ledger.settled_below, min(below, max(ledger.handles)))
+            for epoch in [epoch for epoch in ledger.handles if epoch < ledger.settled_below]:
+                del ledger.handles[epoch]
+
+    def rows(self) -> pa.Table:
+        with self._lock:
+            return _joined(list(self._visible.values()))
+
+    def epochs(self) -> list[EpochNumber]:
+        with self._lock:
+            return [epoch for _, epoch in self._visible]
+
+
+def _life(identity: Identity) -> _Life:
+    return _Life(identity.pipeline, identity.sink, identity.uid)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table of all; an epoch without a task has no columns, and adds none."""
+    with_columns = [table for table in tables if table.num_columns]
+    if not with_columns:
+        return pa.table({})
+    return pa.concat_tables(with_columns, promote_options="permissive")
+
+
+def _require_same(ledger: _Ledger, epoch: EpochNumber, handles: Sequence[str]) -> None:
+    """A second commit of an epoch must name the same winners: decisions don't change (I2)."""
+    proven = ledger.handles.get(epoch)
+    if proven is not None and proven != frozenset(handles):
+        raise InvariantBroken(
+            f"epoch {epoch} is committed with {sorted(proven)}, and a commit now names "
+            f"{sorted(handles)}"
+        )

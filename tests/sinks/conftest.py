@@ -1,0 +1,94 @@
+"""A pipeline in miniature: what a driver and its tasks would do to one sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochal.contract import Committer, Limits, Sink, Task
+from epochal.terms import (
+    EpochNumber,
+    Generation,
+    Handle,
+    Identity,
+    Receipt,
+    SinkName,
+    Uid,
+    sink_tag,
+)
+
+UID = Uid("abcdefgh2345")
+
+
+@dataclass(frozen=True)
+class Driver:
+    """One life of one pipeline with one sink."""
+
+    sink: Sink
+    uid: Uid = UID
+    pipeline: str = "orders"
+    generation: int = 1
+    run: str | None = None
+    limits: Limits = Limits()
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(
+            pipeline=self.pipeline,
+            uid=self.uid,
+            sink=self.sink.name,
+            generation=Generation(self.generation),
+            run=self.run,
+        )
+
+    @property
+    def committer(self) -> Committer:
+        return self.sink.committer(self.identity, self.limits)
+
+    def handle(self, epoch: int, partition: int = 0, attempt: int = 0) -> Handle:
+        return Handle(
+            uid=self.uid,
+            generation=Generation(self.generation),
+            epoch=EpochNumber(epoch),
+            sink=sink_tag(SinkName(self.sink.name)),
+            partition=partition,
+            attempt=attempt,
+        )
+
+    def task(self, rows: pa.Table, epoch: int, partition: int = 0, attempt: int = 0) -> Task:
+        handle = self.handle(epoch, partition, attempt)
+        return Task(handle=handle, schema=rows.schema, limits=self.limits)
+
+    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0, attempt: int = 0) -> Receipt:
+        writer = self.sink.writer(self.task(rows, epoch, partition, attempt))
+        for batch in rows.to_batches(max_chunksize=1000):
+            writer.write(batch)
+        return writer.prepare()
+
+    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.commit(EpochNumber(epoch), receipts)
+
+    def write(self, rows: pa.Table, epoch: int) -> list[Receipt]:
+        receipts = [self.prepare(rows, epoch)]
+        self.commit(epoch, receipts)
+        return receipts
+
+    def another(self, **changes: Any) -> Driver:
+        return replace(self, **changes)
+
+
+@pytest.fixture
+def drive() -> Callable[..., Driver]:
+    return Driver
+
+
+@pytest.fixture
+def numbers() -> Callable[..., pa.Table]:
+    def numbered(*values: int) -> pa.Table:
+        return pa.table({"n": pa.array(values, pa.int64())})
+
+    return numbered

@@ -1,0 +1,395 @@
+"""Files in a folder: what readers see, what proves it, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, PreparedLost, RowRejected
+from epochal.sinks.files import Files, read_epochs
+from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Mark, Proof, Receipt, Uid
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "out"
+
+
+def visible(root) -> list[int]:
+    """What a plain reader of the folder sees."""
+    table = ds.dataset(root, format="parquet").to_table()
+    return sorted(table["n"].to_pylist()) if table.num_columns else []
+
+
+def whole(root) -> list[int]:
+    table = read_epochs(str(root)).to_table()
+    return sorted(table["n"].to_pylist()) if table.num_columns else []
+
+
+def leftovers(root) -> list[str]:
+    ours = root / "_epochal"
+    found = [*(ours / "prepared").iterdir()] if (ours / "prepared").exists() else []
+    found += [*(ours / "scratch").iterdir()] if (ours / "scratch").exists() else []
+    return [path.name for path in found]
+
+
+def test_rows_are_visible_only_after_commit(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    driver.committer.check(numbers().schema)
+    receipt = driver.prepare(numbers(1, 2), 0)
+    assert visible(root) == whole(root) == []
+    driver.commit(0, [receipt])
+    assert visible(root) == whole(root) == [1, 2]
+    assert leftovers(root) == []
+    assert json.loads(json.dumps(receipt.token)) == receipt.token
+
+
+def test_every_verb_may_be_repeated(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    wanted, surplus = driver.prepare(numbers(1), 0), driver.prepare(numbers(1), 0, attempt=1)
+    for _ in range(2):
+        driver.committer.check(numbers().schema)
+        driver.commit(0, [wanted])
+        driver.committer.abort(EpochNumber(0), [surplus, wanted])
+        driver.committer.prune(EpochNumber(0))
+    assert visible(root) == whole(root) == [1]
+    assert driver.committer.in_doubt() == []
+    assert driver.committer.outcome(EpochNumber(0), wanted) is Proof.COMMITTED
+    assert driver.committer.outcome(EpochNumber(0), surplus) is Proof.ABORTED
+    assert leftovers(root) == []
+
+
+def test_of_two_attempts_the_named_one_wins_and_the_other_stays_in_doubt(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    first, second = driver.prepare(numbers(1), 0), driver.prepare(numbers(1), 0, attempt=1)
+    driver.commit(0, [second])
+    assert visible(root) == [1]
+    assert [found.handle for found in driver.committer.in_doubt()] == [first.handle]
+    assert driver.committer.outcome(EpochNumber(0), first) is Proof.UNKNOWN
+
+
+def test_a_commit_needs_nothing_but_the_receipts(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    receipt = driver.prepare(numbers(4, 5), 0)
+    code = (
+        "import pickle, sys\n"
+        "sink, identity, receipts = pickle.load(sys.stdin.buffer)\n"
+        "from epochal.contract import Limits\n"
+        "sink.committer(identity, Limits()).commit(0, receipts)\n"
+    )
+    zombie = driver.another(generation=9).identity
+    given = pickle.dumps((driver.sink, zombie, [receipt]))
+    subprocess.run([sys.executable, "-c", code], input=given, check=True)
+    assert whole(root) == [4, 5]
+    driver.commit(0, [receipt])
+    assert whole(root) == [4, 5]
+
+
+def test_a_killed_writer_is_listed_and_cleared(drive, numbers, root):
+    driver = drive(Files(str(root), buffer_bytes_max=1))
+    code = (
+        "import os, pickle, signal, sys\n"
+        "sink, task, rows = pickle.load(sys.stdin.buffer)\n"
+        "writer = sink.writer(task)\n"
+        "for batch in rows.to_batches(): writer.write(batch)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    task = driver.task(numbers(1), 0)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((driver.sink, task, numbers(1, 2))),
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    (found,) = driver.committer.in_doubt()
+    assert found.handle == task.handle
+    assert 0 <= found.age_s < 60
+    assert visible(root) == []
+    driver.committer.abort(EpochNumber(0), [Receipt(handle=found.handle, fingerprint=NO_ROWS)])
+    assert driver.committer.in_doubt() == []
+    assert leftovers(root) == []
+
+
+def test_a_writer_that_gives_up_leaves_nothing(drive, numbers, root):
+    driver = drive(Files(str(root), buffer_bytes_max=1))
+    writer = driver.sink.writer(driver.task(numbers(), 0))
+    writer.write(numbers(1).to_batches()[0])
+    writer.abort()
+    assert leftovers(root) == []
+
+
+def test_an_attempt_without_rows_prepares_nothing_and_counts(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    empty, full = driver.prepare(numbers(), 0), driver.prepare(numbers(1), 0, partition=1)
+    assert empty.rows == 0
+    assert full.fingerprint == Fingerprint(1)
+    assert driver.committer.outcome(EpochNumber(0), empty) is Proof.UNKNOWN
+    driver.commit(0, [empty, full])
+    assert driver.committer.outcome(EpochNumber(0), empty) is Proof.COMMITTED
+    assert whole(root) == [1]
+
+
+def test_an_empty_epoch_is_proven_too(drive, root):
+    driver = drive(Files(str(root)), run="again")
+    driver.commit(7, [])
+    driver.commit(7, [])
+    assert driver.committer.newest() == [Mark(uid=driver.uid, epoch=EpochNumber(7), run="again")]
+    assert read_epochs(str(root)).to_table().num_rows == 0
+
+
+def test_lost_files_are_proven_lost_and_nothing_becomes_visible(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    kept, lost = driver.prepare(numbers(1), 0), driver.prepare(numbers(2), 0, partition=1)
+    driver.committer.abort(EpochNumber(0), [lost])
+    assert driver.committer.outcome(EpochNumber(0), lost) is Proof.ABORTED
+    with pytest.raises(PreparedLost) as caught:
+        driver.commit(0, [kept, lost])
+    assert caught.value.handles == (str(lost.handle),)
+    assert visible(root) == []
+
+
+def test_an_epoch_can_not_be_committed_with_other_winners(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    driver.write(numbers(1), 0)
+    with pytest.raises(InvariantBroken, match="is committed"):
+        driver.commit(0, [driver.prepare(numbers(1), 0, attempt=7)])
+    assert visible(root) == [1]
+
+
+def test_an_abort_leaves_alone_what_a_cut_commit_has_begun_to_move(drive, numbers, root):
+    driver = drive(Files(str(root), max_file_bytes=1, buffer_bytes_max=1))
+    receipt = driver.prepare(numbers(*range(2500)), 0)
+    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    first = receipt.token["files"][0]["path"]
+    (prepared / first).rename(root / first)
+    driver.committer.abort(EpochNumber(0), [receipt])
+    assert driver.committer.outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
+    driver.commit(0, [receipt])
+    assert whole(root) == list(range(2500))
+
+
+def test_only_what_is_this_pipelines_and_this_sinks_is_listed(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    elsewhere = driver.another(uid=Uid("zzzzzzzz2222"))
+    sibling = drive(Files(str(root), name="sibling"))
+    for other in (elsewhere, sibling):
+        other.prepare(numbers(1), 0)
+    odd = root / "_epochal" / "prepared" / f"epochal-{driver.uid}-from-the-future"
+    odd.mkdir()
+    (root / "_epochal" / "prepared" / "somebody's").mkdir()
+    (found,) = driver.committer.in_doubt()
+    assert (found.name, found.handle) == (odd.name, None)
+
+
+def test_two_sinks_of_one_pipeline_may_share_a_folder(drive, numbers, root):
+    small, large = drive(Files(str(root), name="small")), drive(Files(str(root), name="large"))
+    small.write(numbers(1), 0)
+    large.write(numbers(100), 0)
+    assert visible(root) == whole(root) == [1, 100]
+    assert [mark.epoch for mark in small.committer.newest()] == [0]
+
+
+def test_another_life_of_the_pipeline_is_seen_and_another_pipeline_is_not(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    driver.write(numbers(1), 5)
+    driver.another(uid=Uid("zzzzzzzz2222"), pipeline="else").write(numbers(2), 9)
+    life = driver.another(uid=Uid("bbbbbbbb2222"))
+    assert life.committer.newest() == [Mark(uid=driver.uid, epoch=EpochNumber(5))]
+
+
+def test_the_folder_of_a_finished_commit_is_cleaned_by_the_next_listing(drive, numbers, root):
+    driver = drive(Files(str(root), partition_by=["p"]))
+    rows = numbers(1).append_column("p", pa.array(["x"]))
+    (receipt,) = driver.write(rows, 0)
+    (root / "_epochal" / "prepared" / str(receipt.handle) / "p=x").mkdir(parents=True)
+    assert driver.committer.in_doubt() == []
+    assert leftovers(root) == []
+
+
+def test_scratch_of_killed_processes_goes_when_it_is_old(drive, root):
+    driver = drive(Files(str(root)))
+    driver.committer.check(None)
+    prefix = f"epochal-{driver.uid}-s{driver.identity.tag}-"
+    old, young = (root / "_epochal" / "scratch" / f"{prefix}{age}" for age in ("old", "young"))
+    old.write_bytes(b"")
+    young.write_bytes(b"")
+    os.utime(old, (time.time() - 3600,) * 2)
+    driver.committer.in_doubt()
+    assert leftovers(root) == [young.name]
+
+
+def test_a_receipt_can_not_name_a_file_outside(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    for path in ("../x", "/etc/x", "_epochal/x", "a/../../x", ""):
+        token = {"files": [{"path": path, "rows": 1, "bytes": 1}]}
+        receipt = Receipt(handle=driver.handle(0), fingerprint=NO_ROWS, token=token)
+        for verb in (driver.committer.commit, driver.committer.abort):
+            with pytest.raises(InvariantBroken, match="no writer of ours"):
+                verb(EpochNumber(0), [receipt])
+
+
+def test_files_roll_at_the_limit_and_no_row_is_lost(drive, numbers, root):
+    driver = drive(Files(str(root), max_file_bytes=1, buffer_bytes_max=1))
+    (receipt,) = driver.write(numbers(*range(3500)), 0)
+    assert [file["rows"] for file in receipt.token["files"]] == [1000, 1000, 1000, 500]
+    assert receipt.bytes == sum(file.stat().st_size for file in root.glob("*.parquet"))
+    assert whole(root) == list(range(3500))
+
+
+def test_many_partition_values_stay_within_open_files_and_bytes(drive, root):
+    sink = Files(str(root), partition_by=["p"], open_files_max=3, buffer_bytes_max=20_000)
+    driver = drive(sink)
+    rows = pa.table({"n": list(range(5000)), "p": [n % 50 for n in range(5000)]})
+    writer = sink.writer(driver.task(rows, 0))
+    most_open = most_bytes = 0
+    for batch in rows.to_batches(max_chunksize=500):
+        writer.write(batch)
+        most_open = max(most_open, len(writer._open))
+        most_bytes = max(most_bytes, writer._waiting_bytes + writer._arrived.bytes)
+    receipt = writer.prepare()
+    assert 0 < most_open <= 3
+    assert most_bytes <= 20_000
+    driver.commit(0, [receipt])
+    assert whole(root) == list(range(5000))
+
+
+def test_a_value_too_long_for_a_folder_is_rejected_with_the_column(drive, root):
+    driver = drive(Files(str(root), partition_by=["p"]))
+    with pytest.raises(RowRejected, match="'p'"):
+        driver.prepare(pa.table({"n": [1], "p": ["x" * 300]}), 0)
+
+
+def test_a_corrupt_manifest_is_named(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    driver.write(numbers(1), 0)
+    (manifest,) = (root / "_epochal" / "epochs").rglob("*.json")
+    newer = manifest.read_bytes().replace(b'"version": 1', b'"version": 2')
+    for content in (b'{"version": 1', b"[]", b'{"version": 1}', b"", newer):
+        manifest.write_bytes(content)
+        with pytest.raises(CorruptRecord, match=manifest.name):
+            driver.committer.newest()
+
+
+def test_the_newest_is_found_among_a_million_epochs_without_reading_them(drive, root):
+    driver = drive(Files(str(root)))
+    driver.commit(999_999, [])
+    life = next((root / "_epochal" / "epochs").iterdir())
+    for bucket in range(999):
+        (life / f"{bucket:017d}").mkdir()
+    started = time.perf_counter()
+    assert [mark.epoch for mark in driver.committer.newest()] == [999_999]
+    assert time.perf_counter() - started < 0.5
+
+
+def test_pruning_folds_manifests_and_forgets_none(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    receipts = {epoch: driver.write(numbers(epoch), epoch) for epoch in (0, 1, 998, 1000, 2001)}
+    driver.committer.prune(EpochNumber(2001))
+    names = sorted(path.name for path in (root / "_epochal" / "epochs").rglob("*.json*"))
+    assert names == [f"{0:017d}.jsonl", f"{1:017d}.jsonl", f"{2001:020d}.json"]
+    assert whole(root) == [0, 1, 998, 1000, 2001]
+    for epoch, (receipt,) in receipts.items():
+        driver.commit(epoch, [receipt])
+        assert driver.committer.outcome(EpochNumber(epoch), receipt) is Proof.COMMITTED
+    assert [mark.epoch for mark in driver.committer.newest()] == [2001]
+    driver.committer.prune(EpochNumber(10_000))
+    assert [mark.epoch for mark in driver.committer.newest()] == [2001]
+    assert whole(root) == [0, 1, 998, 1000, 2001]
+
+
+def test_check_refuses_what_can_not_work(drive, numbers, root, tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", "/proc/epochal"):
+        with pytest.raises(Misconfigured, match="can't write below"):
+            drive(Files(str(path))).committer.check(None)
+    nested = pa.schema([("n", pa.int64()), ("deep", pa.list_(pa.int64()))])
+    cases = [
+        ({"format": "csv"}, nested, "'deep'"),
+        ({"partition_by": ["deep"]}, nested, "'deep'"),
+        ({"partition_by": ["other"]}, nested, "other"),
+        ({"partition_by": ["n"]}, numbers().schema, "every column"),
+        ({}, pa.schema([("v", pa.struct([("d", pa.duration("us"))]))]), "'v'"),
+        ({"format": "jsonl"}, pa.schema([("v", pa.list_(pa.duration("us")))]), "'v'"),
+        ({"format": "csv"}, pa.schema([("v", pa.binary())]), "'v'"),
+        ({}, pa.schema([("v", pa.null())]), "'v'"),
+        ({}, pa.schema([("v", pa.int64()), ("v", pa.int64())]), "more than once"),
+        ({}, pa.schema([]), "no columns"),
+    ]
+    for options, schema, message in cases:
+        with pytest.raises(Misconfigured, match=message):
+            drive(Files(str(root), **options)).committer.check(schema)
+    assert visible(root) == []
+
+
+def test_files_that_the_driver_can_not_move_are_refused_before_the_decision(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    receipt = driver.prepare(numbers(1), 0)
+    driver.committer.rehearse(EpochNumber(0), [receipt])
+    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    path = prepared / receipt.token["files"][0]["path"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Misconfigured, match="bytes"):
+        driver.committer.rehearse(EpochNumber(0), [receipt])
+    path.unlink()
+    with pytest.raises(Misconfigured, match="does not see it"):
+        driver.committer.rehearse(EpochNumber(0), [receipt])
+
+
+def test_a_partition_on_another_file_system_is_refused_before_the_decision(drive, root):
+    if Path("/dev/shm").stat().st_dev == root.parent.stat().st_dev:
+        pytest.skip("/dev/shm is on the same file system here")
+    driver = drive(Files(str(root), partition_by=["p"]))
+    receipt = driver.prepare(pa.table({"n": [1], "p": ["x"]}), 0)
+    (root / "p=x").symlink_to("/dev/shm")
+    with pytest.raises(Misconfigured, match="mount of its own"):
+        driver.committer.rehearse(EpochNumber(0), [receipt])
+
+
+def test_a_link_to_another_file_system_is_refused(drive, root):
+    if Path("/dev/shm").stat().st_dev == root.parent.stat().st_dev:
+        pytest.skip("/dev/shm is on the same file system here")
+    (root / "_epochal").mkdir(parents=True)
+    (root / "_epochal" / "prepared").symlink_to("/dev/shm")
+    with pytest.raises(Misconfigured, match="another file system"):
+        drive(Files(str(root))).committer.check(None)
+
+
+def test_declarations_are_checked_when_they_are_made(root):
+    for options in (
+        {"format": "orc"},
+        {"compression": "brotli9"},
+        {"format": "csv", "compression": "snappy"},
+        {"max_file_bytes": 0},
+        {"open_files_max": 0},
+        {"partition_by": "day"},
+        {"partition_by": ["_day"]},
+        {"partition_by": ["day", "day"]},
+    ):
+        with pytest.raises(Misconfigured):
+            Files(str(root), **options)
+    for url in ("s3://bucket/x", "hdfs://host/x", "file://host/x", ""):
+        with pytest.raises(Misconfigured):
+            Files(url)
+    assert Files("file:///a%20b/c").path == "/a b/c"
+    assert Files("x/../y").path == str(Path("y").absolute())
+    assert Files("/data/out").name == "files:/data/out"
+    assert pickle.loads(pickle.dumps(Files("/data/out"))) == Files("/data/out")
+
+
+def test_a_task_loads_neither_pandas_nor_arrows_datasets():
+    code = (
+        "import sys; import epochal.sinks.files\n"
+        "print([name for name in ('pandas', 'pyarrow.dataset') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
