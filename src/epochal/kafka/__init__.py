@@ -1,0 +1,10 @@
+"""The Kafka wire: a codec, record batches, and a small synchronous client.
+
+Pure (bytes in, values out, no clock, disk or network):
+    primitives, messages, codes   the protocol's messages, generated from Kafka's own schemas
+    batches, batch_reader         record batches from and to Arrow columns
+    varints, record_headers, compression, partitioner
+    versions, faults, cluster     which version to speak, what a code means, who is in charge
+The client, from the socket up:
+    security, connection, handshake, client
+"""

@@ -1,0 +1,148 @@
+"""What an error code of a broker means to a caller: which of our errors it becomes.
+
+Whoever knows more about its request (what a repeated EndTxn answers, say) reads the code itself.
+"""
+
+from __future__ import annotations
+
+from epochal.errors import (
+    EpochalError,
+    Fenced,
+    Misconfigured,
+    OutcomeUnknown,
+    RowRejected,
+    TryAgain,
+)
+from epochal.kafka.codes import RETRIABLE, Code
+
+
+class BrokerRefused(EpochalError):
+    """A broker said no, for good. The request changed nothing."""
+
+    code = "broker-refused"
+
+
+MOVED = frozenset(
+    (
+        Code.NOT_COORDINATOR,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.LEADER_NOT_AVAILABLE,
+        Code.REPLICA_NOT_AVAILABLE,
+        Code.FENCED_LEADER_EPOCH,
+        Code.UNKNOWN_LEADER_EPOCH,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        Code.UNKNOWN_TOPIC_ID,
+        Code.INCONSISTENT_TOPIC_ID,
+        Code.KAFKA_STORAGE_ERROR,
+        Code.NOT_CONTROLLER,
+    )
+)
+"""
+Who is in charge has changed. Ask the one who is now.
+
+Of a read nothing happened. A write may have been appended before its leader or coordinator lost its
+place, and these codes don't tell: only what is safe to repeat (EndTxn of one producer epoch, a
+Produce with a sequence) may be asked again.
+"""
+
+BUSY = frozenset(
+    (
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.THROTTLING_QUOTA_EXCEEDED,
+        Code.NOT_ENOUGH_REPLICAS,
+        Code.UNSTABLE_OFFSET_COMMIT,
+        Code.OFFSET_NOT_AVAILABLE,
+        Code.PREFERRED_LEADER_NOT_AVAILABLE,
+        Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    )
+)
+"""Nothing happened, and the same broker may be asked again."""
+
+MAY_HAVE_HAPPENED = frozenset(
+    (
+        Code.UNKNOWN_SERVER_ERROR,
+        Code.REQUEST_TIMED_OUT,
+        Code.NETWORK_EXCEPTION,
+        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    )
+)
+"""Kafka's client tries most of these again; that alone does not make it safe."""
+
+_FENCING = frozenset(
+    (
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.TRANSACTION_COORDINATOR_FENCED,
+        Code.FENCED_INSTANCE_ID,
+    )
+)
+_ROWS = frozenset(
+    (
+        Code.MESSAGE_TOO_LARGE,
+        Code.RECORD_LIST_TOO_LARGE,
+        Code.INVALID_RECORD,
+        Code.INVALID_TIMESTAMP,
+    )
+)
+_FOR_A_PERSON = frozenset(
+    (
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Code.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+        Code.SASL_AUTHENTICATION_FAILED,
+        Code.UNSUPPORTED_SASL_MECHANISM,
+        Code.ILLEGAL_SASL_STATE,
+        Code.SECURITY_DISABLED,
+        Code.INVALID_TOPIC_EXCEPTION,
+        Code.INVALID_REQUIRED_ACKS,
+        Code.INVALID_TRANSACTION_TIMEOUT,
+        Code.INVALID_REPLICATION_FACTOR,
+        Code.INVALID_PARTITIONS,
+        Code.INVALID_CONFIG,
+        Code.POLICY_VIOLATION,
+        Code.UNSUPPORTED_VERSION,
+        Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        Code.UNSUPPORTED_COMPRESSION_TYPE,
+    )
+)
+
+
+def name_of(code: int) -> str:
+    """The code's name; a number that a newer broker made up stays a number."""
+    try:
+        return Code(code).name
+    except ValueError:
+        return f"error code {code}"
+
+
+def is_passing(code: int) -> bool:
+    """Whether asking again, perhaps elsewhere, may help."""
+    return code in MOVED or code in BUSY
+
+
+def error_for(
+    code: int, about: str, said: str | None = None, *, is_read: bool = False
+) -> EpochalError:
+    """The error to raise for a code. `about` says what was asked, and never holds a secret."""
+    message = f"{about}: {name_of(code)}" + (f" ({said})" if said else "")
+    if (code in MAY_HAVE_HAPPENED or code in MOVED) and not is_read:
+        return OutcomeUnknown(message)
+    if code in _FENCING:
+        return Fenced(message)
+    if code in _ROWS:
+        return RowRejected(message)
+    if code in _FOR_A_PERSON:
+        return Misconfigured(message)
+    if is_passing(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
+        return TryAgain(message)
+    return BrokerRefused(message)
+
+
+def check(code: int, about: str, said: str | None = None) -> None:
+    """Raise unless the code says that all is well."""
+    if code != Code.NONE:
+        raise error_for(code, about, said)

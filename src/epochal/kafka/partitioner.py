@@ -1,0 +1,90 @@
+"""Which partition a row goes to: as the Java client decides for rows with a key.
+
+Rows of one key meet in one partition only if every producer of a topic agrees on the hash: murmur2
+over the key's bytes, made positive, modulo the number of partitions. Computed here for a whole
+column at a time, four bytes of all keys in each step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from epochal.kafka.batches import as_binary
+
+_SEED = np.uint32(0x9747B28C)
+_M = np.uint32(0x5BD1E995)
+_R = np.uint32(24)
+_POSITIVE = np.uint32(0x7FFFFFFF)
+
+
+def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """The hash of every key; a null counts as empty."""
+    column = as_binary(keys)
+    _, raw_ends, raw_data = column.buffers()
+    ends = np.frombuffer(raw_ends, dtype=np.int32)[column.offset :][: len(column) + 1]
+    starts = ends[:-1].astype(np.int64)
+    lengths = np.diff(ends).astype(np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    # Reads of four bytes may step beyond the last key; what they find there is masked out.
+    data = (raw_data.to_pybytes() if raw_data else b"") + bytes(4)
+    word_at = np.ndarray(len(data) - 3, dtype="<u4", buffer=data, strides=(1,))
+    hashes = _SEED ^ lengths.astype(np.uint32)
+    words = lengths // 4
+    # The longest keys first: those still at work are always a prefix.
+    order = np.argsort(-words, kind="stable")
+    falling = -words[order]
+    for step in range(int(words.max(initial=0))):
+        going = order[: int(np.searchsorted(falling, -step, side="left"))]
+        mixed = word_at[starts[going] + 4 * step] * _M
+        mixed ^= mixed >> _R
+        hashes[going] = (hashes[going] * _M) ^ (mixed * _M)
+    _mix_tails(hashes, word_at, starts + 4 * words, lengths % 4)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= _M
+    hashes ^= hashes >> np.uint32(15)
+    return hashes
+
+
+def _mix_tails(
+    hashes: npt.NDArray[np.uint32],
+    word_at: npt.NDArray[np.uint32],
+    at: npt.NDArray[np.int64],
+    left: npt.NDArray[np.int64],
+) -> None:
+    """The last one to three bytes of keys whose length is no multiple of four."""
+    some = np.flatnonzero(left)
+    if not len(some):
+        return
+    kept = (np.uint32(1) << (left[some].astype(np.uint32) * np.uint32(8))) - np.uint32(1)
+    hashes[some] = (hashes[some] ^ (word_at[at[some]] & kept)) * _M
+
+
+def assign(keys: pa.Array, partition_count: int, *, unkeyed: int) -> npt.NDArray[np.int32]:
+    """
+    The partition of every row. Rows without a key all go to `unkeyed`.
+
+    Spreading those is the caller's: one partition for a whole batch, another for the next, gives
+    fuller batches than a partition a row.
+    """
+    hashes = murmur2(keys) & _POSITIVE
+    found = (hashes % np.uint32(partition_count)).astype(np.int32)
+    if keys.null_count:
+        found[keys.is_null().to_numpy(zero_copy_only=False)] = unkeyed
+    return found
+
+
+def group(
+    partitions: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
+    """
+    The order that brings rows of one partition together, and (partition, start, length) of each.
+
+    Stable: rows of a partition keep their order.
+    """
+    order = np.argsort(partitions, kind="stable").astype(np.int64)
+    found, starts, counts = np.unique(partitions[order], return_index=True, return_counts=True)
+    spans = zip(found.tolist(), starts.tolist(), counts.tolist(), strict=True)
+    return order, [(partition, start, count) for partition, start, count in spans]

@@ -1,0 +1,286 @@
+"""An Apache Kafka of the tests' own: one broker on loopback, from Maven's jars.
+
+It has a listener for every way of connecting, and can be killed and started again. A broker that
+can't be had fails the tests that ask for it, with the reason: a skipped proof is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+RELEASE = "4.3.1"
+ROOT = Path(__file__).resolve().parent.parent.parent
+USERS = {"alice": "alice-secret", "bob": "bob-secret"}
+"""Known to PLAIN and to both SCRAM mechanisms."""
+_LISTENERS = {
+    "PLAIN": "PLAINTEXT",
+    "SASL": "SASL_PLAINTEXT",
+    "TLS": "SSL",
+    "MTLS": "SSL",
+    "SASLTLS": "SASL_SSL",
+    "CONTROLLER": "PLAINTEXT",
+}
+_READY_WITHIN_S = 60.0
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>epochal.tests</groupId><artifactId>kafka</artifactId><version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+      <version>{release}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId>
+      <version>2.25.4</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+_LOGGING = """Configuration:
+  status: error
+  Appenders:
+    Console:
+      name: out
+      PatternLayout:
+        pattern: "%d %p %m (%c)%n%throwable{3}"
+  Loggers:
+    Root:
+      level: WARN
+      AppenderRef:
+        ref: out
+"""
+
+
+def jars(release: str = RELEASE) -> Path:
+    """The folder with the broker's jars, fetched through Maven at the first call."""
+    home = ROOT / ".cache" / f"kafka-{release}"
+    home.mkdir(parents=True, exist_ok=True)
+    done = home / "complete"
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _fetch(home, release)
+            done.touch()
+    return home / "jars"
+
+
+def _fetch(home: Path, release: str) -> None:
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        raise RuntimeError("Apache Kafka's jars are fetched with `mvn` and run with `java` (17)")
+    (home / "pom.xml").write_text(_POM.format(release=release))
+    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+    ran = subprocess.run(
+        [*command, f"-DoutputDirectory={home / 'jars'}"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"Maven could not fetch Kafka {release}:\n{ran.stdout}{ran.stderr}")
+
+
+def run_java(source: Path, *arguments: str, stdin: str = "") -> str:
+    """What a single-file Java program prints, with Kafka's own classes at hand."""
+    ran = subprocess.run(
+        ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*", str(source), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"{source.name} failed:\n{ran.stderr}")
+    return ran.stdout
+
+
+class Certificates:
+    """An authority of our own, and what it signed: files in PEM."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ca = folder / "ca.pem"
+        self.server = folder / "server.pem"
+        self.client = folder / "client.pem"
+        self.client_key = folder / "client.key"
+        self._folder = folder
+        self._make()
+
+    def _make(self) -> None:
+        self._openssl("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.pem", *_days())
+        self._sign("server", "subjectAltName=DNS:localhost")
+        self._sign("client", "extendedKeyUsage=clientAuth")
+        key = (self._folder / "server.key").read_text()
+        self.server.write_text(key + self.server.read_text() + self.ca.read_text())
+
+    def _sign(self, name: str, extension: str) -> None:
+        (self._folder / f"{name}.ext").write_text(extension)
+        subject = ["-subj", f"/CN={name}"]
+        request = [*_NEW_KEY, "-keyout", f"{name}.key", "-out", f"{name}.csr", *subject]
+        self._openssl("req", *request)
+        issuer = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+        files = ["-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", f"{name}.ext"]
+        self._openssl("x509", "-req", *issuer, *files)
+
+    def _openssl(self, *arguments: str) -> None:
+        command = ["openssl", *arguments]
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
+
+
+_NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+
+def _days() -> list[str]:
+    return ["-days", "2", "-subj", "/CN=epochal tests"]
+
+
+class KafkaServer:
+    """A broker process with its own folder. Ports stay the same over restarts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        features: Mapping[str, int] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.certificates = Certificates(folder)
+        self.ports = dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._jars = jars()
+        (folder / "log4j2.yaml").write_text(_LOGGING)
+        self._properties = folder / "server.properties"
+        lines = {**self._settings(), **(settings or {})}
+        self._properties.write_text("\n".join(f"{k}={v}" for k, v in lines.items()))
+        self._format(features or {})
+
+    def address(self, listener: str = "PLAIN") -> str:
+        return f"localhost:{self.ports[listener]}"
+
+    def _settings(self) -> dict[str, str]:
+        scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        plain += "".join(f' user_{user}="{password}"' for user, password in USERS.items()) + ";"
+        bearer = (
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+            ' unsecuredLoginStringClaim_sub="admin";'
+        )
+        found = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@localhost:{self.ports['CONTROLLER']}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": ",".join(f"{n}://localhost:{p}" for n, p in self.ports.items()),
+            "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in _LISTENERS.items()),
+            "inter.broker.listener.name": "PLAIN",
+            "log.dirs": str(self.folder / "data"),
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "group.initial.rebalance.delay.ms": "0",
+            # A killed broker's registration ends sooner than by default, so a restart is quicker.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            "auto.create.topics.enable": "false",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.certificates.server),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificates.ca),
+            "listener.name.mtls.ssl.client.auth": "required",
+        }
+        for listener in ("sasl", "sasltls"):
+            prefix = f"listener.name.{listener}"
+            found |= {
+                f"{prefix}.sasl.enabled.mechanisms": (
+                    "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER"
+                ),
+                f"{prefix}.plain.sasl.jaas.config": plain,
+                f"{prefix}.scram-sha-256.sasl.jaas.config": scram,
+                f"{prefix}.scram-sha-512.sasl.jaas.config": scram,
+                f"{prefix}.oauthbearer.sasl.jaas.config": bearer,
+            }
+        return found
+
+    def _java(self, main: str, *arguments: str) -> list[str]:
+        options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}"
+        return ["java", *options, logging, "-cp", f"{self._jars}/*", main, *arguments]
+
+    def _format(self, features: Mapping[str, int]) -> None:
+        command = self._java("kafka.tools.StorageTool", "format", "-c", str(self._properties))
+        command += ["-t", str(uuid.uuid4())]
+        for name, level in features.items():
+            command += ["--feature", f"{name}={level}"]
+        for user, password in USERS.items():
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                command += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if ran.returncode:
+            raise RuntimeError(f"formatting Kafka's folder failed:\n{ran.stdout}{ran.stderr}")
+
+    def start(self) -> None:
+        """Returns when the broker listens."""
+        with (self.folder / "broker.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._java("kafka.Kafka", str(self._properties)),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not _is_listening(self.ports["PLAIN"]):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.folder / "broker.log").read_text()[-4000:]
+                self.kill()
+                raise RuntimeError(f"Apache Kafka did not start:\n{tail}")
+            time.sleep(0.05)
+
+    def pause(self) -> None:
+        """The process stands still: connections stay, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """As a machine that loses power."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for sock in held:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in held]
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def _is_listening(port: int) -> bool:
+    try:
+        with socket.create_connection(("localhost", port), timeout=1):
+            return True
+    except OSError:
+        return False
