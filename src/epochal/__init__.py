@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from epochal.session import Session
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.memory import Memory
-    from epochal.spark import Pipeline
+    from epochal.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Memory": "epochal.sinks.memory",
     "Misconfigured": "epochal.errors",
     "OutcomeUnknown": "epochal.errors",
-    "Pipeline": "epochal.spark",
+    "Pipeline": "epochal.spark.pipeline",
     "PreparedEpoch": "epochal.coordinator",
     "Refused": "epochal.errors",
     "Session": "epochal.session",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os import PathLike, fspath
 from os.path import normpath
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,8 +29,9 @@ EPOCHS_PER_BUCKET = 1000
 _OURS = "_epochal"
 
 
-def local_path(url: str) -> Path:
+def local_path(place: str | PathLike[str]) -> Path:
     """The absolute local path that a path or a file: URL names."""
+    url = fspath(place)
     parts = urlsplit(url) if "://" in url or url.startswith("file:") else None
     if parts is None:
         if not url:

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import reduce
+from os import PathLike
 from typing import Any, overload
 
 import pyarrow as pa
@@ -42,18 +43,26 @@ _SPARK_OPTIONS: dict[str, dict[str, str]] = {
 
 @overload
 def read_epochs(
-    path: str, *, epochs: Container[int] | None = ..., pipeline: str | None = ..., spark: None = ...
+    path: str | PathLike[str],
+    *,
+    epochs: Container[int] | None = ...,
+    pipeline: str | None = ...,
+    spark: None = ...,
 ) -> ds.Dataset: ...
 
 
 @overload
 def read_epochs(
-    path: str, *, epochs: Container[int] | None = ..., pipeline: str | None = ..., spark: Any
+    path: str | PathLike[str],
+    *,
+    epochs: Container[int] | None = ...,
+    pipeline: str | None = ...,
+    spark: Any,
 ) -> Rows: ...
 
 
 def read_epochs(
-    path: str,
+    path: str | PathLike[str],
     *,
     epochs: Container[int] | None = None,
     pipeline: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -34,7 +35,7 @@ class Files(Declaration):
 
     kind: ClassVar[str] = "files"
 
-    path: str
+    path: str | PathLike[str]
     """A folder, as a path or as file:///path; it is made where it does not exist."""
     _: KW_ONLY
     format: Literal["parquet", "jsonl", "csv"] = "parquet"
@@ -84,12 +85,12 @@ class Files(Declaration):
 
     @property
     def target(self) -> str:
-        return self.path
+        return str(self.path)
 
     def describe(self) -> Mapping[str, Json]:
         return {
             "kind": self.kind,
-            "target": self.path,
+            "target": self.target,
             "mode": "append",
             "format": self.format,
             "partition_by": list(self.partition_by),

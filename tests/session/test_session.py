@@ -1,0 +1,231 @@
+"""The session: the same promise in one process, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochal as ep
+from epochal.contract import Task, Writer
+from epochal.logs.memory import MemoryLog
+from epochal.protocol.admission import Admission
+from epochal.protocol.machine import Phase
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def rows(*ids: int) -> list[dict[str, object]]:
+    return [{"id": number, "name": f"row {number}"} for number in ids]
+
+
+def ids(sink: ep.Memory) -> list[int]:
+    table = sink.rows()
+    return sorted(table["id"].to_pylist()) if table.num_columns else []
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+@pytest.fixture
+def sink() -> ep.Memory:
+    return ep.Memory()
+
+
+def open_session(log: MemoryLog, *sinks: object, **more: object) -> ep.Session:
+    return ep.Session("orders", sinks=list(sinks), log=log, schema=SCHEMA, **more)
+
+
+def test_rows_are_visible_after_commit_and_not_before(log, sink):
+    with open_session(log, sink) as session:
+        assert session.state is Phase.IDLE
+        assert session.begin(0) is Admission.FRESH
+        session.write(rows(1, 2))
+        assert ids(sink) == []
+        session.commit()
+        assert session.state is Phase.COMMITTED
+    assert ids(sink) == [1, 2]
+
+
+def test_an_aborted_epoch_leaves_nothing_and_may_be_tried_again(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        session.write(rows(1))
+        session.abort()
+        assert session.state is Phase.ABORTED
+        session.begin(0)
+        session.write(rows(2))
+        session.commit()
+    assert ids(sink) == [2]
+
+
+def test_arrow_and_mappings_mix_and_keep_their_order(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        session.write(rows(1))
+        session.write(pa.RecordBatch.from_pylist(rows(2), schema=SCHEMA))
+        session.write(pa.Table.from_pylist(rows(3, 4), schema=SCHEMA))
+        session.commit()
+    assert sink.rows()["id"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_rows_are_flushed_inside_the_transaction_when_the_buffer_is_full(log, sink):
+    with open_session(log, sink, limits=ep.Limits(buffer_rows=2)) as session:
+        session.begin(0)
+        session.write(rows(*range(5)))
+        assert ids(sink) == []
+        session.commit()
+    assert ids(sink) == [0, 1, 2, 3, 4]
+
+
+def test_a_decided_epoch_that_comes_again_writes_nothing(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0, offsets="0-1")
+        session.write(rows(1))
+        session.commit()
+    with open_session(log, sink) as session:
+        assert session.next_epoch == 1
+        assert session.begin(0, offsets="0-1") is Admission.REPLAY
+        session.write(rows(1))
+        session.commit()
+        session.begin(1)
+        session.write(rows(2))
+        session.commit()
+    assert ids(sink) == [1, 2]
+
+
+def test_the_same_epoch_with_other_offsets_is_refused(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0, offsets="0-1")
+        session.commit()
+    with (
+        open_session(log, sink) as session,
+        pytest.raises(ep.Refused, match="decided for other offsets"),
+    ):
+        session.begin(0, offsets="0-2")
+
+
+def test_an_epoch_out_of_line_is_refused_with_both_numbers(log, sink):
+    with open_session(log, sink) as session, pytest.raises(ep.Refused, match=r"epoch 5.*-1"):
+        session.begin(5)
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_beginning_twice_is_refused_and_names_both_states(log, sink, is_replay):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        if is_replay:
+            session.commit()
+            session.begin(0)
+        with pytest.raises(ep.InvariantBroken, match=r"active.*but the epoch is"):
+            session.begin(0)
+        session.abort()
+
+
+@pytest.mark.parametrize("verb", ["write", "commit", "abort"])
+def test_nothing_can_be_done_before_an_epoch_begins(log, sink, verb):
+    with open_session(log, sink) as session, pytest.raises(ep.InvariantBroken, match="idle"):
+        getattr(session, verb)(*([rows(1)] if verb == "write" else []))
+
+
+def test_leaving_the_block_in_the_middle_aborts(log, sink):
+    def leave_early() -> None:
+        with open_session(log, sink) as session:
+            session.begin(0)
+            session.write(rows(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave_early()
+    assert ids(sink) == []
+    with open_session(log, sink) as session:
+        assert session.next_epoch == 0
+
+
+def test_a_second_session_fences_the_first(log, sink):
+    first = open_session(log, sink)
+    first.begin(0)
+    first.write(rows(1))
+    with open_session(log, sink) as second:
+        with pytest.raises(ep.Fenced):
+            first.commit()
+        second.begin(0)
+        second.write(rows(2))
+        second.commit()
+    assert ids(sink) == [2]
+
+
+def test_a_gate_that_refuses_leaves_nothing_visible(log, sink):
+    def no_odd_counts(epoch: ep.PreparedEpoch) -> str | None:
+        return "an odd number of rows" if epoch.rows("memory") % 2 else None
+
+    with open_session(log, sink, gates=[no_odd_counts]) as session:
+        session.begin(0)
+        session.write(rows(1))
+        with pytest.raises(ep.GateRefused, match=r"no_odd_counts.*an odd number of rows"):
+            session.commit()
+        session.begin(0)
+        session.write(rows(1, 2))
+        session.commit()
+    assert ids(sink) == [1, 2]
+
+
+class Breaking(ep.Memory):
+    """Prepares nothing: the second sink of an epoch that fails."""
+
+    def writer(self, task: Task) -> Writer:
+        writer = super().writer(task)
+        writer.prepare = lambda: (_ for _ in ()).throw(OSError("disk full"))
+        return writer
+
+
+def test_one_sink_that_cannot_prepare_leaves_nothing_in_the_other(log):
+    good, bad = ep.Memory(name="good"), Breaking(name="bad")
+    with open_session(log, good, bad) as session:
+        session.begin(0)
+        session.write(rows(1))
+        with pytest.raises(OSError, match="disk full"):
+            session.commit()
+        assert session.state is Phase.ABORTED
+    assert ids(good) == []
+    assert not good._place.store()._prepared
+
+
+def test_sql_on_a_sink_is_refused_as_there_is_no_spark(log):
+    with pytest.raises(ep.Misconfigured, match="where= or select="):
+        open_session(log, ep.Memory(where="id > 1"))
+
+
+def test_rows_of_another_schema_are_refused(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        with pytest.raises(ep.Misconfigured, match="schema"):
+            session.write(pa.table({"other": [1]}))
+        session.abort()
+
+
+def test_figures_count_epochs_rows_and_time(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        session.write(rows(1, 2))
+        session.commit()
+        session.begin(1)
+        session.abort()
+        figures = session.metrics
+    assert (figures.commits, figures.aborts, figures.rows) == (1, 1, 2)
+    assert figures.success_rate == 0.5
+    assert figures.latency[Phase.COMMITTING].count == 1
+
+
+def test_a_folder_is_enough_for_a_log(tmp_path: Path):
+    sink = ep.Files(str(tmp_path / "out"))
+    for _ in range(2):
+        with ep.Session("orders", sinks=[sink], log=tmp_path / "log", schema=SCHEMA) as session:
+            session.begin(session.next_epoch)
+            session.write(rows(session.next_epoch))
+            session.commit()
+    found = ep.read_epochs(tmp_path / "out").to_table()
+    assert sorted(found["id"].to_pylist()) == [0, 1]
