@@ -64,8 +64,8 @@ def test_the_example_of_the_readme_runs(spark, tmp_path, monkeypatch):
     known = {"orders": orders}
     exec(code, known)
     known["query"].awaitTermination()
-    assert spark.read.parquet("out/orders").count() == 100
-    assert spark.read.json("out/big").count() == 49
+    assert spark.read.parquet(str(tmp_path / "out" / "orders")).count() == 100
+    assert spark.read.json(str(tmp_path / "out" / "big")).count() == 49
 
 
 def test_the_example_of_the_session_runs(tmp_path, monkeypatch):
