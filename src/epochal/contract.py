@@ -149,7 +149,12 @@ class Committer(Protocol):
         """List what the target holds prepared under this pipeline's uid and this sink (I5, I6)."""
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
-        """Ask the target what became of a receipt: the handle first, the ledger after it (I9)."""
+        """
+        Ask the target what became of a receipt: the handle first, the ledger after it (I9).
+
+        ABORTED is final: nothing that arrives late brings the handle back. Where all receipts of an
+        epoch are COMMITTED, `newest` shows that epoch.
+        """
 
     def newest(self) -> Sequence[Mark] | None:
         """

@@ -100,6 +100,12 @@ class RowRejected(Misconfigured):
     code = "row-rejected"
 
 
+class TaskFailed(EpochalError):
+    """A task failed by something that is not ours: the query's own code, a library, a lost executor."""
+
+    code = "task-failed"
+
+
 class InvariantBroken(EpochalError):
     """Our bug, or a log that somebody else wrote to. Stop writing."""
 

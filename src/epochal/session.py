@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink, Task, Writer
 from epochal.coordinator import Coordinator, Gate, Metrics, Surroundings, this_driver
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
@@ -99,6 +99,7 @@ class Session:
             advance(Phase.ACTIVE, Move.BEGIN, EpochNumber(epoch))
         self._offsets = Offsets(digest=offsets, text=offsets)
         admission = self._coordinator.begin(EpochNumber(epoch), offsets=self._offsets)
+        self._require_nothing_lost(epoch)
         self._is_replay = admission is Admission.REPLAY
         if not self._is_replay:
             self._coordinator.preparing()
@@ -150,6 +151,16 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _require_nothing_lost(self, epoch: int) -> None:
+        # Rows may be written again only where hashes prove them equal, and a session keeps none.
+        if self._coordinator.lost:
+            raise Unsettled(
+                f"epoch {epoch} is decided, and {', '.join(self._coordinator.lost)} threw its "
+                "prepared rows away",
+                "a session can't prove that rows given again are the same: bring them to the target "
+                "by hand",
+            )
 
     def _require_open(self) -> None:
         if self._coordinator.phase is not Phase.PREPARING:

@@ -9,6 +9,7 @@ import pytest
 
 import epochal as ep
 from epochal.contract import Task, Writer
+from epochal.coordinator import Surroundings
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
@@ -192,6 +193,20 @@ def test_one_sink_that_cannot_prepare_leaves_nothing_in_the_other(log):
         assert session.state is Phase.ABORTED
     assert ids(good) == []
     assert not good._place.store()._prepared
+
+
+def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(log, sink):
+    def lose_the_rows(step: str, _epoch: object) -> None:
+        if step == "decided":
+            sink._place.store()._prepared.clear()
+
+    with open_session(log, sink, around=Surroundings(watch=lose_the_rows)) as session:
+        session.begin(0)
+        session.write(rows(1))
+        with pytest.raises(ep.Unsettled, match="written again"):
+            session.commit()
+    with open_session(log, sink) as session, pytest.raises(ep.Unsettled, match="threw its"):
+        session.begin(0)
 
 
 def test_sql_on_a_sink_is_refused_as_there_is_no_spark(log):

@@ -23,17 +23,23 @@ from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Rows, 
 from epochal.coordinator.carrying import Carrier, Lost
 from epochal.coordinator.gates import Gate, PreparedEpoch, run_gates
 from epochal.coordinator.journal import Journal
+from epochal.coordinator.starting import by_name, follow, identity_changed, identity_of
 from epochal.coordinator.surroundings import Surroundings
 from epochal.coordinator.sweeping import sweep
 from epochal.coordinator.tracker import Tracker
-from epochal.errors import EpochalError, Fenced, Misconfigured, Refused, Unsettled
+from epochal.errors import (
+    EpochalError,
+    Fenced,
+    InvariantBroken,
+    Misconfigured,
+    Refused,
+    Unsettled,
+)
 from epochal.protocol.admission import (
     Admission,
     Start,
     admit_epoch,
     admit_marks,
-    admit_start,
-    newborn,
 )
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.machine import Move, Phase, advance
@@ -42,7 +48,6 @@ from epochal.protocol.state import (
     RecordKind,
     State,
     bound,
-    claimed,
     decided,
     rewritten,
     settled,
@@ -59,7 +64,6 @@ from epochal.terms import (
     Offsets,
     Receipts,
     SinkName,
-    Uid,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +86,7 @@ class Coordinator:
     ) -> None:
         self._around = around or Surroundings()
         self._limits = limits
-        self._sinks = _by_name(sinks)
+        self._sinks = by_name(sinks)
         self._gates = tuple(gates)
         self._journal = Journal(
             log,
@@ -125,8 +129,13 @@ class Coordinator:
         """What the last sweep found and must not touch."""
         return self._left
 
+    @property
+    def record(self) -> int:
+        """The number of the newest record that this coordinator has read or written."""
+        return self._journal.number
+
     def identity(self, sink: SinkName) -> Identity:
-        return _identity(self.state, sink)
+        return identity_of(self.state, sink)
 
     def handout(self, sink: SinkName) -> Json:
         return self._handouts.get(sink)
@@ -143,11 +152,11 @@ class Coordinator:
         password must not push a healthy one aside.
         """
         uid = self._around.mint()
-        hoped = _follow(self._journal.peek(), start, uid)
+        hoped = follow(self._journal.peek(), start, uid)
         self._open_committers(hoped)
         abilities = self._check(schemas or {})
-        self._state = self._journal.claim(lambda before: _follow(before, start, uid))
-        if _identity_changed(hoped, self.state):
+        self._state = self._journal.claim(lambda before: follow(before, start, uid))
+        if identity_changed(hoped, self.state):
             self._open_committers(self.state)
         self._around.watch("claimed", None)
         self._compare_marks(start.run)
@@ -163,15 +172,17 @@ class Coordinator:
     ) -> Admission:
         """Open an epoch, or learn that it is decided already and only its rows must be drained."""
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
-        if admission is Admission.REPLAY:
-            self._hand_out(epoch, self._lost)
-            return admission
-        if self.state.unsettled is not None:
+        is_replay = admission is Admission.REPLAY
+        # To drain a decided epoch that is not carried out would tell the engine that it is done.
+        if self.state.unsettled is not None and not (is_replay and self._lost):
             raise Unsettled(
                 f"epoch {epoch} can't begin: {self.state.unsettled.epoch} is decided and not "
                 f"carried out on {', '.join(self.state.pending)}",
                 "start again once the target answers; the decided epoch is carried out first",
             )
+        if is_replay:
+            self._hand_out(epoch, self._lost)
+            return admission
         self._epoch = epoch
         self._move(Move.BEGIN)
         try:
@@ -215,15 +226,7 @@ class Coordinator:
         """
         self._move(Move.ABORT)
         try:
-            self._journal.require_newest()
-            for sink, some in receipts.items():
-                self._committers[sink].abort(self._open_epoch, some)
-            self._sweep()
-        except Fenced:
-            self._is_silent = True
-            raise
-        except (EpochalError, OSError) as error:
-            logger.warning("epoch %s: not all could be cleared yet: %s", self._epoch, error)
+            self._clear(receipts)
         finally:
             self._move(Move.CLEAR)
 
@@ -235,29 +238,72 @@ class Coordinator:
         try:
             state, surplus = self._replaced(again)
         except Exception:
-            for sink, some in again.items():
-                self._committers[sink].abort(decision.epoch, some)
+            self._clear(again)
             raise
         self._append(RecordKind.REWRITE, state)
-        for sink, some in surplus.items():
-            self._committers[sink].abort(decision.epoch, some)
         self._lost = {}
+        self._clear(surplus)
         self._carry_out()
         self._raise_if_lost()
 
     def stop(self) -> None:
-        """Leave in good order: nothing open, SETTLED on record, connections closed."""
+        """Leave in good order: nothing open, losers cleared, SETTLED written, all closed."""
         try:
             if self._phase in _OPEN:
                 self.abort({})
+            elif self._phase is Phase.COMMITTED:
+                self._clear({})
             if self._state is not None and not self._is_silent and not self._state.is_stopped:
                 self._append(RecordKind.STOP, stopped(self._state))
         except EpochalError as error:
             logger.warning("%s: could not stop in good order: %s", self._journal.place, error)
         finally:
-            for committer in self._committers.values():
-                committer.close()
-            self._journal.close()
+            self.leave()
+
+    # One driver in several processes: where tasks are planned, and where they are committed
+
+    def resume(self, driver: str, *, record: int | None = None) -> None:
+        """
+        Go on under the claim that another process of the same driver made. Where the newest record
+        is another driver's, or is not `record`, this one is fenced.
+        """
+        number, state = self._journal.resume()
+        if state is None or state.driver != driver or record not in (None, number):
+            raise Fenced(
+                f"{self._journal.place}: record {number} is not what this driver left there"
+                f"{'' if state is None else f'; it is of {state.driver}'}",
+                "another driver has taken this pipeline over: leave this one stopped",
+            )
+        self._state = state
+        self._open_committers(state)
+
+    def recover(self) -> None:
+        """Carry out what the last process left decided, and clear up."""
+        self._recover()
+
+    def take_up(self, epoch: EpochNumber, *, query_id: str | None, offsets: Offsets) -> Admission:
+        """Go on with an epoch that another process of this driver began: its rows are prepared."""
+        admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
+        if admission is Admission.FRESH:
+            self._epoch = epoch
+            self._move(Move.BEGIN)
+            self._move(Move.PREPARE)
+            if query_id is not None:
+                self._state = bound(self.state, query_id)
+        return admission
+
+    def restate(self, kind: RecordKind = RecordKind.SETTLED) -> None:
+        """
+        Put the state on record as it stands, for a process that has only the log to go by. It also
+        closes the slot that an unanswered put of another process might yet have filled.
+        """
+        self._append(kind, self.state)
+
+    def leave(self) -> None:
+        """Close connections and say nothing: another process of this driver goes on."""
+        for committer in self._committers.values():
+            committer.close()
+        self._journal.close()
 
     # Starting
 
@@ -265,7 +311,7 @@ class Coordinator:
         for committer in self._committers.values():
             committer.close()
         self._committers = {
-            name: sink.committer(_identity(state, name), self._limits)
+            name: sink.committer(identity_of(state, name), self._limits)
             for name, sink in self._sinks.items()
         }
 
@@ -412,6 +458,25 @@ class Coordinator:
         if self._around.clock.monotonic() - self._swept_s >= self._limits.sweep_every_s:
             self._sweep()
 
+    def _clear(self, receipts: Receipts) -> None:
+        """
+        Abort receipts that no decision names, and what else is listed. What can't be cleared now is
+        cleared later (I5); only a driver that is fenced, or finds a rule broken, raises.
+        """
+        # A decision whose put went unanswered may yet stand: what it names is not ours to abort.
+        if self._is_silent:
+            return
+        try:
+            self._journal.require_newest()
+            for sink, some in receipts.items():
+                self._committers[sink].abort(self._open_epoch, some)
+            self._sweep()
+        except (Fenced, InvariantBroken):
+            self._is_silent = True
+            raise
+        except (EpochalError, OSError) as error:
+            logger.warning("epoch %s: not all could be cleared yet: %s", self._epoch, error)
+
     def _sweep(self) -> None:
         """Abort what no decision names, as the targets list it (I5), and forget old proofs."""
         self._swept_s = self._around.clock.monotonic()
@@ -421,41 +486,3 @@ class Coordinator:
             for committer in self._committers.values():
                 committer.prune(self.state.last.epoch)
         self._journal.tidy()
-
-
-def _by_name(sinks: Sequence[Sink]) -> dict[SinkName, Sink]:
-    named = {sink.name: sink for sink in sinks}
-    if not named:
-        raise Misconfigured("a pipeline needs at least one sink", "give it sinks=[…]")
-    if len(named) != len(sinks):
-        twice = sorted(
-            {sink.name for sink in sinks if [s.name for s in sinks].count(sink.name) > 1}
-        )
-        raise Misconfigured(
-            f"two sinks share the name {', '.join(twice)}: receipts and ledgers go by name",
-            'give one of them a name of its own: name="…"',
-        )
-    return named
-
-
-def _identity(state: State, sink: SinkName) -> Identity:
-    return Identity(
-        pipeline=state.pipeline,
-        uid=state.uid,
-        sink=sink,
-        generation=state.generation,
-        run=state.run,
-    )
-
-
-def _identity_changed(hoped: State, claimed_: State) -> bool:
-    return (hoped.uid, hoped.generation) != (claimed_.uid, claimed_.generation)
-
-
-def _follow(before: State | None, start: Start, uid: Uid) -> State:
-    base = newborn(start, uid) if before is None else before
-    if before is not None:
-        admit_start(before, start)
-    return claimed(
-        base, driver=start.driver, sinks=start.sinks, query_id=start.query_id, run=start.run
-    )

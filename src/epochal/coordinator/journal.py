@@ -52,17 +52,24 @@ class Journal:
     def place(self) -> str:
         return self._log.place
 
+    @property
+    def number(self) -> int:
+        """The newest record this driver has read or written."""
+        return self._number
+
     def peek(self) -> State | None:
         """The truth as it stands, without claiming anything."""
         return self._insist(self._newest)[1]
 
-    def claim(self, follow: Callable[[State | None], State]) -> State:
+    def claim(
+        self, follow: Callable[[State | None], State], kind: RecordKind = RecordKind.CLAIM
+    ) -> State:
         """Append what `follow` makes of the newest state. From here on older drivers are fenced."""
         for _ in range(_RACES_MAX):
             number, before = self._insist(self._newest)
             self._number = number
             state = follow(before)
-            if self._fill(number + 1, RecordKind.CLAIM, state):
+            if self._fill(number + 1, kind, state):
                 self._require_nothing_above(number + 1)
                 self._number = number + 1
                 return state
@@ -70,6 +77,11 @@ class Journal:
             f"{self.place}: {_RACES_MAX} other drivers claimed this log at the same moment",
             "find out what starts this pipeline again and again, then start it once",
         )
+
+    def resume(self) -> tuple[int, State | None]:
+        """Go on after the newest record, without one of one's own: it must be known to be ours."""
+        self._number, state = self._insist(self._newest)
+        return self._number, state
 
     def append(self, kind: RecordKind, state: State) -> None:
         """Make `state` the truth, durably, or raise `Fenced` where somebody else's is newer."""

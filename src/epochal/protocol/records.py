@@ -72,6 +72,8 @@ def _checked_body(data: bytes, name: str) -> bytes:
     words = header.split(b" ")
     if not found or len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
         raise _corrupt(name, "it does not begin like a record of an epoch log")
+    if int(words[1]) < 1:
+        raise _corrupt(name, "there is no format 0")
     if int(words[1]) > FORMAT:
         raise CorruptRecord(
             f"{name}: format {int(words[1])} of the epoch log, this release reads up to {FORMAT}",

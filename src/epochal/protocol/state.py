@@ -9,7 +9,7 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -139,10 +139,23 @@ def claimed(
         generation=Generation(state.generation + 1),
         driver=driver,
         sinks={**sinks},
+        last=_proven_by(state, [sink for sink in state.sinks if not _moves(state, sink, sinks)]),
         query_id=query_id or state.query_id,
         run=run or state.run,
         is_stopped=False,
     )
+
+
+def _moves(state: State, sink: SinkName, sinks: Mapping[SinkName, Mapping[str, Json]]) -> bool:
+    return sink in sinks and sinks[sink].get("target") != state.sinks[sink].get("target")
+
+
+def _proven_by(state: State, sinks: Collection[SinkName]) -> LastEpoch | None:
+    """The last epoch, as far as these sinks can be asked to prove it: a new target can't."""
+    if state.last is None:
+        return None
+    rows = {sink: rows for sink, rows in state.last.rows.items() if sink in sinks}
+    return replace(state.last, rows=rows)
 
 
 def bound(state: State, query_id: str) -> State:
@@ -228,7 +241,8 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
 
 
 def renamed(state: State, pipeline: str) -> State:
-    return replace(state, pipeline=pipeline)
+    """The same life under another name, under which no target proves anything yet."""
+    return replace(state, pipeline=pipeline, last=_proven_by(state, ()))
 
 
 def _require_unsettled(state: State) -> Decision:

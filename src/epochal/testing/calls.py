@@ -1,10 +1,10 @@
 """
 One call of a driver to the outside, as a value.
 
-Log, targets and the engine's checkpoint are all that outlives a driver, and a driver reaches them by
-calls only. So a call is where everything bad happens: a crash before or after its effect, a reply that
-is lost, an effect that lands late or twice. Whoever schedules a run sees each call as it is issued and
-chooses; the stand-ins below do nothing but make the call.
+Log, targets and the engine's checkpoint are all that outlives a driver, and a driver reaches them
+by calls only. So a call is where everything bad happens: a crash before or after its effect, a
+reply that is lost, an effect that lands late or twice. Whoever schedules a run sees each call as
+it is issued and chooses; the stand-ins below do nothing but make the call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ LOG = "log"
 SPARK = "spark"
 TARGET = "target"
 
-READS = frozenset({"numbers", "read", "in_doubt", "outcome", "newest", "position", "offsets", "twice"})
+READS = frozenset(
+    {"numbers", "read", "in_doubt", "outcome", "newest", "position", "offsets", "twice"}
+)
 """Verbs that change nothing outside: a crash there is a crash at the next one that does."""
 
 _HASH_MODULUS = 1 << 64

@@ -1,12 +1,13 @@
 """
 The outside of a simulated driver: what is left when every driver is dead.
 
-Three rooms. The log holds numbered records. A target holds prepared rows, visible rows and a ledger,
-per pipeline and uid, and commits handle by handle: the weakest shape a sink may have, as a reader may
-see an epoch half committed. The engine's checkpoint says which epochs are planned and finished.
+Three rooms. The log holds numbered records. A target holds prepared rows, visible rows and a
+ledger, per pipeline and uid, and commits handle by handle: the weakest shape a sink may have, as
+a reader may see an epoch half committed. The engine's checkpoint says which epochs are planned
+and finished.
 
-A world can be copied and has a key: two worlds with one key behave alike from then on. It is told of
-each call when a driver issues it and when its effect lands; both are shown to the judge.
+A world can be copied and has a key: two worlds with one key behave alike from then on. It is told
+of each call when a driver issues it and when its effect lands; both are shown to the judge.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from epochal.terms import (
     handle_prefix,
     sink_tag,
 )
-from epochal.testing.calls import LOG, TARGET, Call
+from epochal.testing.calls import LOG, SPARK, TARGET, Call
 from epochal.testing.judge import Judge
 
 Rows: TypeAlias = tuple[Hashable, ...]
@@ -134,7 +135,17 @@ class Checkpoint:
 class Target:
     """One sink's target."""
 
-    __slots__ = ("committed", "epochs", "name", "prepared", "pruned", "runs", "tag", "visible")
+    __slots__ = (
+        "committed",
+        "epochs",
+        "gone",
+        "name",
+        "prepared",
+        "pruned",
+        "runs",
+        "tag",
+        "visible",
+    )
 
     def __init__(self, name: SinkName) -> None:
         self.name = name
@@ -145,9 +156,11 @@ class Target:
         self.committed: set[str] = set()
         """The ledger: handles, written together with their rows."""
         self.epochs: set[tuple[Uid, int]] = set()
-        """The ledger: whole epochs, empty ones too."""
+        """The ledger: epochs, empty ones too."""
         self.pruned: dict[Uid, int] = {}
         self.runs: dict[Uid, str | None] = {}
+        self.gone: set[str] = set()
+        """Thrown away by the target itself, for good: a late prepare brings nothing back."""
 
     def copy(self) -> Target:
         other = Target.__new__(Target)
@@ -155,6 +168,7 @@ class Target:
         other.prepared, other.visible = dict(self.prepared), dict(self.visible)
         other.committed, other.epochs = set(self.committed), set(self.epochs)
         other.pruned, other.runs = dict(self.pruned), dict(self.runs)
+        other.gone = set(self.gone)
         return other
 
     def key(self) -> Hashable:
@@ -164,10 +178,12 @@ class Target:
             frozenset(self.committed),
             frozenset(self.epochs),
             frozenset(self.pruned.items()),
+            frozenset(self.gone),
         )
 
     def prepare(self, identity: Identity | None, handle: str, rows: Rows) -> None:  # noqa: ARG002
-        self.prepared[handle] = rows
+        if handle not in self.gone:
+            self.prepared[handle] = rows
 
     def rehearse(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Nothing simulated refuses by content; a schedule may make it."""
@@ -175,7 +191,11 @@ class Target:
     def commit(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
         if epoch < self.pruned.get(identity.uid, 0):
             return
-        lost = [handle for handle in _names(receipts) if not self._commit_one(handle)]
+        lost = [
+            handle
+            for handle in _names(receipts)
+            if not self._commit_one(identity.uid, epoch, handle)
+        ]
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: {len(lost)} of {len(receipts)} are neither prepared nor committed",
@@ -184,20 +204,21 @@ class Target:
         self.runs[identity.uid] = identity.run
         self.epochs.add((identity.uid, epoch))
 
-    def _commit_one(self, handle: str) -> bool:
+    def _commit_one(self, uid: Uid, epoch: int, handle: str) -> bool:
         if handle in self.committed:
             return True
         if handle not in self.prepared:
             return False
         self.visible[handle] = self.prepared.pop(handle)
         self.committed.add(handle)
+        self.epochs.add((uid, epoch))
         return True
 
     def commit_half(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
         """What a crash in the middle of a commit leaves."""
         if epoch >= self.pruned.get(identity.uid, 0):
             for handle in _names(receipts)[: len(receipts) // 2]:
-                self._commit_one(handle)
+                self._commit_one(identity.uid, epoch, handle)
 
     def abort(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         for handle in _names(receipts):
@@ -230,8 +251,9 @@ class Target:
         )
 
     def prune(self, identity: Identity, below: int) -> None:
-        """Forget proofs under `below`, and remember that they were there."""
-        self.pruned[identity.uid] = max(below, self.pruned.get(identity.uid, 0))
+        """Forget proofs under `below` but the newest, and remember that they were there."""
+        newest = max((epoch for uid, epoch in self.epochs if uid == identity.uid), default=0)
+        self.pruned[identity.uid] = max(min(below, newest), self.pruned.get(identity.uid, 0))
         self.epochs = {
             (uid, epoch)
             for uid, epoch in self.epochs
@@ -242,12 +264,18 @@ class Target:
         """The target throws prepared rows away by itself, as one with a time limit does."""
         for handle in handles:
             self.prepared.pop(handle, None)
+        self.gone |= set(handles)
 
 
 class World:
-    """All rooms, and the judge that looks on."""
+    """
+    All rooms, and the judge that looks on.
 
-    __slots__ = ("checkpoint", "judge", "log", "source", "targets")
+    A copy shares its rooms until one of them changes, and so does its key: whoever walks a million
+    worlds changes one room at a time.
+    """
+
+    __slots__ = ("_borrowed", "_keys", "checkpoint", "judge", "log", "source", "targets")
 
     def __init__(self, source: Source, sinks: Sequence[SinkName]) -> None:
         self.source = source
@@ -255,23 +283,44 @@ class World:
         self.targets = {name: Target(name) for name in sinks}
         self.checkpoint = Checkpoint([f"offsets-{at}" for at in range(len(source.epochs))])
         self.judge = Judge()
+        self._borrowed: set[str] = set()
+        self._keys: dict[str, Hashable] = {}
 
     def copy(self) -> World:
         other = World.__new__(World)
         other.source = self.source
-        other.log = self.log.copy()
-        other.targets = {name: target.copy() for name, target in self.targets.items()}
-        other.checkpoint = self.checkpoint.copy()
+        other.log, other.targets, other.checkpoint = self.log, dict(self.targets), self.checkpoint
         other.judge = self.judge.copy()
+        self._borrowed = {LOG, SPARK, *self.targets}
+        other._borrowed = set(self._borrowed)
+        other._keys = dict(self._keys)
         return other
 
     def key(self) -> Hashable:
-        return (
-            self.log.key(),
-            tuple(target.key() for target in self.targets.values()),
-            self.checkpoint.key(),
-            self.judge.key(),
+        rooms = (
+            self._key(LOG, self.log),
+            self._key(SPARK, self.checkpoint),
+            *(self._key(name, target) for name, target in self.targets.items()),
         )
+        return (rooms, self.judge.key())
+
+    def _key(self, name: str, room: LogStore | Checkpoint | Target) -> Hashable:
+        known = self._keys.get(name)
+        if known is None:
+            known = self._keys[name] = hash(room.key())
+        return known
+
+    def _about_to_change(self, name: str) -> None:
+        self._keys.pop(name, None)
+        if name not in self._borrowed:
+            return
+        self._borrowed.remove(name)
+        if name == LOG:
+            self.log = self.log.copy()
+        elif name == SPARK:
+            self.checkpoint = self.checkpoint.copy()
+        else:
+            self.targets[SinkName(name)] = self.targets[SinkName(name)].copy()
 
     def issue(self, call: Call) -> None:
         """A driver makes a call: what it may not even try is judged here."""
@@ -280,6 +329,8 @@ class World:
     def land(self, call: Call) -> Any:
         """The effect of a call, now."""
         self.judge.landing(self, call)
+        if call.changes_something:
+            self._about_to_change(call.name or call.room)
         answer = self._verb(call)(*call.args)
         if call.room == LOG and call.verb == "put_if_absent" and answer:
             self.judge.recorded(self, call)
@@ -294,6 +345,7 @@ class World:
 
     def expire(self, sink: SinkName, handles: Sequence[str]) -> None:
         self.judge.expired(handles)
+        self._about_to_change(sink)
         self.targets[sink].expire(handles)
 
     def _verb(self, call: Call) -> Callable[..., Any]:

@@ -1,0 +1,209 @@
+"""
+A driver as the judges run it: what Spark and its runner do, without Spark.
+
+Start, then epoch after epoch: the engine plans it, the coordinator admits it, tasks prepare (a
+task whose attempt fails gets a second one, and a speculative copy may win instead), the
+coordinator concludes, the engine takes note. A decided epoch that comes again is written again
+only where a target lost its rows. Whatever is raised ends the driver; somebody else may start the
+next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from epochal.contract import EpochLog, Limits, Sink, Task
+from epochal.coordinator import Coordinator, Gate, Surroundings
+from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, TryAgain
+from epochal.protocol.admission import Admission, Position, Start
+from epochal.protocol.machine import Phase
+from epochal.terms import EpochNumber, Offsets, Receipt, Receipts, SinkName
+
+_ATTEMPTS_MAX = 2
+_OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})
+
+Partitions = Sequence[Sequence[Any]]
+"""The batches of each partition of an epoch, as the sink's writer takes them."""
+
+
+class Engine(Protocol):
+    """What the engine remembers, and whether it runs a task twice."""
+
+    def position(self) -> Position: ...
+
+    def plan(self, epoch: EpochNumber) -> bool: ...
+
+    def offsets(self, epoch: EpochNumber) -> Offsets: ...
+
+    def finish(self, epoch: EpochNumber) -> None: ...
+
+    def twice(self, epoch: EpochNumber, partition: int) -> bool: ...
+
+
+class JobFailed(Exception):
+    """A task used up its attempts."""
+
+
+class Overtaken(Exception):
+    """The engine found another driver at work on its checkpoint."""
+
+
+def one_after_the_other(
+    jobs: Sequence[Callable[[], None]],
+    *,
+    slow_s: float,  # noqa: ARG001
+    give_up_s: float,  # noqa: ARG001
+) -> Sequence[BaseException | None]:
+    """`Surroundings.together` without threads, for runs that must repeat themselves."""
+    return [_error_of(job) for job in jobs]
+
+
+def _error_of(job: Callable[[], None]) -> BaseException | None:
+    try:
+        job()
+    except Exception as error:  # noqa: BLE001  as in threads: the caller sorts it
+        return error
+    return None
+
+
+@dataclass(kw_only=True)
+class Driver:
+    log: EpochLog
+    sinks: Sequence[Sink]
+    engine: Engine
+    read: Callable[[EpochNumber], Partitions]
+    """The rows of an epoch; a source that is not deterministic gives others each time."""
+    epochs: int
+    limits: Limits = Limits()
+    around: Surroundings = field(default_factory=Surroundings)
+    gates: Iterable[Gate] = ()
+    schema: Any = None
+    location: str = "the checkpoint"
+    pipeline: str = "simulated"
+    attempts: int = 0
+    """Task attempts so far: no two of one driver share a number (I6)."""
+
+    def run(self) -> None:
+        """One life of a driver, to its end or to the first error."""
+        coordinator = Coordinator(
+            log=self.log,
+            sinks=self.sinks,
+            gates=self.gates,
+            limits=self.limits,
+            around=self.around,
+        )
+        try:
+            position = self.engine.position()
+            coordinator.start(
+                self._start(position), {sink.name: self.schema for sink in self.sinks}
+            )
+            for number in range(position.upcoming, self.epochs):
+                self._epoch(coordinator, EpochNumber(number))
+        finally:
+            coordinator.stop()
+
+    def _start(self, position: Position) -> Start:
+        return Start(
+            pipeline=self.pipeline,
+            location=self.location,
+            sinks={sink.name: sink.describe() for sink in self.sinks},
+            query_id="the query",
+            position=position,
+            fence=self.limits.fence_on_start,
+        )
+
+    def _epoch(self, coordinator: Coordinator, epoch: EpochNumber) -> None:
+        if not self.engine.plan(epoch):
+            raise Overtaken(f"epoch {epoch} was planned by another driver")
+        offsets = self.engine.offsets(epoch)
+        admission = coordinator.begin(epoch, query_id="the query", offsets=offsets)
+        if admission is Admission.FRESH:
+            self._write(coordinator, epoch, offsets)
+        elif coordinator.lost:
+            coordinator.rewrite(self._prepared(coordinator, epoch, coordinator.lost))
+        self.engine.finish(epoch)
+
+    def _write(self, coordinator: Coordinator, epoch: EpochNumber, offsets: Offsets) -> None:
+        try:
+            coordinator.preparing()
+            receipts = self._prepared(coordinator, epoch, [sink.name for sink in self.sinks])
+        except Exception:
+            if coordinator.phase in _OPEN:
+                coordinator.abort({})
+            raise
+        coordinator.conclude(
+            receipts, offsets=lambda: self.engine.offsets(epoch), began_with=offsets
+        )
+
+    def _prepared(
+        self, coordinator: Coordinator, epoch: EpochNumber, names: Iterable[SinkName]
+    ) -> Receipts:
+        """The receipts of a job that succeeded as a whole: one a partition and sink (I6)."""
+        partitions = self.read(epoch)
+        wanted = [sink for sink in self.sinks if sink.name in set(names)]
+        return {
+            sink.name: tuple(
+                self._task(coordinator, sink, epoch, at, batches)
+                for at, batches in enumerate(partitions)
+            )
+            for sink in wanted
+        }
+
+    def _task(
+        self,
+        coordinator: Coordinator,
+        sink: Sink,
+        epoch: EpochNumber,
+        partition: int,
+        batches: Sequence[Any],
+    ) -> Receipt:
+        won = self._attempts(coordinator, sink, epoch, partition, batches)
+        if self.engine.twice(epoch, partition):
+            return self._attempt(coordinator, sink, epoch, partition, batches)
+        return won
+
+    def _attempts(
+        self,
+        coordinator: Coordinator,
+        sink: Sink,
+        epoch: EpochNumber,
+        partition: int,
+        batches: Sequence[Any],
+    ) -> Receipt:
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                return self._attempt(coordinator, sink, epoch, partition, batches)
+            except (TryAgain, OutcomeUnknown, OSError):
+                continue
+        raise JobFailed(f"epoch {epoch}, partition {partition}: no attempt was left")
+
+    def _attempt(
+        self,
+        coordinator: Coordinator,
+        sink: Sink,
+        epoch: EpochNumber,
+        partition: int,
+        batches: Sequence[Any],
+    ) -> Receipt:
+        self.attempts += 1
+        identity = coordinator.identity(sink.name)
+        handle = identity.handle(epoch, partition=partition, attempt=self.attempts)
+        task = Task(
+            handle=handle,
+            schema=self.schema,
+            handout=coordinator.handout(sink.name),
+            limits=self.limits,
+        )
+        writer = sink.writer(task)
+        for batch in batches:
+            writer.write(batch)
+        return writer.prepare()
+
+
+def ends_by_the_rules(error: BaseException) -> bool:
+    """An end that a driver may come to; any other is a defect of ours."""
+    return isinstance(error, (EpochalError, JobFailed, Overtaken)) and not isinstance(
+        error, InvariantBroken
+    )

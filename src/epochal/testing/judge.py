@@ -1,0 +1,328 @@
+"""
+Who looks on: the invariants as checks on a world, in every state and at rest.
+
+The judge keeps what no driver has: the history. A record is *effective* if no higher slot had
+ever been filled when it landed; the newest effective record is the truth, and a decision exists
+from the moment such a record names it. Everything else follows from comparing calls and effects
+with that truth:
+
+- I1, I3  a commit may be issued, and may land, only for handles that an effective decision names;
+- I2      effective records never take a decision back, change it, or decide an epoch twice;
+- I4      a decision leaves the log only when its target proves it done, or a person gave it up;
+- I5      an abort never meets a handle that a decision names, nor a decision a handle that was
+          aborted;
+- I6      a decision names one attempt per partition, and together they are the epoch's rows, once;
+- I7      no effective record is of an older generation; nobody aborts without having asked the
+          log first;
+- I8      at rest, an empty epoch is proven at every target of its decision;
+- I9      an unanswered call is neither taken for done (I4 sees it) nor for failed (I5 sees it);
+- I10     the uid never changes, and a decision's offsets are those that the engine planned.
+
+At rest every row of every decided epoch is visible once in each of its sinks, nothing else is
+visible, nothing is in doubt, and the log is small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+from epochal.protocol.records import decode
+from epochal.protocol.state import Record, RecordKind, State
+from epochal.terms import Decision, Receipt, SinkName, total
+from epochal.testing.calls import TARGET, Call
+
+if TYPE_CHECKING:
+    from epochal.testing.world import World
+
+_CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers"})
+"""What a driver may do between asking the log who is newest and aborting."""
+
+LOG_RECORDS_MAX = 200
+
+_decoded = lru_cache(maxsize=4096)(decode)
+
+
+class Breach(AssertionError):
+    """A promise was broken, and which."""
+
+    def __init__(self, rule: str, fact: str) -> None:
+        super().__init__(f"{rule}: {fact}")
+        self.rule = rule
+
+
+class Judge:
+    __slots__ = ("_asked", "_decided", "_expired", "_named", "_rehearsed", "_top", "truth")
+
+    def __init__(self) -> None:
+        self.truth: State | None = None
+        self._top = 0
+        self._decided: dict[int, frozenset[SinkName]] = {}
+        self._named: dict[str, int] = {}
+        """Every handle that an effective decision ever named, with its epoch."""
+        self._expired: frozenset[str] = frozenset()
+        self._rehearsed: frozenset[tuple[str, int, frozenset[str]]] = frozenset()
+        self._asked: dict[str, bool] = {}
+        """Whether a driver has asked the log since it last did anything but clear up."""
+
+    def copy(self) -> Judge:
+        other = Judge.__new__(Judge)
+        other.truth, other._top = self.truth, self._top
+        other._decided, other._named = dict(self._decided), dict(self._named)
+        other._expired, other._rehearsed = self._expired, self._rehearsed
+        other._asked = dict(self._asked)
+        return other
+
+    def key(self) -> Hashable:
+        """`_asked` follows from each driver's own calls, which whoever explores keys already."""
+        return (
+            self._top,
+            frozenset(self._decided.items()),
+            frozenset(self._named.items()),
+            self._expired,
+            self._rehearsed,
+        )
+
+    @property
+    def decided(self) -> Collection[int]:
+        return self._decided.keys()
+
+    # Every state
+
+    def issued(self, world: World, call: Call) -> None:
+        """A driver makes this call, whether or not it will arrive."""
+        if call.verb == "numbers":
+            self._asked[call.actor] = True
+        elif call.verb not in _CLEARING:
+            self._asked[call.actor] = False
+        if call.room == TARGET and call.verb == "abort":
+            self._may_abort(call)
+        if call.room == TARGET:
+            self.landing(world, call)
+
+    def landing(self, world: World, call: Call) -> None:
+        """The effect of this call is about to happen."""
+        if call.room != TARGET:
+            return
+        if call.verb in ("commit", "commit_half"):
+            self._may_commit(call)
+        elif call.verb == "abort":
+            self._may_drop(world, call)
+        elif call.verb == "rehearse":
+            epoch, handles = _epoch_and_handles(call)
+            self._rehearsed |= {(call.name, epoch, frozenset(handles))}
+        elif call.verb == "prepare":
+            self._one_attempt(world, call)
+
+    def _may_commit(self, call: Call) -> None:
+        epoch, handles = _epoch_and_handles(call)
+        if SinkName(call.name) not in self._decided.get(epoch, ()):
+            raise Breach("I3", f"{call}: no durable decision for epoch {epoch}")
+        for handle in handles:
+            if self._named.get(handle) != epoch:
+                raise Breach("I1", f"{call}: no decision names {handle}")
+
+    def _may_abort(self, call: Call) -> None:
+        if call.identity is None or self.truth is None:
+            raise Breach("I7", f"{call}: aborts before anything was claimed")
+        if call.identity.generation < self.truth.generation and not self._asked.get(call.actor):
+            raise Breach(
+                "I7",
+                f"{call}: generation {call.identity.generation} aborts, and did not ask the log "
+                f"first, after {self.truth.generation} claimed",
+            )
+
+    def _may_drop(self, world: World, call: Call) -> None:
+        _, handles = _epoch_and_handles(call)
+        committed = world.targets[SinkName(call.name)].committed
+        for handle in handles:
+            if handle in self._named and handle not in committed:
+                raise Breach("I5", f"{call}: the decision of {self._named[handle]} names {handle}")
+
+    def _one_attempt(self, world: World, call: Call) -> None:
+        handle, rows = cast("tuple[str, Hashable]", call.args)
+        known = world.targets[SinkName(call.name)].prepared.get(handle, rows)
+        if known != rows:
+            raise Breach("I6", f"{call}: two attempts share the handle {handle}")
+
+    def expired(self, handles: Sequence[str]) -> None:
+        """The target itself throws these away."""
+        self._expired |= set(handles)
+
+    def recorded(self, world: World, call: Call) -> None:
+        """A slot of the log was filled."""
+        number, data = cast("tuple[int, bytes]", call.args)
+        if number <= self._top:
+            return
+        if number != self._top + 1:
+            raise Breach("I2", f"{call}: slot {number} filled where {self._top + 1} is next")
+        self._top = number
+        record = _decoded(data, f"slot {number}")
+        self._follows(world, call, record)
+        self.truth = record.state
+
+    def _follows(self, world: World, call: Call, record: Record) -> None:
+        before, after = self.truth, record.state
+        if before is None:
+            if record.kind is not RecordKind.CLAIM or after.generation != 1:
+                raise Breach("I7", f"{call}: the log begins with {record.kind.value}")
+            return
+        if after.uid != before.uid:
+            raise Breach("I10", f"{call}: uid {before.uid} became {after.uid}")
+        step = 1 if record.kind is RecordKind.CLAIM else 0
+        if after.generation != before.generation + step:
+            raise Breach(
+                "I7",
+                f"{call}: {record.kind.value} of generation {after.generation} after "
+                f"{before.generation}",
+            )
+        self._nothing_dropped(world, call, before, after)
+        if not _same_last(before, after):
+            self._decides(world, call, before, record)
+        elif after.unsettled is not None:
+            self._same_decision(world, call, before, record)
+
+    def _nothing_dropped(self, world: World, call: Call, before: State, after: State) -> None:
+        given_up = {(word.epoch, word.sink) for word in after.given_up}
+        for sink in before.pending:
+            if before.unsettled is None or (sink in after.pending and _same_last(before, after)):
+                continue
+            epoch, target = before.unsettled.epoch, world.targets[sink]
+            named = {str(receipt.handle) for receipt in before.pending[sink]}
+            proven = (before.uid, epoch) in target.epochs and named <= target.committed
+            if not proven and (epoch, sink) not in given_up:
+                raise Breach("I4", f"{call}: epoch {epoch} is taken for done on {sink}, and is not")
+
+    def _decides(self, world: World, call: Call, before: State, record: Record) -> None:
+        decision, last = record.state.unsettled, record.state.last
+        if record.kind is not RecordKind.COMMIT or decision is None or last is None:
+            raise Breach("I2", f"{call}: {record.kind.value} changes the last decision")
+        epoch = decision.epoch
+        if epoch in self._decided or epoch != before.expected or last.epoch != epoch:
+            raise Breach("I2", f"{call}: epoch {epoch} decided where {before.expected} is next")
+        if decision.offsets.digest != world.checkpoint.digests[epoch]:
+            raise Breach("I10", f"{call}: epoch {epoch} decided for {decision.offsets.digest}")
+        if set(decision.receipts) != set(record.state.sinks):
+            raise Breach("I3", f"{call}: the decision is about {set(decision.receipts)}")
+        self._decided[epoch] = frozenset(decision.receipts)
+        for sink, receipts in decision.receipts.items():
+            self._names(world, call, decision, sink, receipts)
+        self._rehearsed = frozenset()
+
+    def _names(
+        self,
+        world: World,
+        call: Call,
+        decision: Decision,
+        sink: SinkName,
+        receipts: Sequence[Receipt],
+    ) -> None:
+        epoch, handles = decision.epoch, [str(receipt.handle) for receipt in receipts]
+        if (sink, epoch, frozenset(handles)) not in self._rehearsed:
+            raise Breach("I3", f"{call}: epoch {epoch} was not rehearsed on {sink}")
+        target = world.targets[sink]
+        rows: list[Hashable] = []
+        for handle in handles:
+            if handle not in target.prepared and handle not in self._expired:
+                raise Breach("I5", f"{call}: the decision of {epoch} names the aborted {handle}")
+            self._named[handle] = epoch
+            rows += map(_same, target.prepared.get(handle, ()))
+        if self._expired.isdisjoint(handles) and Counter(rows) != Counter(world.source.rows(epoch)):
+            raise Breach("I6", f"{call}: the decision names {rows} on {sink}")
+
+    def _same_decision(self, world: World, call: Call, before: State, record: Record) -> None:
+        was, now = before.unsettled, record.state.unsettled
+        if was is None or now is None:
+            raise Breach("I2", f"{call}: a settled decision came back")
+        if _facts(was) != _facts(now):
+            raise Breach("I2", f"{call}: the decision of epoch {was.epoch} changed")
+        for sink, receipts in now.receipts.items():
+            if tuple(receipts) != tuple(was.receipts[sink]):
+                self._rewrites(world, call, record, sink, was)
+
+    def _rewrites(
+        self, world: World, call: Call, record: Record, sink: SinkName, was: Decision
+    ) -> None:
+        """I4: other handles may stand for the same rows, where the old ones are gone for good."""
+        now = record.state.unsettled
+        if record.kind is not RecordKind.REWRITE or now is None:
+            raise Breach("I2", f"{call}: {record.kind.value} changes receipts of {sink}")
+        if _sum(was.receipts[sink]) != _sum(now.receipts[sink]):
+            raise Breach("I4", f"{call}: {sink} is written again with other rows")
+        target, stay = world.targets[sink], {str(r.handle) for r in now.receipts[sink]}
+        for receipt in was.receipts[sink]:
+            handle = str(receipt.handle)
+            if handle not in stay and (handle in target.prepared or handle in target.committed):
+                raise Breach("I4", f"{call}: {handle} is replaced and still there")
+        for handle in stay:
+            self._named[handle] = now.epoch
+
+    # At rest
+
+    def at_rest(self, world: World) -> None:
+        """After a last driver started and stopped undisturbed, and no call is on its way."""
+        if self.truth is None or not self.truth.is_stopped or self.truth.unsettled is not None:
+            raise Breach("I4", "at rest, and the log is not")
+        for epoch in range(len(world.source.epochs)):
+            if epoch not in self._decided:
+                raise Breach("I2", f"epoch {epoch} was never decided")
+        for sink, target in world.targets.items():
+            self._once(world, sink)
+            if target.prepared:
+                raise Breach("I5", f"{sink} still holds {sorted(target.prepared)}")
+        if len(world.log.records) > LOG_RECORDS_MAX:
+            raise Breach("I2", f"the log holds {len(world.log.records)} records")
+
+    def _once(self, world: World, sink: SinkName) -> None:
+        target = world.targets[sink]
+        seen = Counter(_same(row) for rows in target.visible.values() for row in rows)
+        epochs = [epoch for epoch, sinks in self._decided.items() if sink in sinks]
+        wanted = Counter(str(row) for epoch in epochs for row in world.source.rows(epoch))
+        if lost := wanted - seen:
+            raise Breach("I4", f"{sink} lost {sorted(map(str, lost))}")
+        if surplus := seen - wanted:
+            raise Breach("I1", f"{sink} shows too often {sorted(map(str, surplus))}")
+        if epochs and self.truth and (self.truth.uid, max(epochs)) not in target.epochs:
+            raise Breach("I8", f"{sink} does not prove epoch {max(epochs)}")
+
+    def partly(self, world: World) -> None:
+        """Where a run ended with a person needed: no row twice, and none without a decision."""
+        for sink, target in world.targets.items():
+            seen = Counter(_same(row) for rows in target.visible.values() for row in rows)
+            twice = [str(row) for row, times in seen.items() if times > 1]
+            if twice:
+                raise Breach("I1", f"{sink} shows twice {sorted(twice)}")
+            for handle in target.visible:
+                if handle not in self._named:
+                    raise Breach("I1", f"{sink} shows {handle}, which no decision names")
+
+
+OTHER = "other "
+"""How a row begins that a source, not being deterministic, gives in the place of another."""
+
+
+def _same(row: Hashable) -> str:
+    """Which row of the source this is."""
+    return str(row).removeprefix(OTHER)
+
+
+def _epoch_and_handles(call: Call) -> tuple[int, list[str]]:
+    epoch, receipts = cast("tuple[int, tuple[Receipt, ...]]", call.args)
+    return epoch, [str(receipt.handle) for receipt in receipts]
+
+
+def _same_last(before: State, after: State) -> bool:
+    """Whether both remember the same last decision; which sinks can prove it may change."""
+    if before.last is None or after.last is None:
+        return before.last is after.last
+    return (before.last.epoch, before.last.offsets) == (after.last.epoch, after.last.offsets)
+
+
+def _facts(decision: Decision) -> object:
+    return decision.epoch, decision.offsets, set(decision.receipts)
+
+
+def _sum(receipts: Sequence[Receipt]) -> object:
+    return total(receipt.fingerprint for receipt in receipts)

@@ -1,0 +1,452 @@
+"""
+A seeded simulation: `python -m epochal.testing.sim --seeds 100000`.
+
+Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
+every call they make outside, the seed chooses: which driver goes on and which sleeps; whether the
+call fails, hangs, loses its answer, lands later or twice; whether its driver dies before or after
+it; whether a target throws prepared rows away, rejects them, or a gate refuses them. Dead and
+stopped drivers are replaced, also while the old one still runs; sinks come and go between starts.
+Then the trouble ends, what is still on its way lands, a last driver starts and stops, and the
+judge looks at what is visible and what is left.
+
+A seed is a whole run: `--seed S` replays it alone and prints every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import greenlet
+
+from epochal.contract import Limits
+from epochal.coordinator import Gate, PreparedEpoch, Surroundings
+from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
+from epochal.terms import EpochNumber, SinkName, Uid
+from epochal.testing.calls import SPARK, Call, Crash, SimLog, SimSink, SimSpark
+from epochal.testing.driver import Driver, Partitions, ends_by_the_rules, one_after_the_other
+from epochal.testing.judge import OTHER, Breach
+from epochal.testing.world import Source, World
+
+_CALLS_MAX = 20_000
+_LIVES_MAX = 7
+_SINKS = tuple(SinkName(name) for name in ("left", "middle", "right"))
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_PROGRESS_EVERY_S = 5.0
+
+LIMITS = Limits(
+    commit_timeout_s=1.0,
+    commit_retry_max_s=4.0,
+    abort_timeout_s=1.0,
+    decide_retry_max_s=2.0,
+    retry_backoff_ms=(100, 500, 1000),
+    sweep_every_s=3.0,
+    log_records_kept=2,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How bad one run is: chances per call, drawn once a seed."""
+
+    crash: float
+    fail: float
+    lose_answer: float
+    late: float
+    twice: float
+    slow: float
+    expire: float
+    reject: float
+    speculate: float
+    second_driver: float
+    changes_sinks: bool
+    is_deterministic: bool
+    """Whether a replayed epoch gives the same rows."""
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Weather:
+        def some(most: float) -> float:
+            return chance.choice((0.0, most / 4, most))
+
+        return cls(
+            crash=some(0.03),
+            fail=some(0.10),
+            lose_answer=some(0.10),
+            late=some(0.10),
+            twice=some(0.05),
+            slow=some(0.1),
+            expire=some(0.01),
+            reject=some(0.05),
+            speculate=some(0.5),
+            second_driver=some(0.03),
+            changes_sinks=chance.random() < 0.2,
+            is_deterministic=chance.random() < 0.9,
+        )
+
+
+class VirtualClock:
+    """Moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time_s = 1000.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def monotonic(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
+@dataclass(eq=False)
+class Life:
+    """One driver, from its start to its end."""
+
+    name: str
+    thread: greenlet
+    call: Call | None = None
+    """What it waits for an answer to."""
+    error: BaseException | None = None
+    is_over: bool = False
+
+
+@dataclass
+class Simulation:
+    seed: int
+    keeps_trace: bool = False
+    trace: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)
+        self._weather = Weather.drawn(self._chance)
+        self._world = World(self._drawn_source(), _SINKS)
+        self._clock = VirtualClock()
+        self._flying: list[Call] = []
+        """Calls on their way, whose callers no longer listen."""
+        self._lives: list[Life] = []
+        self._born = 0
+        self._calls = 0
+        self._is_calm = False
+        self._scheduler = greenlet.getcurrent()
+        self._sinks: Sequence[SinkName] = _SINKS[:2]
+
+    def _drawn_source(self) -> Source:
+        sizes = [
+            [self._chance.randrange(3) for _ in range(self._chance.randrange(4))]
+            for _ in range(self._chance.randrange(1, 5))
+        ]
+        return Source.of(*sizes)
+
+    def run(self) -> int:
+        """Simulate this seed; returns the number of calls, raises `Breach`."""
+        self._bear()
+        while self._lives and self._calls < _CALLS_MAX:
+            self._step()
+        self._calm_down()
+        return self._calls
+
+    # The trouble
+
+    def _step(self) -> None:
+        if self._flying and self._happens(0.2):
+            self._land_one()
+        if self._happens(self._weather.expire):
+            self._expire_some(self._chance.choice(_SINKS))
+        if self._happens(self._weather.second_driver):
+            self._bear()
+        if self._lives:
+            self._answer(self._chance.choice(self._lives))
+        if not self._lives and self._born < _LIVES_MAX:
+            self._bear()
+
+    def _happens(self, chance: float) -> bool:
+        return not self._is_calm and chance > 0 and self._chance.random() < chance
+
+    def _land_one(self) -> None:
+        call = self._flying.pop(self._chance.randrange(len(self._flying)))
+        self._note(f"late: {call}")
+        self._world.land_late(call)
+
+    def _expire_some(self, sink: SinkName) -> None:
+        target = self._world.targets[sink]
+        handles = sorted(target.prepared)
+        if handles and self._chance.random() < 0.5:
+            handles = [self._chance.choice(handles)]
+        if handles:
+            self._note(f"{target.name} throws away {', '.join(handles)}")
+            self._world.expire(target.name, handles)
+
+    def _answer(self, life: Life) -> None:
+        call = life.call
+        if call is None:
+            raise Breach("harness", f"{life.name} waits for nothing")
+        self._calls += 1
+        if self._happens(self._weather.slow):
+            self._clock.sleep(self._chance.choice((0.1, 1.0, 5.0)))
+        self._world.issue(call)
+        if call.verb == "commit" and self._happens(self._weather.expire * 10):
+            self._expire_some(SinkName(call.name))
+        if call.room != SPARK and self._disturbed(life, call):
+            return
+        if self._happens(self._weather.crash):
+            self._kill(life, f"before {call}")
+            return
+        self._deliver(life, call)
+        if not life.is_over and self._happens(self._weather.crash / 4):
+            self._kill(life, f"after {call}")
+
+    def _disturbed(self, life: Life, call: Call) -> bool:
+        """Whether the caller gets an error instead of an answer."""
+        weather = self._weather
+        if self._happens(weather.fail):
+            self._raise_in(life, TryAgain("nothing happened"), f"fails: {call}")
+        elif call.verb == "rehearse" and self._happens(weather.reject):
+            self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
+        elif self._happens(weather.lose_answer):
+            self._note(f"half or whole, no answer: {call}")
+            self._world.land_late(self._maybe_half(call))
+            self._raise_in(life, OutcomeUnknown("the answer was lost"), "")
+        elif call.changes_something and self._happens(weather.late):
+            self._flying.append(call)
+            self._raise_in(life, OutcomeUnknown("no answer in time"), f"sent, not arrived: {call}")
+        else:
+            if call.changes_something and self._happens(weather.twice):
+                self._flying.append(call)
+            return False
+        return True
+
+    def _maybe_half(self, call: Call) -> Call:
+        if call.verb != "commit" or self._chance.random() < 0.5:
+            return call
+        return Call(call.actor, call.room, call.name, "commit_half", call.args, call.identity)
+
+    def _deliver(self, life: Life, call: Call) -> None:
+        if call.room == SPARK and call.verb == "twice":
+            self._switch(life, self._happens(self._weather.speculate))
+            return
+        try:
+            answer = self._world.land(call)
+        except Breach:
+            raise
+        except Exception as error:  # noqa: BLE001  what the target says, the driver hears
+            self._raise_in(life, error, f"{call} → {type(error).__name__}")
+            return
+        self._note(f"{call} → {answer}" if answer is not None else str(call))
+        self._switch(life, answer)
+
+    # Lives
+
+    def _bear(self) -> None:
+        if self._born >= _LIVES_MAX and not self._is_calm:
+            return
+        self._born += 1
+        if self._weather.changes_sinks and not self._is_calm and self._born > 1:
+            self._sinks = tuple(sorted(self._chance.sample(_SINKS, self._chance.randrange(1, 4))))
+        name = f"D{self._born}"
+        life = Life(name, greenlet(self._live))
+        self._note(f"{name} starts with {', '.join(self._sinks)}")
+        self._lives.append(life)
+        self._switch(life, life, self._driver(name, self._sinks))
+
+    def _live(self, life: Life, driver: Driver) -> None:
+        try:
+            driver.run()
+        except Crash:
+            pass
+        except BaseException as error:  # noqa: BLE001  sorted by whoever looks at the life
+            life.error = error
+        life.is_over = True
+
+    def _driver(self, name: str, sinks: Sequence[SinkName]) -> Driver:
+        nonces = iter(f"{name}-{at}" for at in range(_CALLS_MAX))
+        own = random.Random(f"{self.seed} {name}")
+        return Driver(
+            log=SimLog(self._send, name),
+            sinks=[SimSink(name=sink, send=self._send, actor=name) for sink in sinks],
+            engine=SimSpark(self._send, name),
+            read=self._read,
+            epochs=len(self._world.source.epochs),
+            limits=LIMITS,
+            gates=[self._gate(name)],
+            around=Surroundings(
+                clock=self._clock,
+                chance=own.random,
+                nonce=lambda: next(nonces),
+                mint=lambda: Uid("".join(own.choice(_LETTERS) for _ in range(12))),
+                together=one_after_the_other,
+            ),
+        )
+
+    def _read(self, epoch: EpochNumber) -> Partitions:
+        """The rows; on a replay they may be cut into other partitions, or be others altogether."""
+        parts = self._world.source.epochs[epoch]
+        if epoch in self._world.judge.decided and not self._weather.is_deterministic:
+            return [[tuple(f"{OTHER}{row}" for row in part)] for part in parts]
+        if epoch in self._world.judge.decided and self._happens(0.3):
+            return [[self._world.source.rows(epoch)]]
+        return [[part] for part in parts]
+
+    def _gate(self, name: str) -> Gate:
+        def gate(epoch: PreparedEpoch) -> bool | str:
+            rows = {epoch.rows(sink) for sink in epoch.prepared}
+            if len(rows) > 1:
+                return f"{name}: sinks differ: {rows}"
+            return not self._happens(0.02)
+
+        return gate
+
+    def _send(self, call: Call) -> Any:
+        """Where a driver's greenlet hands over to the schedule, and gets its answer from it."""
+        return self._scheduler.switch(call)
+
+    def _switch(self, life: Life, *answer: Any) -> None:
+        life.call = life.thread.switch(*answer)
+        self._look_at(life)
+
+    def _raise_in(self, life: Life, error: BaseException, note: str) -> None:
+        if note:
+            self._note(note)
+        life.call = life.thread.throw(error)
+        self._look_at(life)
+
+    def _kill(self, life: Life, when: str) -> None:
+        self._note(f"{life.name} dies {when}")
+        while not life.is_over:
+            life.call = life.thread.throw(Crash())
+        self._lives.remove(life)
+
+    def _look_at(self, life: Life) -> None:
+        if not life.is_over:
+            return
+        self._lives.remove(life)
+        told = "in good order" if life.error is None else repr(life.error)
+        self._note(f"{life.name} ends {told}")
+        if isinstance(life.error, Breach):
+            raise life.error
+        if life.error is not None and not ends_by_the_rules(life.error):
+            raise Breach("defect", f"{life.name} ended with {life.error!r}") from life.error
+
+    def _note(self, text: str) -> None:
+        if self.keeps_trace:
+            self.trace.append(f"{self._clock.time_s:9.2f}  {text}")
+
+    # The end
+
+    def _calm_down(self) -> None:
+        """No more trouble: the living come to their end, what flies lands, a last driver starts."""
+        self._is_calm = True
+        self._note("calm")
+        while self._lives:
+            self._answer(self._lives[0])
+        self._world.judge.partly(self._world)
+        self._last_driver()
+        while self._flying:
+            self._land_one()
+        if isinstance(self._last_driver(), Unsettled) and not self._weather.is_deterministic:
+            self._world.judge.partly(self._world)
+        else:
+            self._world.judge.at_rest(self._world)
+
+    def _last_driver(self) -> BaseException | None:
+        truth = self._world.judge.truth
+        if truth is not None and truth.pending:
+            self._sinks = tuple(sorted({*self._sinks, *truth.pending}))
+        if self._weather.changes_sinks:
+            self._sinks = _SINKS
+        self._bear()
+        life = self._lives[-1]
+        while not life.is_over:
+            self._answer(life)
+        return life.error
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    seed: int
+    calls: int
+    breach: str = ""
+
+
+def simulate(seed: int) -> Verdict:
+    try:
+        return Verdict(seed, Simulation(seed).run())
+    except Breach as breach:
+        return Verdict(seed, 0, str(breach))
+
+
+def simulate_all(seeds: Sequence[int], jobs: int = 1) -> Iterator[Verdict]:
+    """Every seed's verdict, in any order."""
+    if jobs <= 1:
+        yield from map(simulate, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=_quiet) as pool:
+        yield from pool.imap_unordered(simulate, seeds, chunksize=64)
+
+
+def _quiet() -> None:
+    logging.disable(logging.CRITICAL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parsed(arguments)
+    _quiet()
+    if options.seed is not None:
+        return _replay(options.seed)
+    began_s, told_s, done, calls, breaches = time.monotonic(), 0.0, 0, 0, 0
+    seeds = range(options.first, options.first + options.seeds)
+    for verdict in simulate_all(seeds, options.jobs):
+        done, calls = done + 1, calls + verdict.calls
+        if verdict.breach:
+            breaches += 1
+            _say(f"seed {verdict.seed}: {verdict.breach}")
+            _say(f"  replay: python -m epochal.testing.sim --seed {verdict.seed}")
+        if time.monotonic() - told_s > _PROGRESS_EVERY_S:
+            told_s = time.monotonic()
+            _say(f"{done} of {options.seeds} seeds, {calls} calls, {breaches} breaches")
+    spent_s = time.monotonic() - began_s
+    sys.stdout.write(f"sim: {done} seeds, {calls} calls, {breaches} breaches, {spent_s:.0f} s\n")
+    return 1 if breaches else 0
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m epochal.testing.sim",
+        description="Run the shipped coordinator through seeded trouble and judge what is left.",
+    )
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="replay this one seed and print every call")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    return parser.parse_args(arguments)
+
+
+def _replay(seed: int) -> int:
+    simulation = Simulation(seed, keeps_trace=True)
+    breach = ""
+    try:
+        simulation.run()
+    except Breach as found:
+        breach = str(found)
+    for line in simulation.trace:
+        _say(line)
+    sys.stdout.write(f"sim: seed {seed}: {breach or 'no breach'}\n")
+    return 1 if breach else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Carrying a decision out: again and again until it is done, by proof and not by hope."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from epochal.contract import Limits
+from epochal.coordinator import Surroundings
+from epochal.coordinator.carrying import Carrier
+from epochal.coordinator.waiting import backoff, in_threads
+from epochal.errors import Fenced, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain, Unsettled
+from epochal.terms import (
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Identity,
+    Proof,
+    Receipt,
+    SinkName,
+    Uid,
+)
+from epochal.testing.behaviour import OwnClock
+from epochal.testing.driver import one_after_the_other
+
+X, Y = SinkName("x"), SinkName("y")
+LIMITS = Limits(commit_retry_max_s=10.0, retry_backoff_ms=(100, 500, 2000))
+
+
+def receipt(sink, partition=0):
+    identity = Identity(pipeline="p", uid=Uid("a" * 12), sink=sink, generation=Generation(1))
+    handle = identity.handle(EpochNumber(3), partition=partition, attempt=partition)
+    return Receipt(handle=handle, fingerprint=Fingerprint(1, 1))
+
+
+@dataclass
+class Scripted:
+    """Commits by script: an error to raise, or None for done; the last one repeats."""
+
+    script: list
+    proofs: list = field(default_factory=list)
+    commits: int = 0
+
+    def commit(self, epoch, receipts):
+        error = self.script[min(self.commits, len(self.script) - 1)]
+        self.commits += 1
+        if error is not None:
+            raise error
+
+    def outcome(self, epoch, receipt):
+        return self.proofs.pop(0)
+
+
+@pytest.fixture
+def clock():
+    return OwnClock()
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def carry(clock, noted):
+    def carried(pending=None, **committers):
+        carrier = Carrier(
+            epoch=EpochNumber(3),
+            committers={SinkName(name): some for name, some in committers.items()},
+            limits=LIMITS,
+            around=Surroundings(clock=clock, chance=lambda: 1.0, together=one_after_the_other),
+            note_done=noted.append,
+        )
+        return carrier.carry_out(
+            pending or {SinkName(name): (receipt(SinkName(name)),) for name in committers}
+        )
+
+    return carried
+
+
+def test_all_done_at_once_writes_nothing_to_the_log(carry, noted, clock):
+    assert carry(x=Scripted([None]), y=Scripted([None])) == {}
+    assert noted == []
+    assert clock.monotonic() == 0
+
+
+def test_retries_wait_longer_each_time_and_then_steadily(carry, clock):
+    slow = Scripted([TryAgain("busy")] * 4 + [None])
+    carry(x=slow)
+    assert slow.commits == 5
+    assert clock.monotonic() == pytest.approx(0.1 + 0.5 + 2.0 + 2.0)
+
+
+def test_half_of_each_wait_is_left_to_chance():
+    assert next(backoff((100,), lambda: 0.0)) == pytest.approx(0.05)
+    assert next(backoff((100,), lambda: 1.0)) == pytest.approx(0.1)
+
+
+def test_a_sink_that_is_done_while_another_is_retried_is_noted_once(carry, noted):
+    carry(x=Scripted([None]), y=Scripted([TryAgain("busy"), TryAgain("busy"), None]))
+    assert noted == [{X}]
+
+
+def test_a_sink_that_is_done_is_not_committed_again_by_a_retry(carry):
+    done = Scripted([None])
+    carry(x=done, y=Scripted([OSError("reset"), None]))
+    assert done.commits == 1
+
+
+def test_what_can_not_be_carried_out_in_time_stays_decided(carry, clock, noted):
+    with pytest.raises(Unsettled, match=r"epoch 3 is decided, and sink 'x'.*busy") as caught:
+        carry(x=Scripted([TryAgain("busy")]), y=Scripted([None]))
+    assert "no row is lost" in caught.value.hint
+    assert clock.monotonic() <= LIMITS.commit_retry_max_s
+    assert noted == [{Y}]
+
+
+def test_a_fatal_error_stops_at_once_and_the_epoch_stays_decided(carry, clock):
+    with pytest.raises(Unsettled, match="password"):
+        carry(x=Scripted([Misconfigured("wrong password")]))
+    assert clock.monotonic() == 0
+
+
+def test_a_fenced_commit_is_told_as_what_it_is(carry):
+    with pytest.raises(Fenced):
+        carry(x=Scripted([Fenced("newer")]))
+
+
+def test_a_lost_answer_with_proof_is_done(carry):
+    proven = Scripted([OutcomeUnknown("?")], [Proof.COMMITTED])
+    assert carry(x=proven) == {}
+    assert proven.commits == 1
+
+
+def test_a_lost_answer_without_proof_is_neither_done_nor_failed(carry):
+    asked = Scripted([OutcomeUnknown("?"), None], [Proof.UNKNOWN])
+    assert carry(x=asked) == {}
+    assert asked.commits == 2
+
+
+def test_a_lost_answer_about_an_empty_epoch_is_asked_again(carry):
+    empty = Scripted([OutcomeUnknown("?"), None])
+    carry(pending={X: ()}, x=empty)
+    assert empty.commits == 2
+
+
+def test_rows_that_the_target_proves_thrown_away_must_be_written_again(carry, noted):
+    pending = {X: (receipt(X, 0), receipt(X, 1)), Y: (receipt(Y),)}
+    gone = Scripted([OutcomeUnknown("?")], [Proof.COMMITTED, Proof.ABORTED])
+    assert carry(pending=pending, x=gone, y=Scripted([None])) == {X: (str(receipt(X, 1).handle),)}
+    assert noted == [{Y}]
+
+
+def test_a_lost_sink_does_not_keep_another_from_being_retried(carry):
+    lost = PreparedLost("gone", handles=("h",))
+    other = Scripted([TryAgain("busy"), None])
+    assert carry(x=Scripted([lost]), y=other) == {X: ("h",)}
+    assert other.commits == 2
+
+
+def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
+    import threading
+
+    forever = threading.Event()
+
+    def fails():
+        raise TryAgain("busy")
+
+    results = in_threads([lambda: None, fails, forever.wait], slow_s=0.01, give_up_s=0.05)
+    forever.set()
+    assert results[0] is None
+    assert isinstance(results[1], TryAgain)
+    assert isinstance(results[2], OutcomeUnknown)

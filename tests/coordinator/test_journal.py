@@ -1,0 +1,200 @@
+"""The rules of the sequence: list after put, nonces, no gap is an end, nothing is overwritten."""
+
+import pytest
+
+from epochal.contract import Limits
+from epochal.coordinator.journal import Journal
+from epochal.errors import CorruptRecord, Fenced, OutcomeUnknown, TryAgain
+from epochal.logs.memory import MemoryLog
+from epochal.protocol.state import RecordKind, State, claimed, stopped
+from epochal.terms import Uid
+from epochal.testing.behaviour import OwnClock
+
+LIMITS = Limits(decide_retry_max_s=5.0, log_records_kept=2)
+
+
+class FlakyLog(MemoryLog):
+    """Raises what it is told to, before or after the effect of a verb."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after, self.calls = {}, {}, []
+
+    def _around(self, verb, perform):
+        self.calls.append(verb)
+        if self.before.get(verb):
+            raise self.before[verb].pop(0)
+        answer = perform()
+        if self.after.get(verb):
+            raise self.after[verb].pop(0)
+        return answer
+
+    def put_if_absent(self, number, record):
+        return self._around("put", lambda: MemoryLog.put_if_absent(self, number, record))
+
+    def numbers(self):
+        return self._around("numbers", lambda: MemoryLog.numbers(self))
+
+    def read(self, number):
+        return self._around("read", lambda: MemoryLog.read(self, number))
+
+
+@pytest.fixture
+def log():
+    return FlakyLog()
+
+
+@pytest.fixture
+def clock():
+    return OwnClock()
+
+
+def journal(log, clock, name="a"):
+    spent = iter(range(10**6))
+    return Journal(
+        log, clock=clock, limits=LIMITS, chance=lambda: 0.0, nonce=lambda: f"{name}{next(spent)}"
+    )
+
+
+def follow(before):
+    base = before or State(uid=Uid("a" * 12), pipeline="p", location="/chk")
+    return claimed(base, driver="", sinks={}, query_id=None, run=None)
+
+
+def test_claims_share_the_sequence_with_everything_else(log, clock):
+    first, second = journal(log, clock), journal(log, clock, "b")
+    state = first.claim(follow)
+    first.append(RecordKind.STOP, stopped(state))
+    assert second.claim(follow).generation == 2
+    assert list(log.numbers()) == [1, 2, 3]
+
+
+def test_a_superseded_driver_can_not_append(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    state = old.claim(follow)
+    new.claim(follow)
+    with pytest.raises(Fenced, match="record 2 was written by another driver"):
+        old.append(RecordKind.STOP, stopped(state))
+
+
+def test_a_slot_whose_record_was_deleted_can_be_filled_and_still_fences(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    state = old.claim(follow)
+    new.claim(follow)
+    new.append(RecordKind.STOP, state)
+    log.delete([1, 2])
+    with pytest.raises(Fenced, match="record 3 is above this driver's 2"):
+        old.append(RecordKind.STOP, stopped(state))
+
+
+def test_a_gap_is_never_read_as_the_end(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    state = old.claim(follow)
+    latest = new.claim(follow)
+    for _ in range(3):
+        new.append(RecordKind.PROGRESS, latest)
+    log.delete([1, 2, 3, 4])
+    with pytest.raises(Fenced):
+        old.append(RecordKind.STOP, stopped(state))
+    assert list(log.numbers()) == [2, 5]
+    assert journal(log, clock, "c").peek() == latest
+
+
+def test_a_put_without_an_answer_that_was_written_is_found_to_be_ones_own(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.after["put"] = [OutcomeUnknown("no answer")]
+    own.append(RecordKind.STOP, stopped(state))
+    assert list(log.numbers()) == [1, 2]
+
+
+def test_a_put_without_an_answer_that_was_not_written_is_made_again(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [OutcomeUnknown("no answer"), TryAgain("not yet"), OSError("reset")]
+    own.append(RecordKind.STOP, stopped(state))
+    assert list(log.numbers()) == [1, 2]
+
+
+def test_somebody_elses_record_in_the_slot_is_not_taken_for_ones_own(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    state = old.claim(follow)
+    log.before["put"] = [OutcomeUnknown("no answer")]
+    new_state = None
+
+    class Overtaking(OwnClock):
+        def sleep(self, seconds):
+            nonlocal new_state
+            if new_state is None:
+                new_state = new.claim(follow)
+            super().sleep(seconds)
+
+    old._clock = Overtaking()
+    with pytest.raises(Fenced):
+        old.append(RecordKind.STOP, stopped(state))
+    assert journal(log, clock, "c").peek() == new_state
+
+
+def test_a_log_that_does_not_answer_in_time_leaves_the_outcome_unknown(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [OSError("down")] * 1000
+    with pytest.raises(OutcomeUnknown, match="no answer from the epoch log for 5 s") as caught:
+        own.append(RecordKind.STOP, stopped(state))
+    assert "nothing was aborted" in caught.value.hint
+    assert clock.monotonic() <= 5.0
+
+
+def test_a_claim_that_loses_a_race_claims_above_the_winner(log, clock):
+    first, second = journal(log, clock), journal(log, clock, "b")
+
+    def overtaken(before):
+        if before is None:
+            second.claim(follow)
+        return follow(before)
+
+    assert first.claim(overtaken).generation == 2
+
+
+def test_a_record_gone_between_listing_and_reading_is_looked_for_again(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    log.put_if_absent(2, log.read(1))
+    real, listed = log.numbers, iter([[1], [1, 2]])
+    log.numbers = lambda: next(listed, None) or real()
+    log.delete([1])
+    assert own.peek().generation == 1
+
+
+def test_tidying_keeps_the_newest_and_never_touches_what_is_above(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    for _ in range(9):
+        own.append(RecordKind.PROGRESS, state)
+    own.tidy()
+    assert list(log.numbers()) == [8, 9, 10]
+
+
+def test_a_zombie_that_tidies_removes_nothing_that_is_needed(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    state = old.claim(follow)
+    for _ in range(5):
+        old.append(RecordKind.PROGRESS, state)
+    latest = new.claim(follow)
+    old.tidy()
+    assert journal(log, clock, "c").peek() == latest
+
+
+def test_a_failure_to_tidy_costs_nothing(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    log.before["numbers"] = [OSError("down")]
+    own.tidy()
+
+
+def test_a_torn_record_is_refused_by_name_and_stays_as_it_is(log, clock):
+    log.put_if_absent(1, b"epochal-log 1 torn")
+    with pytest.raises(CorruptRecord, match="memory, record 1"):
+        journal(log, clock).claim(follow)
+    assert log.read(1) == b"epochal-log 1 torn"
+    assert list(log.numbers()) == [1]

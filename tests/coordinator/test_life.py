@@ -1,0 +1,119 @@
+"""Identity changed by a person, and one driver that works in several processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal.coordinator import Coordinator, life
+from epochal.errors import Fenced, InvariantBroken, Refused
+from epochal.logs.memory import MemoryLog
+from epochal.protocol.admission import Admission, Position, Start
+from epochal.protocol.state import RecordKind
+from epochal.sinks.memory import Memory
+from epochal.terms import NO_OFFSETS, EpochNumber, Fingerprint, Receipt
+
+ZERO = EpochNumber(0)
+
+
+def _start(sink: Memory, *, driver: str = "one", location: str = "/c") -> Start:
+    return Start(pipeline="p", location=location, sinks={sink.name: sink.describe()}, driver=driver)
+
+
+def _run(log: MemoryLog, sink: Memory, epochs: int = 1, *, stops: bool = True) -> Coordinator:
+    coordinator = Coordinator(log=log, sinks=[sink])
+    coordinator.start(_start(sink))
+    for epoch in map(EpochNumber, range(epochs)):
+        coordinator.begin(epoch, query_id="q")
+        coordinator.preparing()
+        coordinator.conclude({sink.name: ()})
+    if stops:
+        coordinator.stop()
+    return coordinator
+
+
+def test_a_log_without_a_record_has_no_identity_to_change() -> None:
+    with pytest.raises(Refused, match="holds no epoch log"):
+        life.rename(MemoryLog(), pipeline="other")
+
+
+def test_a_moved_checkpoint_is_adopted_where_it_is() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, epochs=2)
+    position = Position(planned=EpochNumber(1), finished=EpochNumber(1))
+    state = life.adopt(log, location="/moved", query_id="q", position=position)
+    assert (state.location, state.expected) == ("/moved", 2)
+    assert state.last is not None
+
+
+def test_epochs_of_other_code_are_stepped_over_when_adopted() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, epochs=2)
+    position = Position(planned=EpochNumber(8), finished=EpochNumber(8))
+    assert life.adopt(log, location="/c", query_id="q", position=position).expected == 9
+
+
+def test_an_unsettled_epoch_is_not_stepped_over() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, epochs=1, stops=False)
+    position = Position(planned=EpochNumber(8), finished=EpochNumber(8))
+    with pytest.raises(InvariantBroken, match="unsettled"):
+        life.adopt(log, location="/c", query_id="q", position=position)
+
+
+def test_a_fork_has_a_uid_of_its_own_and_fences_who_still_runs() -> None:
+    log, sink = MemoryLog(), Memory()
+    running = _run(log, sink, stops=False)
+    state = life.fork(log, location="/copy")
+    assert state.uid != running.state.uid == state.forked_from
+    running.begin(EpochNumber(1), query_id="q")
+    running.preparing()
+    with pytest.raises(Fenced):
+        running.conclude({sink.name: ()})
+
+
+def _plan(log: MemoryLog, sink: Memory) -> Coordinator:
+    planner = Coordinator(log=log, sinks=[sink])
+    planner.start(_start(sink))
+    planner.begin(ZERO, query_id="q")
+    planner.leave()
+    return planner
+
+
+def test_an_epoch_begun_in_one_process_is_decided_in_another() -> None:
+    log, sink = MemoryLog(), Memory()
+    planner = _plan(log, sink)
+    handle = planner.identity(sink.name).handle(ZERO, partition=0, attempt=7)
+    sink._place.store().prepare(str(handle), sink.rows())
+    committer = Coordinator(log=log, sinks=[sink])
+    committer.resume("one", record=planner.record)
+    admission = committer.take_up(ZERO, query_id="q", offsets=NO_OFFSETS)
+    assert admission is Admission.FRESH
+    committer.conclude({sink.name: [Receipt(handle=handle, fingerprint=Fingerprint(0))]})
+    committer.restate()
+    assert sink.epochs() == [0]
+    assert committer.state.unsettled is None
+    again = Coordinator(log=log, sinks=[sink])
+    again.resume("one")
+    assert again.take_up(ZERO, query_id="q", offsets=NO_OFFSETS) is Admission.REPLAY
+
+
+def test_a_process_whose_driver_was_fenced_decides_nothing() -> None:
+    log, sink = MemoryLog(), Memory()
+    planner = _plan(log, sink)
+    Coordinator(log=log, sinks=[sink]).start(_start(sink, driver="two"))
+    with pytest.raises(Fenced, match="it is of two"):
+        Coordinator(log=log, sinks=[sink]).resume("one", record=planner.record)
+
+
+def test_a_slot_that_was_closed_meanwhile_fences_a_late_decision() -> None:
+    log, sink = MemoryLog(), Memory()
+    planner = _plan(log, sink)
+    late = Coordinator(log=log, sinks=[sink])
+    late.resume("one", record=planner.record)
+    late.take_up(ZERO, query_id="q", offsets=NO_OFFSETS)
+    closing = Coordinator(log=log, sinks=[sink])
+    closing.resume("one")
+    closing.restate(RecordKind.PROGRESS)
+    with pytest.raises(Fenced):
+        late.conclude({sink.name: ()})
+    assert sink.epochs() == []

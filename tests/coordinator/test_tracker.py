@@ -1,0 +1,100 @@
+"""The figures an operator asks for."""
+
+import pytest
+
+from epochal.coordinator.tracker import EPOCHS_KEPT, Tracker
+from epochal.errors import GateRefused, Unsettled
+from epochal.protocol.machine import Phase
+from epochal.terms import EpochNumber
+from epochal.testing.behaviour import OwnClock
+
+
+@pytest.fixture
+def clock():
+    return OwnClock()
+
+
+@pytest.fixture
+def tracker(clock):
+    return Tracker(clock)
+
+
+def lived(tracker, clock, epoch, *phases, seconds=1.0):
+    for phase in phases:
+        tracker.enter(EpochNumber(epoch), phase)
+        clock.sleep(seconds)
+
+
+WHOLE = (Phase.ACTIVE, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING, Phase.COMMITTED)
+
+
+def test_before_the_first_epoch_everything_is_well(tracker):
+    metrics = tracker.metrics()
+    assert metrics.commits == 0
+    assert metrics.success_rate == 1.0
+    assert tracker.last_epochs() == ()
+
+
+def test_commits_aborts_and_failures_are_counted(tracker, clock):
+    lived(tracker, clock, 0, *WHOLE)
+    lived(tracker, clock, 1, Phase.ACTIVE, Phase.ABORTING, Phase.ABORTED)
+    lived(tracker, clock, 1, *WHOLE)
+    lived(tracker, clock, 2, *WHOLE[:4], Phase.FAILED)
+    metrics = tracker.metrics()
+    assert (metrics.commits, metrics.aborts, metrics.commit_failures) == (2, 1, 1)
+    assert metrics.success_rate == 0.5
+
+
+def test_each_phase_knows_how_long_it_took(tracker, clock):
+    lived(tracker, clock, 0, *WHOLE, seconds=1.0)
+    lived(tracker, clock, 1, *WHOLE, seconds=3.0)
+    prepared = tracker.metrics().latency[Phase.PREPARED]
+    assert (prepared.count, prepared.avg_s, prepared.max_s) == (2, 2.0, 3.0)
+    assert (prepared.p50_s, prepared.p99_s) == (1.0, 3.0)
+    assert tracker.last_epochs(1)[0].seconds[Phase.ACTIVE] == 3.0
+
+
+def test_only_a_bounded_number_of_epochs_is_kept(tracker, clock):
+    for epoch in range(EPOCHS_KEPT + 5):
+        lived(tracker, clock, epoch, Phase.ACTIVE)
+    kept = tracker.last_epochs()
+    assert len(kept) == EPOCHS_KEPT
+    assert kept[0].epoch == 5
+    assert [figures.epoch for figures in tracker.last_epochs(2)] == [
+        EPOCHS_KEPT + 3,
+        EPOCHS_KEPT + 4,
+    ]
+
+
+def test_an_epoch_that_is_tried_again_is_a_second_entry(tracker, clock):
+    lived(tracker, clock, 0, Phase.ACTIVE, Phase.ABORTED)
+    lived(tracker, clock, 0, *WHOLE)
+    assert [figures.phase for figures in tracker.last_epochs()] == [Phase.ABORTED, Phase.COMMITTED]
+
+
+def test_a_coordinator_counts_the_rows_and_bytes_of_committed_epochs(bench2):
+    coordinator = bench2.started()
+    bench2.epoch(coordinator, 0)
+    bench2.epoch(coordinator, 1)
+    metrics = coordinator.tracker.metrics()
+    assert (metrics.commits, metrics.rows, metrics.bytes) == (2, 6, 6)
+    figures = coordinator.tracker.last_epochs()[0]
+    assert figures.sinks["x"].rows == 2
+    assert {sink.phase for sink in figures.sinks.values()} == {Phase.COMMITTED}
+    assert figures.finished_at is not None
+
+
+def test_rows_of_an_aborted_epoch_are_not_counted(bench):
+    coordinator = bench.started(gates=[lambda epoch: "no"])
+    with pytest.raises(GateRefused):
+        bench.epoch(coordinator)
+    metrics = coordinator.tracker.metrics()
+    assert (metrics.rows, metrics.aborts) == (0, 1)
+
+
+def test_a_decided_epoch_that_could_not_be_carried_out_is_a_failure(bench):
+    coordinator = bench.started()
+    bench.before["commit"] = [OSError("down")] * 1000
+    with pytest.raises(Unsettled):
+        bench.epoch(coordinator)
+    assert coordinator.tracker.metrics().commit_failures == 1

@@ -1,0 +1,236 @@
+"""Which start and which epoch may go on: every refusal states the facts and a way out (I10)."""
+
+from dataclasses import replace
+
+import pytest
+
+from epochal.errors import Refused
+from epochal.protocol.admission import (
+    Admission,
+    Position,
+    Start,
+    Unfinished,
+    admit_epoch,
+    admit_marks,
+    admit_start,
+    newborn,
+)
+from epochal.protocol.state import GivenUp, settled, sinks_done
+from epochal.terms import EpochNumber, Mark, Offsets, Uid
+
+OTHER = Uid("zzzzzzzzzzzz")
+
+
+@pytest.fixture
+def start(make):
+    return Start(pipeline="shop", location="/chk", sinks=make.fresh().sinks, query_id="query")
+
+
+@pytest.fixture
+def done(make):
+    """Epoch 0 is decided and settled."""
+    return settled(sinks_done(make.unsettled(), frozenset({make.orders, make.audit})))
+
+
+def at(planned, finished):
+    return Position(
+        planned=None if planned is None else EpochNumber(planned),
+        finished=None if finished is None else EpochNumber(finished),
+    )
+
+
+def refusal(call, *facts):
+    with pytest.raises(Refused) as caught:
+        call()
+    for fact in facts:
+        assert fact in caught.value.message, caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("position", [at(0, None), at(0, 0), at(1, 0)])
+def test_a_start_on_its_own_checkpoint_is_admitted(done, start, position):
+    admit_start(done, replace(start, position=position))
+
+
+def test_another_pipeline_on_this_checkpoint_is_refused(make, start):
+    told = refusal(lambda: admit_start(make.fresh(), replace(start, pipeline="b")), "'shop'", "'b'")
+    assert "epochal rename" in told.hint
+
+
+def test_a_copied_checkpoint_is_refused(make, start):
+    told = refusal(
+        lambda: admit_start(make.fresh(), replace(start, location="/copy")), "/copy", "/chk"
+    )
+    assert "epochal adopt" in told.hint
+    assert "epochal fork" in told.hint
+
+
+def test_another_run_on_this_checkpoint_is_refused(done, start):
+    refusal(lambda: admit_start(done, replace(start, run="again", position=at(0, 0))), "'again'")
+
+
+@pytest.mark.parametrize("query", ["other", None])
+def test_a_reset_checkpoint_is_refused(done, start, query):
+    told = refusal(
+        lambda: admit_start(done, replace(start, query_id=query, position=at(0, 0))),
+        "query",
+        "up to epoch 0",
+        "reset or replaced",
+    )
+    assert 'run="…"' in told.hint
+
+
+def test_a_checkpoint_older_than_the_log_is_refused(done, start):
+    ahead = replace(done, last=replace(done.last, epoch=EpochNumber(9)))
+    refusal(
+        lambda: admit_start(ahead, replace(start, position=at(4, 3))),
+        "goes on at epoch 4",
+        "decided up to 9",
+        "older than the log",
+    )
+
+
+def test_a_checkpoint_that_other_code_ran_on_is_refused(done, start):
+    told = refusal(
+        lambda: admit_start(done, replace(start, position=at(5, 5))), "epoch 6", "other code"
+    )
+    assert "epochal adopt" in told.hint
+
+
+def test_a_sink_with_something_pending_can_not_be_removed(make, start):
+    fewer = {make.orders: start.sinks[make.orders]}
+    refusal(
+        lambda: admit_start(make.unsettled(), replace(start, sinks=fewer, position=at(0, None))),
+        "epoch 0 is decided",
+        "audit",
+    )
+
+
+def test_a_settled_sink_can_be_removed_and_another_added(make, done, start):
+    other = {make.orders: start.sinks[make.orders], "new": {"target": "new"}}
+    admit_start(done, replace(start, sinks=other, position=at(0, 0)))
+
+
+def test_a_retargeted_sink_is_asked_about(make, done, start):
+    moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
+    asked = replace(start, sinks=moved, position=at(0, 0))
+    told = refusal(lambda: admit_start(done, asked), "'orders'", "elsewhere")
+    assert "retarget=['orders']" in told.hint
+    admit_start(done, replace(asked, retarget=[make.orders]))
+
+
+def test_a_pending_sink_can_not_be_retargeted_even_on_purpose(make, start):
+    moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
+    asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, None))
+    refusal(lambda: admit_start(make.unsettled(), asked), "elsewhere")
+
+
+def test_with_fencing_off_a_driver_that_did_not_stop_is_left_alone(make, start):
+    running = make.fresh(is_stopped=False, driver="host-1")
+    refusal(lambda: admit_start(running, replace(start, fence=False)), "host-1", "generation 1")
+    admit_start(running, start)
+
+
+def test_a_batch_that_other_code_left_unfinished_is_asked_about(make, start):
+    taken = replace(start, position=at(4, 3))
+    told = refusal(lambda: newborn(taken, make.uid), "batch 4", "not finished")
+    assert "skip" in told.hint
+    assert "redo" in told.hint
+    assert newborn(replace(taken, unfinished=Unfinished.REDO), make.uid).expected == 4
+    assert newborn(replace(taken, unfinished=Unfinished.SKIP), make.uid).expected == 5
+    assert newborn(replace(start, position=at(4, 4)), make.uid).expected == 5
+
+
+def marks(make, *, orders=0, audit=0, uid=None):
+    return {
+        name: None if epoch is None else [Mark(uid=uid or make.uid, epoch=EpochNumber(epoch))]
+        for name, epoch in ((make.orders, orders), (make.audit, audit))
+    }
+
+
+def test_targets_that_prove_what_the_log_says_are_admitted(make, done):
+    admit_marks(done, marks(make), None)
+
+
+def test_a_log_older_than_its_target_is_refused(make, done):
+    refusal(
+        lambda: admit_marks(done, marks(make, audit=3), None),
+        "'audit' proves epoch 3",
+        "nothing after 0",
+    )
+
+
+def test_a_target_older_than_its_log_is_refused(make, done):
+    ahead = replace(done, last=replace(done.last, epoch=EpochNumber(9)))
+    refusal(
+        lambda: admit_marks(ahead, marks(make, orders=9, audit=8), None),
+        "'audit' proves epochs up to 8",
+        "settled 9",
+    )
+
+
+def test_an_emptied_target_is_refused(make, done):
+    refusal(lambda: admit_marks(done, {make.orders: []}, None), "'orders' proves no epoch")
+
+
+def test_a_pending_sink_need_not_prove_the_last_epoch_yet(make):
+    admit_marks(make.unsettled(), {make.orders: [], make.audit: []}, None)
+
+
+def test_a_sink_noted_as_done_must_prove_it(make):
+    noted = sinks_done(make.unsettled(), frozenset({make.orders}))
+    refusal(lambda: admit_marks(noted, {make.orders: [], make.audit: []}, None), "'orders'")
+
+
+def test_a_sink_that_a_person_gave_up_need_not_prove_it(make, done):
+    word = GivenUp(epoch=EpochNumber(0), sink=make.audit, kept_at="/x", by="ann", because="gone")
+    given_up = replace(done, given_up=(word,))
+    admit_marks(
+        given_up, {make.orders: [Mark(uid=make.uid, epoch=EpochNumber(0))], make.audit: []}, None
+    )
+
+
+def test_a_target_that_keeps_no_proof_is_not_held_against_the_log(make, done):
+    admit_marks(done, marks(make, orders=None, audit=None), None)
+
+
+def test_another_life_of_the_same_pipeline_at_the_target_is_refused(make):
+    told = refusal(
+        lambda: admit_marks(make.fresh(), marks(make, uid=OTHER, orders=41), None), "41", OTHER
+    )
+    assert 'run="…"' in told.hint
+
+
+def test_a_deliberate_run_and_a_fork_pass_by_the_other_life(make):
+    admit_marks(make.fresh(run="new"), marks(make, uid=OTHER), "new")
+    admit_marks(make.fresh(forked_from=OTHER), marks(make, uid=OTHER), None)
+
+
+def test_only_the_next_epoch_or_the_last_one_again_is_admitted(make, done):
+    offsets = Offsets(digest="digest-0")
+    assert admit_epoch(done, EpochNumber(1), query_id="query", offsets=offsets) is Admission.FRESH
+    assert admit_epoch(done, EpochNumber(0), query_id="query", offsets=offsets) is Admission.REPLAY
+    refusal(lambda: admit_epoch(done, EpochNumber(2), query_id="query", offsets=offsets), "epoch 2")
+
+
+def test_the_last_epoch_again_with_other_offsets_is_refused(make, done):
+    told = refusal(
+        lambda: admit_epoch(
+            done,
+            EpochNumber(0),
+            query_id="query",
+            offsets=Offsets(digest="other", text="from 5 to 9"),
+        ),
+        "offsets of 0",
+        "from 5 to 9",
+    )
+    assert "restored or edited" in told.hint
+
+
+def test_an_epoch_of_another_query_is_refused(done):
+    refusal(
+        lambda: admit_epoch(done, EpochNumber(1), query_id="other", offsets=Offsets(digest="")),
+        "other",
+        "query",
+    )

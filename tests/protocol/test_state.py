@@ -1,0 +1,129 @@
+"""Each record's state follows from the one before; a decision is never taken back."""
+
+import pytest
+
+from epochal.errors import InvariantBroken
+from epochal.protocol.state import (
+    GivenUp,
+    adopted,
+    bound,
+    claimed,
+    decided,
+    forked,
+    gave_up,
+    renamed,
+    rewritten,
+    settled,
+    sinks_done,
+    stopped,
+)
+from epochal.terms import EpochNumber, Uid
+
+
+def word(sink, epoch=0):
+    return GivenUp(epoch=EpochNumber(epoch), sink=sink, kept_at="/kept", by="ann", because="gone")
+
+
+def test_a_claim_raises_the_generation_and_keeps_what_is_unsettled(make):
+    after = claimed(make.unsettled(), driver="host", sinks={}, query_id=None, run=None)
+    assert after.generation == 2
+    assert after.unsettled == make.decision()
+    assert not after.is_stopped
+    assert after.query_id == "query"
+
+
+def test_a_second_decision_before_the_first_is_settled_breaks_i2(make):
+    with pytest.raises(InvariantBroken, match="I2: epoch 1 decided before 0 settled"):
+        decided(make.unsettled(), make.decision(1))
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_decision_out_of_line_breaks_i2(make, epoch):
+    with pytest.raises(InvariantBroken, match=f"I2: epoch {epoch} decided where 0 is next"):
+        decided(make.fresh(), make.decision(epoch))
+
+
+def test_the_same_epoch_can_not_be_decided_twice(make):
+    once = settled(sinks_done(make.unsettled(), frozenset({make.orders, make.audit})))
+    with pytest.raises(InvariantBroken, match="I2"):
+        decided(once, make.decision(0))
+
+
+def test_a_decision_is_remembered_with_its_offsets_and_rows(make):
+    last = make.unsettled().last
+    assert (last.epoch, last.offsets.digest) == (0, "digest-0")
+    assert last.rows == {make.orders: 1, make.audit: 1}
+
+
+def test_settling_with_a_sink_not_carried_out_breaks_i4(make):
+    partly = sinks_done(make.unsettled(), frozenset({make.orders}))
+    assert set(partly.pending) == {make.audit}
+    with pytest.raises(InvariantBroken, match="I4: settled with audit not carried out"):
+        settled(partly)
+
+
+def test_a_rewrite_changes_handles_and_nothing_else(make):
+    again = make.receipt("orders", generation=2, attempt=5)
+    after = rewritten(make.unsettled(), make.orders, [again])
+    assert after.unsettled.receipts[make.orders] == (again,)
+    assert after.unsettled.receipts[make.audit] == make.decision().receipts[make.audit]
+    assert after.last == make.unsettled().last
+
+
+def test_giving_up_is_a_record_and_lets_the_rest_settle(make):
+    after = gave_up(sinks_done(make.unsettled(), frozenset({make.audit})), word(make.orders))
+    assert after.given_up == (word(make.orders),)
+    assert settled(after).unsettled is None
+
+
+@pytest.mark.parametrize(("sink", "epoch"), [("orders", 1), ("stranger", 0)])
+def test_only_what_is_pending_can_be_given_up(make, sink, epoch):
+    with pytest.raises(InvariantBroken, match="nothing left to give up"):
+        gave_up(make.unsettled(), word(sink, epoch))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: sinks_done(state, frozenset()),
+        lambda state: rewritten(state, "orders", []),
+        lambda state: gave_up(state, word("orders")),
+    ],
+)
+def test_without_a_decision_there_is_nothing_to_carry_out(make, change):
+    with pytest.raises(InvariantBroken, match="no decision is waiting"):
+        change(make.fresh())
+
+
+def test_an_unsettled_epoch_can_not_be_stepped_over_by_adopting(make):
+    with pytest.raises(InvariantBroken, match="can't be stepped over"):
+        adopted(make.unsettled(), location="/new", query_id="q", expected=EpochNumber(5))
+
+
+def test_adopting_after_other_code_ran_goes_on_where_that_code_stopped(make):
+    after = adopted(make.fresh(), location="/new", query_id="q", expected=EpochNumber(5))
+    assert (after.location, after.query_id, after.expected, after.last) == ("/new", "q", 5, None)
+
+
+def test_adopting_a_moved_checkpoint_keeps_what_is_unsettled(make):
+    after = adopted(make.unsettled(), location="/new", query_id="query", expected=EpochNumber(1))
+    assert after.unsettled == make.decision()
+
+
+def test_a_fork_leaves_the_unsettled_epoch_to_the_original(make):
+    after = forked(make.unsettled(), uid=Uid("22222222222a"), location="/copy")
+    assert (after.uid, after.forked_from) == ("22222222222a", make.uid)
+    assert after.unsettled is None
+    assert after.expected == 1
+
+
+def test_handles_of_the_unsettled_decision_are_named_until_it_is_settled(make):
+    state = make.unsettled()
+    assert state.named == {make.handle("orders"), make.handle("audit")}
+    assert not settled(sinks_done(state, frozenset(state.pending))).named
+
+
+def test_small_changes_change_one_thing(make):
+    assert bound(make.fresh(query_id=None), "q").query_id == "q"
+    assert stopped(make.fresh(is_stopped=False)).is_stopped
+    assert renamed(make.fresh(), "new").pipeline == "new"

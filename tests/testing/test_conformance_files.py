@@ -1,0 +1,56 @@
+"""Files meet the suite, in each format."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from epochal.sinks.files import Files
+from epochal.testing.conformance import SinkConformance, Target
+
+
+def hidden(folder: Path):
+    """What undecided work might leave below the folder: prepared attempts and scratch files."""
+    return [
+        str(path)
+        for place in (folder / "_epochal" / "prepared", folder / "_epochal" / "scratch")
+        for path in place.rglob("*")
+        if path.is_file()
+    ]
+
+
+def files_seen(folder: Path):
+    """What a reader sees that passes over names with a leading underscore or dot."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
+    ]
+
+
+class TestParquet(SinkConformance):
+    def make(self, tmp_path):
+        folder = tmp_path / "out"
+        return Target(
+            sink=Files(str(folder)),
+            visible=lambda: [
+                row for path in files_seen(folder) for row in pq.read_table(path).to_pylist()
+            ],
+            leftovers=lambda: hidden(folder),
+        )
+
+
+class TestJsonLines(SinkConformance):
+    def make(self, tmp_path):
+        folder = tmp_path / "out"
+        return Target(
+            sink=Files(str(folder), format="jsonl"),
+            visible=lambda: [
+                json.loads(line)
+                for path in files_seen(folder)
+                for line in path.read_text().split("\n")
+                if line
+            ],
+            leftovers=lambda: hidden(folder),
+        )

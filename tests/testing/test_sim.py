@@ -1,0 +1,82 @@
+"""A few thousand seeds of trouble; and the simulation sees what is broken on purpose."""
+
+import logging
+import re
+
+import pytest
+
+from epochal.coordinator.journal import Journal
+from epochal.testing import sim
+from epochal.testing.world import Target
+
+SEEDS = 2000
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_no_seed_breaks_a_promise():
+    breaches = [one for one in sim.simulate_all(range(SEEDS), jobs=2) if one.breach]
+    assert not breaches
+
+
+def trace(seed):
+    simulation = sim.Simulation(seed, keeps_trace=True)
+    simulation.run()
+    return simulation.trace
+
+
+def test_a_seed_is_a_whole_run():
+    assert trace(11) == trace(11)
+    assert trace(11) != trace(12)
+
+
+def test_all_kinds_of_trouble_come_up():
+    told = "\n".join(line for seed in range(250) for line in trace(seed))
+    for trouble in (
+        "dies before",
+        "dies after",
+        "fails: ",
+        "no answer: ",
+        "sent, not arrived: ",
+        "late: ",
+        "throws away",
+        "rejected: ",
+        "PreparedLost",
+        '"kind":"rewrite"',
+        '"kind":"progress"',
+        "log.delete(",
+        "ends Fenced",
+        "ends GateRefused",
+        "ends JobFailed",
+        "ends OutcomeUnknown",
+        "ends Unsettled",
+        "ends in good order",
+    ):
+        assert trouble in told, trouble
+
+
+def test_a_broken_promise_is_told_with_the_seed_that_replays_it(monkeypatch, capsys):
+    monkeypatch.setattr(Target, "abort", lambda *_: None)
+    assert sim.main(["--seeds", "3", "--jobs", "1"]) == 1
+    told = capsys.readouterr()
+    seed = re.search(r"replay: python -m epochal.testing.sim --seed (\d+)", told.err)[1]
+    assert "breaches" in told.out
+    assert sim.main(["--seed", seed]) == 1
+    told = capsys.readouterr()
+    assert f"sim: seed {seed}: I5" in told.out
+    assert "target:" in told.err
+
+
+def test_a_seed_without_a_breach_says_so(capsys):
+    assert sim.main(["--seed", "1"]) == 0
+    assert capsys.readouterr().out == "sim: seed 1: no breach\n"
+
+
+def test_without_the_listing_the_simulation_finds_a_breach(monkeypatch):
+    monkeypatch.setattr(Journal, "_require_nothing_above", lambda self, number: None)
+    assert any(sim.simulate(seed).breach for seed in range(300))

@@ -1,0 +1,403 @@
+"""Break the code on purpose and see the judges object: `make mutants`.
+
+Each mutant is an exact replacement of text, applied to a copy of src/; then the judges run on that
+copy: simulation, unit tests, small scenarios of the model checker, crash at every call, the
+conformance of the reference sink. The first objection ends it. A mutant that nobody objects to
+fails the run, and so does one whose text is no longer in the code: a rule that can't be broken any
+more is not being tested either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("src") / "epochal"
+SEEDS = 250
+TIMEOUT_S = 300
+
+COORDINATOR = "coordinator/coordinator.py"
+CARRYING = "coordinator/carrying.py"
+JOURNAL = "coordinator/journal.py"
+SWEEPING = "coordinator/sweeping.py"
+ADMISSION = "protocol/admission.py"
+INVARIANTS = "protocol/invariants.py"
+RECOVERY = "protocol/recovery.py"
+STATE = "protocol/state.py"
+WORLD = "testing/world.py"
+MEMORY = "sinks/memory/store.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    edits: tuple[Edit, ...]
+
+
+def mutant(name: str, *edits: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, tuple(Edit(*edit) for edit in edits))
+
+
+MUTANTS = (
+    mutant(
+        "commit before decide",
+        (
+            COORDINATOR,
+            "        self._decide(receipts, began_with)\n",
+            "        for sink, some in receipts.items():\n"
+            "            self._committers[sink].commit(self._open_epoch, some)\n"
+            "        self._decide(receipts, began_with)\n",
+        ),
+    ),
+    mutant(
+        "no list after put",
+        (
+            JOURNAL,
+            "        self._require_nothing_above(number)\n        self._number = number\n",
+            "        self._number = number\n",
+        ),
+    ),
+    mutant(
+        "gap read as the end",
+        (
+            JOURNAL,
+            "lambda: max(self._log.numbers(), default=0)",
+            "lambda: number + (number + 1 in self._log.numbers())",
+        ),
+    ),
+    mutant(
+        "nonce ignored: any record is mine",
+        (JOURNAL, "return data is not None and decode", "return data is not None or decode"),
+    ),
+    mutant(
+        "nonce ignored: my own record is another's",
+        (JOURNAL, " or self._holds(number, nonce)", ""),
+    ),
+    mutant(
+        "no fence check before abort",
+        (
+            COORDINATOR,
+            "        try:\n            self._journal.require_newest()\n",
+            "        try:\n",
+        ),
+    ),
+    mutant(
+        "no fence check before a sweep",
+        (
+            COORDINATOR,
+            "        self._journal.require_newest()\n        self._left",
+            "        self._left",
+        ),
+    ),
+    mutant(
+        "losers not aborted",
+        (SWEEPING, "        committer.abort(epoch, receipts)\n", ""),
+    ),
+    mutant(
+        "a sweep aborts what a decision names",
+        (
+            STATE,
+            "            receipt.handle for receipts in self.unsettled.receipts.values() "
+            "for receipt in receipts\n",
+            "            receipt.handle for receipt in ()\n",
+        ),
+    ),
+    mutant(
+        "a zombie aborts what a newer driver prepared",
+        (INVARIANTS, "    if seen > mine:\n", "    if seen > mine + 1000:\n"),
+    ),
+    mutant(
+        "unanswered put treated as failed and aborted",
+        (COORDINATOR, "        if self._is_silent:\n            return\n", ""),
+    ),
+    mutant(
+        "empty epoch skipped",
+        (
+            COORDINATOR,
+            "        try:\n            self._examine(receipts, frame)\n",
+            "        if not any(receipts.values()):\n            return self.abort({})\n"
+            "        try:\n            self._examine(receipts, frame)\n",
+        ),
+    ),
+    mutant(
+        "replay written again",
+        (ADMISSION, "    return Admission.REPLAY\n", "    return Admission.FRESH\n"),
+    ),
+    mutant(
+        "rehearse after decide",
+        (
+            COORDINATOR,
+            "        for sink, some in receipts.items():\n"
+            "            self._committers[sink].rehearse(epoch, some)\n",
+            "",
+        ),
+        (
+            COORDINATOR,
+            "        self._move(Move.DECIDE)\n",
+            "        for sink, some in receipts.items():\n"
+            "            self._committers[sink].rehearse(self._open_epoch, some)\n"
+            "        self._move(Move.DECIDE)\n",
+        ),
+    ),
+    mutant(
+        "marks not compared",
+        (COORDINATOR, "        admit_marks(self.state, marks, run)\n", ""),
+    ),
+    mutant(
+        "offsets not compared at begin",
+        (ADMISSION, "state.last.offsets.digest != offsets.digest", "state.last.offsets is None"),
+    ),
+    mutant(
+        "offsets not compared before deciding",
+        (COORDINATOR, "if began_with.digest != now.digest:", "if began_with.digest is now:"),
+    ),
+    mutant(
+        "decision overwritten",
+        (
+            WORLD,
+            "        if number in self.records:\n            return False\n",
+            "",
+        ),
+    ),
+    mutant(
+        "lost receipts dropped",
+        (
+            CARRYING,
+            "            self.lost[sink] = result.handles\n",
+            "            self.lost.pop(sink, None)\n",
+        ),
+    ),
+    mutant(
+        "sums not compared before writing again",
+        (RECOVERY, "if decided == again and decided.hash_sum is not None:", "if decided:"),
+    ),
+    mutant(
+        "unknown taken for done",
+        (
+            CARRYING,
+            "            if not proofs or Proof.UNKNOWN in proofs.values():\n"
+            "                raise\n",
+            "",
+        ),
+    ),
+    mutant(
+        "unknown taken for lost",
+        (CARRYING, "if proof is Proof.ABORTED)", "if proof is not Proof.COMMITTED)"),
+    ),
+    mutant(
+        "what is done is not noted",
+        (CARRYING, "                self.note_done(done)\n", "                pass\n"),
+    ),
+    mutant(
+        "settled although a sink failed",
+        (
+            CARRYING,
+            "            remaining = {sink: remaining[sink] for sink in failed}\n",
+            "            remaining = {}\n",
+        ),
+    ),
+    mutant(
+        "a claim does not raise the generation",
+        (
+            STATE,
+            "        generation=Generation(state.generation + 1),\n",
+            "        generation=Generation(max(1, state.generation)),\n",
+        ),
+    ),
+    mutant(
+        "two winners for one partition",
+        (
+            INVARIANTS,
+            "if len(partitions) != len(set(partitions)):",
+            "if not receipts and partitions:",
+        ),
+    ),
+    mutant(
+        "ledger ignored on commit, simulated",
+        (WORLD, "        if handle in self.committed:\n            return True\n", ""),
+    ),
+    mutant(
+        "ledger ignored on commit, memory",
+        (
+            MEMORY,
+            "            if ledger.proves(epoch):\n",
+            "            if ledger.proves(epoch) and not handles:\n",
+        ),
+    ),
+    mutant(
+        "abort reaches committed rows, memory",
+        (
+            MEMORY,
+            "                self._prepared.pop(handle, None)\n",
+            "                self._prepared.pop(handle, None)\n"
+            "                self._visible.clear()\n",
+        ),
+    ),
+)
+
+
+UNBROKEN = Mutant("nothing broken", ())
+"""Judges that object to the code as it is prove nothing about mutants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    mutant: Mutant
+    caught_by: str
+    seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__)
+    parser.add_argument("--only", help="mutants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--judge", action="store_true", help="judge the code on the path (internal)"
+    )
+    options = parser.parse_args(arguments)
+    if options.judge:
+        return judged()
+    chosen = [one for one in MUTANTS if not options.only or options.only in one.name]
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        unbroken, *verdicts = pool.map(tried, [UNBROKEN, *chosen])
+    if unbroken.caught_by:
+        print(f"mutants: the code as it is meets an objection: {unbroken.caught_by}")
+        return 1
+    width = max(len(one.name) for one in chosen)
+    for verdict in verdicts:
+        print(
+            f"{verdict.mutant.name:{width}}  {verdict.caught_by or 'SURVIVED':40.40}  "
+            f"{verdict.seconds:5.1f} s"
+        )
+    alive = [one for one in verdicts if not one.caught_by or one.caught_by.startswith("STALE")]
+    spent_s = time.monotonic() - began_s
+    print(f"mutants: {len(verdicts) - len(alive)} of {len(verdicts)} caught, {spent_s:.0f} s")
+    return 1 if alive else 0
+
+
+def tried(one: Mutant) -> Verdict:
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "kafka"))
+        stale = [edit for edit in one.edits if not applied(edit, copy / "epochal")]
+        caught = f"STALE: {stale[0].path} has changed" if stale else objection(copy)
+    print(f"mutant: {one.name}: {caught[:120] or 'no objection'}", file=sys.stderr, flush=True)
+    return Verdict(one, caught, time.monotonic() - began_s)
+
+
+def applied(edit: Edit, package: Path) -> bool:
+    path = package / edit.path
+    if not path.exists():
+        return False
+    text = path.read_text()
+    if text.count(edit.old) != 1:
+        return False
+    path.write_text(text.replace(edit.old, edit.new))
+    return True
+
+
+def objection(source: Path) -> str:
+    """Who objects to the code in `source`, or nothing."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--judge"]
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "it never ends"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("objects: ")]
+    return lines[-1].removeprefix("objects: ") if lines else "it does not even run"
+
+
+# In the process that runs on the copy
+
+
+def judged() -> int:
+    logging.disable(logging.CRITICAL)
+    for judge in (by_simulation, by_unit_tests, by_model, by_crashes, by_conformance):
+        told = judge()
+        if told:
+            print(f"objects: {told}")
+            return 1
+    return 0
+
+
+def by_simulation() -> str:
+    from epochal.testing.sim import simulate  # noqa: PLC0415  from the copy
+
+    for seed in range(SEEDS):
+        verdict = simulate(seed)
+        if verdict.breach:
+            return f"sim, seed {seed}: {verdict.breach}"
+    return ""
+
+
+def by_model() -> str:
+    from epochal.testing.model import explore  # noqa: PLC0415  from the copy
+    from epochal.testing.scenarios import SCENARIOS  # noqa: PLC0415  from the copy
+
+    small = {"faults", "patient", "attempts", "empty", "thrown-away", "thrown-away-other"}
+    for scenario in SCENARIOS:
+        walk = explore(scenario) if scenario.name in small else None
+        if walk is not None and walk.breach is not None:
+            return f"model, {scenario.name}: {walk.breach}"
+    return ""
+
+
+def by_crashes() -> str:
+    return _pytest("tests/testing/test_crash.py", "-k", "not second")
+
+
+def by_unit_tests() -> str:
+    return _pytest("tests/protocol", "tests/coordinator")
+
+
+def by_conformance() -> str:
+    return _pytest("tests/testing/test_conformance_memory.py")
+
+
+def _pytest(*paths: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split("::")[-1] if failed else f"pytest ends with {done.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
