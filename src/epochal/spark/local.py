@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark's default renames through checksummed files; on a local disk this one takes half the time.
-_FAST_CHECKPOINTS = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+
+
+def fast_checkpoints(version: str) -> str:
+    """
+    The class by which Spark writes its checkpoint in half the time, on a local disk: its default
+    renames through checksummed files. It moved with Spark 4.1.
+    """
+    folder = _STREAMING if version.startswith("4.0.") else f"{_STREAMING}.checkpointing"
+    return f"{folder}.FileSystemBasedCheckpointFileManager"
 
 
 def local_session(name: str, *, threads: int) -> SparkSession:
-    from pyspark.sql import SparkSession  # noqa: PLC0415  this room is importable without it
+    import pyspark  # noqa: PLC0415  this room is importable without it
+    from pyspark.sql import SparkSession  # noqa: PLC0415  the same
 
     # Workers must run the Python that has this package, not the first one on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -27,6 +34,8 @@ def local_session(name: str, *, threads: int) -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", threads)
-        .config("spark.sql.streaming.checkpointFileManagerClass", _FAST_CHECKPOINTS)
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass", fast_checkpoints(pyspark.__version__)
+        )
         .getOrCreate()
     )

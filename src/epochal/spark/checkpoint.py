@@ -1,0 +1,299 @@
+"""
+What Spark's checkpoint folder says: whose query it is, how far it got, which rows an epoch holds.
+
+    metadata          {"id": query id}, written once
+    offsets/N         planned: from line 3 on, one line a source, the end of epoch N in that source
+    commits/N         Spark takes epoch N for finished
+    sources/I/K       file sources: the files of their own log entry K, to which an offset points;
+                      K.compact holds those of all entries up to K
+
+It is Spark's: nothing here writes to it. Local folders are read as files, all others through the
+file system that Spark itself uses for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from epochal.errors import CorruptRecord, Misconfigured, Refused, TryAgain
+from epochal.logs.gateway import hadoop_conf, jvm_of, qualified
+from epochal.protocol.admission import Position
+from epochal.terms import EpochNumber, Offsets
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import SparkSession
+
+OBJECT_STORES = frozenset({"abfs", "abfss", "az", "gs", "s3", "s3a"})
+_TEXT_CHARS_MAX = 2000
+_LINES_BEFORE_SOURCES = 2
+
+
+class Folder(Protocol):
+    """A folder that is only read. Names are relative, with slashes."""
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content, or None where there is none."""
+
+    def names(self, folder: str) -> Sequence[str]:
+        """What a folder below holds; nothing where it does not exist."""
+
+    def written_at(self, name: str) -> float | None:
+        """When a file was written, in seconds since 1970; None where it is not there."""
+
+
+class LocalFolder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> Sequence[str]:
+        try:
+            return [path.name for path in (self._path / folder).iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def written_at(self, name: str) -> float | None:
+        try:
+            return (self._path / name).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+
+class ObjectFolder:
+    """An object store, with credentials from the environment: for processes without Spark's JVM."""
+
+    def __init__(self, url: str) -> None:
+        from obstore.store import from_url  # noqa: PLC0415  only where a checkpoint is in a store
+
+        self._url = url
+        self._store = from_url(url)
+
+    def read(self, name: str) -> bytes | None:
+        import obstore  # noqa: PLC0415  see above
+
+        answer = self._ask(lambda: obstore.get(self._store, name), name)
+        return None if answer is None else bytes(answer.bytes())
+
+    def names(self, folder: str) -> Sequence[str]:
+        import obstore  # noqa: PLC0415  see above
+
+        listed = self._ask(lambda: obstore.list_with_delimiter(self._store, folder), folder)
+        return [str(one["path"]).rsplit("/", 1)[-1] for one in (listed or {}).get("objects", ())]
+
+    def written_at(self, name: str) -> float | None:
+        import obstore  # noqa: PLC0415  see above
+
+        found = self._ask(lambda: obstore.head(self._store, name), name)
+        return None if found is None else float(found["last_modified"].timestamp())
+
+    def _ask(self, ask: Callable[[], Any], name: str) -> Any:
+        from obstore.exceptions import BaseError, NotFoundError  # noqa: PLC0415  see above
+
+        try:
+            return ask()
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise TryAgain(f"cannot read {self._url}/{name}: {error}") from None
+
+
+class HadoopFolder:
+    """Through Spark's own file system: what Spark can read, this can."""
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        self._jvm = jvm_of(spark)
+        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
+        self._files = self._root.getFileSystem(hadoop_conf(spark))
+
+    def read(self, name: str) -> bytes | None:
+        found: bytes | None = _unless_missing(
+            lambda: self._read(name), None, f"{self._root}/{name}"
+        )
+        return found
+
+    def names(self, folder: str) -> Sequence[str]:
+        found: Sequence[str] = _unless_missing(
+            lambda: self._names(folder), [], f"{self._root}/{folder}"
+        )
+        return found
+
+    def written_at(self, name: str) -> float | None:
+        found = _unless_missing(
+            lambda: self._files.getFileStatus(self._below(name)), None, f"{self._root}/{name}"
+        )
+        return None if found is None else float(found.getModificationTime()) / 1000
+
+    def _read(self, name: str) -> bytes:
+        stream = self._files.open(self._below(name))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def _names(self, folder: str) -> Sequence[str]:
+        return [
+            status.getPath().getName() for status in self._files.listStatus(self._below(folder))
+        ]
+
+    def _below(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+
+def _unless_missing(ask: Callable[[], Any], otherwise: Any, what: str) -> Any:
+    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415  comes with Spark
+
+    try:
+        return ask()
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
+            return otherwise
+        raise TryAgain(f"cannot read {what}: {error.java_exception.toString()}") from None
+    except Py4JError as error:
+        raise TryAgain(f"cannot read {what}: {error}") from None
+
+
+class Checkpoint:
+    """One checkpoint location, as Spark left it. Read anew at every call."""
+
+    def __init__(self, location: str, folder: Folder) -> None:
+        self.location = location
+        self._folder = folder
+        self._ends: dict[EpochNumber, Sequence[str]] = {}
+        """Where the newest epochs end: the next one's file lists begin there."""
+
+    @property
+    def query_id(self) -> str | None:
+        data = self._folder.read("metadata")
+        return None if data is None else str(self._json(data, "metadata")["id"])
+
+    @property
+    def position(self) -> Position:
+        return Position(planned=self._highest("offsets"), finished=self._highest("commits"))
+
+    def planned_at(self, epoch: EpochNumber) -> float | None:
+        """When Spark wrote down what an epoch holds."""
+        return self._folder.written_at(f"offsets/{epoch}")
+
+    def offsets(self, epoch: EpochNumber) -> Offsets:
+        """Which rows an epoch holds, by what Spark wrote down before it ran it (I10)."""
+        sources = self._sources(epoch)
+        if sources is None:
+            raise Refused(
+                f"{self.location} has no offsets/{epoch}, and Spark is running that epoch",
+                "the query must have this very folder as its checkpointLocation",
+            )
+        files = [file for at, end in enumerate(sources) for file in self._new_files(at, end, epoch)]
+        digest = hashlib.sha256("\n".join([*sources, *files]).encode()).hexdigest()
+        told = "; ".join(sources) + (f" ({len(files)} files)" if files else "")
+        self._ends = {at: end for at, end in self._ends.items() if at == epoch - 1}
+        self._ends[epoch] = sources
+        return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX])
+
+    def _highest(self, folder: str) -> EpochNumber | None:
+        numbers = [int(name) for name in self._folder.names(folder) if name.isdecimal()]
+        return EpochNumber(max(numbers)) if numbers else None
+
+    def _sources(self, epoch: EpochNumber) -> Sequence[str] | None:
+        data = self._folder.read(f"offsets/{epoch}")
+        if data is None:
+            return None
+        return data.decode().split("\n")[_LINES_BEFORE_SOURCES:]
+
+    def _new_files(self, at: int, end: str, epoch: EpochNumber) -> Sequence[str]:
+        """For a file source, the files between the last epoch's end and this one's."""
+        last = _log_offset(end)
+        if last is None:
+            return []
+        first = self._files_before(at, epoch) + 1
+        return [file for entry in range(first, last + 1) for file in self._entry(at, entry)]
+
+    def _files_before(self, at: int, epoch: EpochNumber) -> int:
+        if epoch == 0:
+            return -1
+        ends = self._ends.get(EpochNumber(epoch - 1)) or self._sources(EpochNumber(epoch - 1)) or ()
+        before = _log_offset(ends[at]) if at < len(ends) else None
+        return -1 if before is None else before
+
+    def _entry(self, at: int, entry: int) -> Sequence[str]:
+        """The files of one entry of a file source's log; a later compaction may hold them."""
+        for name in (str(entry), f"{entry}.compact"):
+            data = self._folder.read(f"sources/{at}/{name}")
+            if data is not None:
+                return self._files_of(data, entry, name)
+        compacted = sorted(
+            int(name.removesuffix(".compact"))
+            for name in self._folder.names(f"sources/{at}")
+            if name.endswith(".compact") and name.removesuffix(".compact").isdecimal()
+        )
+        for later in compacted:
+            data = self._folder.read(f"sources/{at}/{later}.compact") if later > entry else None
+            if data is not None:
+                return self._files_of(data, entry, f"{later}.compact")
+        return []
+
+    def _files_of(self, data: bytes, entry: int, name: str) -> Sequence[str]:
+        files = (self._json(line, name) for line in data.splitlines()[1:] if line.strip())
+        return sorted(str(file["path"]) for file in files if file.get("batchId", entry) == entry)
+
+    def _json(self, data: bytes, name: str) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise CorruptRecord(
+                f"{self.location}: {name} of Spark's checkpoint can't be read: {error}",
+                "restore the checkpoint from a backup, together with the epoch log",
+            ) from None
+
+
+def _log_offset(line: str) -> int | None:
+    """Where a file source's own log ends, or None for any other source."""
+    try:
+        read = json.loads(line)
+    except ValueError:
+        return None
+    offset = read.get("logOffset") if isinstance(read, dict) else None
+    return offset if isinstance(offset, int) else None
+
+
+def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = None) -> str:
+    """
+    A checkpoint's location in the one form that identity is compared by.
+
+    A local folder is its absolute path; anything else is the URL as Spark completes it.
+    """
+    text = str(checkpoint)
+    if spark is not None and ":" not in text.split("/", 1)[0]:
+        text = qualified(spark, text)
+    if text.startswith("file:"):
+        text = "/" + text.removeprefix("file:").lstrip("/")
+    if text.startswith("/") or ":" not in text.split("/", 1)[0]:
+        return str(Path(text).absolute())
+    return text.rstrip("/")
+
+
+def open_checkpoint(
+    checkpoint: str | os.PathLike[str], spark: SparkSession | None = None
+) -> Checkpoint:
+    location = located(checkpoint, spark)
+    if location.startswith("/"):
+        return Checkpoint(location, LocalFolder(Path(location)))
+    if spark is not None:
+        return Checkpoint(location, HadoopFolder(spark, location))
+    if location.split(":", 1)[0] in OBJECT_STORES:
+        return Checkpoint(location, ObjectFolder(location))
+    raise Misconfigured(
+        f"{location} can only be read through Spark's own file system, which is out of reach here",
+        "use the pipeline door (epochal.Pipeline), or keep the checkpoint in a shared folder or an "
+        "object store",
+    )

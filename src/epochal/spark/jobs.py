@@ -1,0 +1,171 @@
+"""The Spark jobs of one epoch: one a sink, at the same time; when one fails, all end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from epochal.protocol.records import receipt_in
+from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
+from epochal.spark.task import RECEIPT_SCHEMA, Preparing
+from epochal.spark.telling import Stopped, is_stop, typed
+from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+    from epochal.contract import Limits, Sink
+
+logger = logging.getLogger("epochal")
+
+_DESCRIPTION = "spark.job.description"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One sink's part of an epoch."""
+
+    sink: Sink
+    identity: Identity
+    handout: Json
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """What came back: receipts of the jobs that succeeded, and the first error if one did not."""
+
+    receipts: dict[SinkName, Sequence[Receipt]] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+def prepare_all(
+    batch: DataFrame,
+    epoch: EpochNumber,
+    parts: Sequence[Part],
+    *,
+    limits: Limits,
+    fingerprint: bool,
+) -> Prepared:
+    """Prepare the batch at every sink. Only receipts of a job that succeeded count (I6)."""
+    outcome = Prepared()
+    context = batch.sparkSession.sparkContext
+    tags = {part.identity.sink: _tag(part, epoch) for part in parts}
+
+    def run(part: Part) -> None:
+        with described(context, _told(part, epoch), tag=tags[part.identity.sink]):
+            try:
+                frame, job = _job(batch, part, epoch, limits=limits, fingerprint=fingerprint)
+                collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
+                receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
+                outcome.receipts[part.identity.sink] = receipts
+            except Exception as error:  # noqa: BLE001  whatever it is, it ends the epoch
+                if outcome.error is None:
+                    doing = f"epoch {epoch}, sink {part.identity.sink!r}"
+                    outcome.error = Stopped() if is_stop(error) else typed(error, doing)
+                    for tag in tags.values():
+                        context.cancelJobsWithTag(tag)
+
+    if len(parts) == 1:
+        run(parts[0])
+    else:
+        _at_once(run, parts)
+    return outcome
+
+
+def _at_once(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
+    """In threads that carry the query's job group along, so that stopping it cancels every job."""
+    from pyspark import InheritableThread  # noqa: PLC0415  this package is importable without it
+
+    threads: list[threading.Thread] = [
+        InheritableThread(
+            target=run, args=(part,), name=f"epochal-{part.identity.sink}", daemon=True
+        )
+        for part in parts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _job(
+    batch: DataFrame, part: Part, epoch: EpochNumber, *, limits: Limits, fingerprint: bool
+) -> tuple[DataFrame, Preparing]:
+    frame = taken_by(part.sink, batch)
+    schema = arrow_schema(part.sink, frame.schema)
+    hashed = with_row_hash(frame) if fingerprint else None
+    job = Preparing(
+        sink=for_tasks(part.sink),
+        identity=part.identity,
+        epoch=epoch,
+        schema=schema,
+        handout=part.handout,
+        limits=limits,
+        is_hashed=hashed is not None,
+    )
+    return (frame if hashed is None else hashed), job
+
+
+@contextmanager
+def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]:
+    """Tell Spark's UI what jobs are for. The job group stays Spark's: it is how a query stops."""
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setJobDescription(text)
+    if tag:
+        context.addJobTag(tag)
+    try:
+        yield
+    finally:
+        if tag:
+            context.removeJobTag(tag)
+        context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None takes it away again
+
+
+def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
+    """Evaluate a batch and write nothing: state stores and watermarks advance."""
+    with described(batch.sparkSession.sparkContext, f"epochal {pipeline} · epoch {epoch} · drain"):
+        batch.write.format("noop").mode("overwrite").save()
+
+
+@contextmanager
+def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[DataFrame]:
+    """
+    The batch, computed once for all who read it.
+
+    Not persisted: a persisted block that is lost is computed again, and may then differ between
+    sinks. A lost block of a local checkpoint fails the epoch, which is tried again whole.
+    """
+    context = batch.sparkSession.sparkContext
+    with described(context, f"epochal {pipeline} · epoch {epoch} · evaluate"):
+        frame = batch.localCheckpoint(eager=True)
+    try:
+        yield frame
+    finally:
+        _release(frame)
+
+
+def _release(frame: DataFrame) -> None:
+    """Give the blocks back now: Spark would wait until its own garbage is collected."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+
+    try:
+        rdd = frame._jdf.queryExecution().logical().rdd()
+        frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
+    except Py4JError as error:
+        logger.warning("blocks of an evaluated batch are left to Spark's cleaner: %s", error)
+
+
+def _told(part: Part, epoch: EpochNumber) -> str:
+    identity = part.identity
+    return f"epochal {identity.pipeline} · epoch {epoch} · {identity.sink} · prepare"
+
+
+def _tag(part: Part, epoch: EpochNumber) -> str:
+    identity = part.identity
+    return f"epochal-{identity.uid}-g{identity.generation}-e{epoch}-s{identity.tag}"

@@ -1,0 +1,90 @@
+"""What a person at a notebook or a terminal gets to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from epochal.contract import Sink
+from epochal.coordinator import EpochFigures
+from epochal.terms import Ability, SinkName
+
+_EPOCHS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What every target of a pipeline said when it was asked."""
+
+    pipeline: str
+    abilities: Mapping[SinkName, Sequence[Ability]]
+
+    def __str__(self) -> str:
+        lines = [f"pipeline {self.pipeline!r}: every target answered"]
+        for sink, found in self.abilities.items():
+            lines.append(f"  {sink}")
+            lines += [
+                f"    {'yes' if ability.granted else 'no ':3} {ability.name}: {ability.because}"
+                for ability in found
+            ]
+        lines.append(
+            "readers see each row once, never an undecided one; across sinks, all or none at rest"
+        )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """How a once-only load ended."""
+
+    run: str
+    rows: Mapping[SinkName, int]
+    is_repeat: bool
+    """It was done before: this call wrote nothing new."""
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{sink}: {rows} rows" for sink, rows in self.rows.items())
+        how = "was done already" if self.is_repeat else "is done"
+        return f"run {self.run!r} {how} ({told})"
+
+
+def in_text(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
+    lines = [f"Pipeline {name!r}: {status}"]
+    lines += [f"  {sink.name} ({_told(sink)})" for sink in sinks]
+    lines += [f"  epoch {_epoch_told(epoch)}" for epoch in epochs[-_EPOCHS_SHOWN:]]
+    return "\n".join(lines)
+
+
+def in_html(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
+    sink_rows = "".join(
+        f"<tr><td>{escape(sink.name)}</td><td>{escape(_told(sink))}</td></tr>" for sink in sinks
+    )
+    epoch_rows = "".join(
+        f"<tr><td>{epoch.epoch}</td><td>{epoch.phase.value}</td><td>{epoch.rows}</td>"
+        f"<td>{sum(epoch.seconds.values()):.2f}</td></tr>"
+        for epoch in epochs[-_EPOCHS_SHOWN:]
+    )
+    told = (
+        f"<p><b>Pipeline {escape(name)}</b>: {escape(status)}</p>"
+        f"<table><tr><th>sink</th><th>target</th></tr>{sink_rows}</table>"
+    )
+    if epoch_rows:
+        head = "<tr><th>epoch</th><th>phase</th><th>rows</th><th>seconds</th></tr>"
+        told += f"<table>{head}{epoch_rows}</table>"
+    return told
+
+
+def _told(sink: Sink) -> str:
+    described = sink.describe()
+    words = [str(described[key]) for key in ("kind", "mode", "target") if described.get(key)]
+    if sink.where is not None:
+        words.append(f"where {sink.where}")
+    return ", ".join(words)
+
+
+def _epoch_told(epoch: EpochFigures) -> str:
+    spent_s = sum(epoch.seconds.values())
+    return f"{epoch.epoch}: {epoch.phase.value}, {epoch.rows} rows, {spent_s:.2f} s"

@@ -1,0 +1,198 @@
+"""
+Starts of this process: who works on which checkpoint, and how each is brought to its end.
+
+A stopped query can leave its Python callback running (SPARK-39218), and a notebook's cell is run
+again at once. So each start holds a lock while it is in an epoch, a process knows the start that a
+checkpoint belongs to, and the next start first brings that one to its end, as Spark itself does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from epochal.coordinator import Coordinator
+from epochal.errors import EpochalError, Fenced, Misconfigured
+from epochal.spark.runner import Runner
+from epochal.spark.telling import presented
+from epochal.terms import EpochNumber
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochal.spark.checkpoint import Checkpoint
+
+logger = logging.getLogger("epochal")
+
+CALLBACK_WAIT_MAX_S = 120.0
+"""How long a start waits for an epoch that an earlier one of this process is still in."""
+_EXIT_WAIT_MAX_S = 10.0
+_RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
+
+
+class Run:
+    """One start of a pipeline on one checkpoint. After its end it writes no epoch any more."""
+
+    def __init__(self, *, coordinator: Coordinator, runner: Runner, checkpoint: Checkpoint) -> None:
+        self.coordinator = coordinator
+        self.checkpoint = checkpoint
+        self.error: EpochalError | None = None
+        self.query: StreamingQuery | None = None
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._query_id: str | None = None
+
+    @property
+    def location(self) -> str:
+        return self.checkpoint.location
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def epoch(self, batch: DataFrame, epoch: int) -> None:
+        """What Spark calls with each micro-batch."""
+        number = EpochNumber(epoch)
+        with self._lock:
+            try:
+                self._require_own(batch)
+                self._runner.run(
+                    batch,
+                    number,
+                    query_id=_query_id(batch),
+                    offsets=lambda: self.checkpoint.offsets(number),
+                )
+            except EpochalError as error:
+                self.error = error
+                shown = presented(error)
+                raise shown from shown.__cause__
+
+    def end(self, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
+        """Leave in good order, once the epoch that is being written is done. May be repeated."""
+        if not self._lock.acquire(timeout=wait_s):
+            raise Misconfigured(
+                f"{self.location}: an epoch of the query that was stopped in this process is still "
+                f"being written after {wait_s:.0f} s",
+                "wait until its targets answer and start again; or restart this process, the next "
+                "start finishes what is decided",
+            )
+        try:
+            if not self._is_over:
+                self._is_over = True
+                self.coordinator.stop()
+        finally:
+            self._lock.release()
+        _forget(self)
+
+    def end_with(self, query: StreamingQuery) -> None:
+        """End when the query does, however it does."""
+        self.query = query
+        threading.Thread(
+            target=self._await_end, args=(query,), name=f"epochal-end-{query.id}", daemon=True
+        ).start()
+
+    def _await_end(self, query: StreamingQuery) -> None:
+        # A thread and not a listener: a listener would be called into Python at every progress.
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001  how it ended is the query's to tell
+            logger.debug("query %s ended: %s", query.id, error)
+        try:
+            self.end(wait_s=threading.TIMEOUT_MAX)
+        except Exception:
+            logger.exception("%s: could not end in good order", self.location)
+
+    def _require_own(self, batch: DataFrame) -> None:
+        if self._is_over:
+            raise Fenced(
+                f"{self.location}: this start of the pipeline is over, and its query still runs",
+                "a later start of the same process has taken over: leave this query stopped",
+            )
+        running = _query_id(batch)
+        if running == self._query_id:
+            return
+        mine = self.checkpoint.query_id
+        if running is not None and mine != running:
+            raise Misconfigured(
+                f"query {running} calls this pipeline, but the checkpoint {self.location} belongs "
+                f"to {'no query' if mine is None else mine}",
+                "give each_batch(checkpoint=…) and option('checkpointLocation', …) the same folder",
+            )
+        self._query_id = running
+
+
+def _query_id(batch: DataFrame) -> str | None:
+    return batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+
+
+_runs: dict[str, Run] = {}
+_guard = threading.Lock()
+
+
+def take_over(location: str, claim: Callable[[], Run]) -> Run:
+    """Bring the start that this process has on a checkpoint to its end, then claim."""
+    with _guard:
+        before = _runs.get(location)
+    if before is not None:
+        _end_earlier(before)
+    run = claim()
+    with _guard:
+        _runs[location] = run
+    return run
+
+
+def _end_earlier(run: Run) -> None:
+    query = run.query
+    if query is not None and _is_active(query):
+        if not _may_restart():
+            raise Misconfigured(
+                f"{run.location}: query {query.id} runs in this process, and {_RESTARTS} is false",
+                "query.stop() first",
+            )
+        query.stop()
+    run.end()
+
+
+def _may_restart() -> bool:
+    from pyspark.sql import SparkSession  # noqa: PLC0415  this package is importable without it
+
+    spark = SparkSession.getActiveSession()
+    return spark is None or str(spark.conf.get(_RESTARTS, "true")).lower() == "true"
+
+
+def _is_active(query: StreamingQuery) -> bool:
+    try:
+        return query.isActive
+    except Exception:  # noqa: BLE001  whatever a dead gateway raises
+        return False
+
+
+def _forget(run: Run) -> None:
+    with _guard:
+        if _runs.get(run.location) is run:
+            del _runs[run.location]
+
+
+@atexit.register
+def _end_those_that_stopped() -> None:
+    """
+    A script ends right after its query did: let the last word still be written.
+
+    A query that still runs is left as Spark leaves it; the next start takes over.
+    """
+    deadline = time.monotonic() + _EXIT_WAIT_MAX_S
+    with _guard:
+        runs = list(_runs.values())
+    for run in runs:
+        if run.query is None or _is_active(run.query):
+            continue
+        try:
+            run.end(wait_s=max(0.0, deadline - time.monotonic()))
+        except Exception as error:  # noqa: BLE001  the process is ending
+            logger.warning("%s: could not end in good order: %s", run.location, error)

@@ -1,0 +1,112 @@
+"""Which rows and columns of a batch a sink takes, and what crosses to its tasks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from typing import TYPE_CHECKING
+
+from epochal.contract import Rows, Sink
+from epochal.errors import Misconfigured
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+logger = logging.getLogger("epochal")
+
+ROW_HASH = "__epochal_row_hash"
+_NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
+"""Types that xxhash64 refuses: their text is hashed instead."""
+
+
+def taken_by(sink: Sink, batch: Rows) -> DataFrame:
+    """The sink's own rows: `where` first, then `select`."""
+    part: DataFrame = batch if sink.where is None else batch.where(sink.where)
+    if sink.select is None:
+        return part
+    if callable(sink.select):
+        return sink.select(part)  # type: ignore[no-any-return]
+    return part.selectExpr(*sink.select)
+
+
+def empty_like(frame: DataFrame) -> DataFrame:
+    """A batch without rows that has the stream's columns: what a selection can be tried on."""
+    return frame.sparkSession.createDataFrame([], frame.schema)
+
+
+def arrow_schema(sink: Sink, schema: StructType) -> pa.Schema:
+    """How a sink's rows arrive in its tasks."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    names = [field.name for field in schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise Misconfigured(
+            f"sink {sink.name!r} would get two columns named {', '.join(twice)}",
+            "name its columns apart: select=[…] on the sink, or .alias(…) in the query",
+        )
+    if not names:
+        raise Misconfigured(f"sink {sink.name!r} would get rows without columns")
+    try:
+        return _to_arrow(schema)
+    except (TypeError, PySparkException) as error:
+        raise Misconfigured(
+            f"sink {sink.name!r}: a column has a type that Arrow can't carry: {error}",
+            "leave it out or cast it: select=[…] on the sink",
+        ) from None
+
+
+def _to_arrow(schema: StructType) -> pa.Schema:
+    """Spark's own translation, with timestamps in UTC: how to ask for that differs by release."""
+    from pyspark.sql.pandas import types  # noqa: PLC0415  this package is importable without it
+
+    if "timezone" in inspect.signature(types.to_arrow_schema).parameters:
+        return types.to_arrow_schema(schema, timezone="UTC")
+    return types.to_arrow_schema(schema)
+
+
+def with_row_hash(frame: DataFrame) -> DataFrame | None:
+    """The frame with one more column, last, that hashes the row; None where a type prevents it."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    columns = [_hashable(field.name, field.dataType) for field in frame.schema.fields]
+    try:
+        return frame.select("*", functions.xxhash64(*columns).alias(ROW_HASH))
+    except PySparkException as error:
+        logger.warning("rows are not fingerprinted: %s", str(error).partition("\n")[0])
+        return None
+
+
+def _hashable(name: str, kind: DataType) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    column = functions.col("`" + name.replace("`", "``") + "`")
+    return column.cast("string") if _holds_unhashable(kind) else column
+
+
+def _holds_unhashable(kind: DataType) -> bool:
+    if type(kind).__name__ in _NOT_HASHED:
+        return True
+    inner = [field.dataType for field in getattr(kind, "fields", ())]
+    element = getattr(kind, "elementType", None)
+    return any(_holds_unhashable(one) for one in (*inner, element) if one is not None)
+
+
+def for_tasks(sink: Sink) -> Sink:
+    """
+    The sink as tasks need it: without a selection that is a function.
+
+    Such a function has done its work on the driver, and what it closes over often can't be pickled.
+    """
+    if not callable(sink.select):
+        return sink
+    light = copy.copy(sink)
+    try:
+        object.__setattr__(light, "select", None)
+    except AttributeError:
+        return sink
+    return light

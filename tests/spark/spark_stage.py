@@ -1,0 +1,180 @@
+"""What the tests on Spark share: a source whose epochs are known, and a way to crash a driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+
+from epochal.coordinator import Coordinator
+from epochal.errors import RowRejected
+from epochal.sinks.files import Files
+from epochal.sinks.memory import Memory
+from epochal.spark.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass
+class Source:
+    """JSON files in a folder; each is one epoch."""
+
+    spark: SparkSession
+    folder: Path
+    schema: str = "id bigint, v string"
+    files: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, *epochs: Sequence[dict[str, Any]]) -> None:
+        for rows in epochs:
+            text = "\n".join(json.dumps(row) for row in rows)
+            file = self.folder / f"{self.files:04d}.json"
+            file.write_text(text)
+            # The file source takes older files first.
+            os.utime(file, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+            self.files += 1
+            self.rows += rows
+
+    def add_numbers(self, epochs: int, rows: int = 10) -> None:
+        first = len(self.rows)
+        for at in range(epochs):
+            start = first + at * rows
+            self.add([{"id": n, "v": f"v{n}"} for n in range(start, start + rows)])
+
+    @property
+    def stream(self) -> DataFrame:
+        reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
+        return reader.json(str(self.folder))
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.rows)
+
+
+def ids(sink: Any) -> list[int]:
+    """What readers of a Memory sink see, sorted: a row that is there twice shows twice."""
+    rows = sink.rows()
+    return sorted(rows.column("id").to_pylist()) if rows.num_rows else []
+
+
+def run_to_end(pipeline: Pipeline, df: DataFrame, checkpoint: Path, **options: Any) -> None:
+    """Everything that the source has, then stop in good order."""
+    query = pipeline.start(df, checkpoint, availableNow=True, **options)
+    query.awaitTermination()
+    pipeline._run.end()
+
+
+class Crash(Exception):
+    """Where a driver is killed, without the price of a new process."""
+
+
+class Killer:
+    """
+    Ends a driver at a named step, as SIGKILL would: nothing is aborted, nothing is said to the log.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at: tuple[str, int | None] | None = None
+        self.is_dead = False
+        for verb in ("abort", "stop"):
+            monkeypatch.setattr(Coordinator, verb, self._unless_dead(getattr(Coordinator, verb)))
+
+    def watch(self, step: str, epoch: int | None) -> None:
+        if self.at == (step, epoch):
+            self.at = None
+            self.is_dead = True
+            raise Crash(f"{step} {epoch}")
+
+    def _unless_dead(self, verb: Callable[..., None]) -> Callable[..., None]:
+        def alive_only(coordinator: Coordinator, *arguments: Any) -> None:
+            if not self.is_dead:
+                verb(coordinator, *arguments)
+
+        return alive_only
+
+    def run(self, pipeline: Pipeline, df: DataFrame, checkpoint: Path, **options: Any) -> bool:
+        """Start and go on until the crash, or to the end. True if it crashed."""
+        self.is_dead = False
+        try:
+            run_to_end(pipeline, df, checkpoint, **options)
+        except Exception:
+            if not self.is_dead:
+                raise
+        crashed = self.is_dead
+        if pipeline._run is not None:
+            pipeline._run.end()
+        self.is_dead = False
+        return crashed
+
+
+def copy_folder(source: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    return target
+
+
+class Rejecting(Memory):
+    """Its target takes no row."""
+
+    def writer(self, task: Any) -> Any:
+        raise RowRejected("id 7 is not a colour", "send colours")
+
+
+class Breaking(Memory):
+    """Its library has a defect."""
+
+    def writer(self, task: Any) -> Any:
+        raise ValueError("something in a library")
+
+
+@dataclass(frozen=True)
+class DyingFiles(Files):
+    """Kills the process that commits, at the step that a note on disk names, once."""
+
+    note: str = ""
+
+    def committer(self, identity: Any, limits: Any) -> Any:
+        committer = super().committer(identity, limits)
+        for step in ("rehearse", "commit"):
+            setattr(committer, step, self._deadly(step, getattr(committer, step)))
+        return committer
+
+    def _deadly(self, step: str, verb: Callable[..., None]) -> Callable[..., None]:
+        def deadly(*arguments: Any) -> None:
+            note = Path(self.note)
+            told = note.read_text() if note.exists() else ""
+            if told == step:
+                note.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            verb(*arguments)
+            if told == "committed" and step == "commit":
+                note.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return deadly
+
+
+def make_dying(note: Path) -> Callable[[Mapping[str, str]], Files]:
+    return lambda options: DyingFiles(options["path"], note=str(note))
+
+
+def slowly(batches: Iterator[Any]) -> Iterator[Any]:
+    """A query whose tasks take long enough to be stopped in their midst."""
+    for batch in batches:
+        time.sleep(6)
+        yield batch
+
+
+# Tasks can't import this file: what they need of it travels with them.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])

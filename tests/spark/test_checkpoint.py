@@ -1,0 +1,118 @@
+"""Reading Spark's checkpoint folder, as Spark writes it. Only its Hadoop door needs a Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epochal.errors import CorruptRecord, Refused
+from epochal.protocol.admission import Position
+from epochal.spark.checkpoint import (
+    HadoopFolder,
+    LocalFolder,
+    ObjectFolder,
+    located,
+    open_checkpoint,
+)
+from epochal.terms import EpochNumber
+
+
+def _plan(root: Path, epoch: int, *sources: str) -> None:
+    (root / "offsets").mkdir(parents=True, exist_ok=True)
+    meta = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": epoch})
+    (root / "offsets" / str(epoch)).write_text("\n".join(["v1", meta, *sources]))
+
+
+def _entry(root: Path, name: str, files: dict[int, list[str]], source: int = 0) -> None:
+    folder = root / "sources" / str(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"path": path, "timestamp": 1, "batchId": batch})
+        for batch, paths in files.items()
+        for path in paths
+    ]
+    (folder / name).write_text("\n".join(["v1", *lines]))
+
+
+def test_a_folder_that_does_not_exist_yet_has_no_query_and_no_position(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tmp_path / "none")
+    assert checkpoint.query_id is None
+    assert checkpoint.position == Position()
+
+
+def test_the_position_is_the_highest_number_and_passes_over_other_files(tmp_path: Path) -> None:
+    (tmp_path / "commits").mkdir()
+    for name in ("0", "9", "10", ".10.crc", "11.tmp", ".11.abc.tmp"):
+        (tmp_path / "commits" / name).touch()
+    _plan(tmp_path, 11, "5")
+    (tmp_path / "metadata").write_text('{"id":"abc"}')
+    checkpoint = open_checkpoint(f"file://{tmp_path}")
+    assert checkpoint.position == Position(planned=EpochNumber(11), finished=EpochNumber(10))
+    assert checkpoint.query_id == "abc"
+
+
+def test_offsets_differ_by_source_lines_and_not_by_spark_s_own_metadata(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tmp_path)
+    _plan(tmp_path, 0, '{"topic":{"0":5}}')
+    first = checkpoint.offsets(EpochNumber(0))
+    _plan(tmp_path, 1, '{"topic":{"0":5}}')
+    assert checkpoint.offsets(EpochNumber(1)).digest == first.digest
+    _plan(tmp_path, 0, '{"topic":{"0":6}}')
+    assert checkpoint.offsets(EpochNumber(0)).digest != first.digest
+    with pytest.raises(Refused, match="no offsets/7"):
+        checkpoint.offsets(EpochNumber(7))
+
+
+def test_offsets_of_a_file_source_are_its_files_wherever_compaction_put_them(
+    tmp_path: Path,
+) -> None:
+    _plan(tmp_path, 0, '{"logOffset":8}')
+    _plan(tmp_path, 1, '{"logOffset":10}')
+    _entry(tmp_path, "9", {9: ["b", "a"]})
+    _entry(tmp_path, "10", {10: ["c"]})
+    plain = open_checkpoint(tmp_path).offsets(EpochNumber(1))
+    assert "3 files" in plain.text
+    (tmp_path / "sources" / "0" / "9").unlink()
+    _entry(tmp_path, "9.compact", {8: ["old"], 9: ["a", "b"]})
+    assert open_checkpoint(tmp_path).offsets(EpochNumber(1)) == plain
+    for name in ("9.compact", "10"):
+        (tmp_path / "sources" / "0" / name).unlink()
+    _entry(tmp_path, "19.compact", {8: ["old"], 9: ["a", "b"], 10: ["c"], 11: ["new"]})
+    assert open_checkpoint(tmp_path).offsets(EpochNumber(1)) == plain
+    _entry(tmp_path, "19.compact", {9: ["a", "b"], 10: ["other"]})
+    assert open_checkpoint(tmp_path).offsets(EpochNumber(1)).digest != plain.digest
+
+
+def test_one_location_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    forms = (tmp_path / "c", f"{tmp_path}/c/", f"file:{tmp_path}/c", f"file://{tmp_path}/c", "c")
+    assert {located(form) for form in forms} == {str(tmp_path / "c")}
+    assert located("s3a://bucket/c/") == "s3a://bucket/c"
+
+
+@pytest.mark.parametrize("kind", [LocalFolder, ObjectFolder, "hadoop"])
+def test_every_way_to_a_folder_reads_the_same(
+    kind: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_bytes(b"three")
+    if kind == "hadoop":
+        folder: Any = HadoopFolder(request.getfixturevalue("spark"), f"file://{tmp_path}")
+    else:
+        folder = kind(tmp_path if kind is LocalFolder else f"file://{tmp_path}")
+    assert folder.read("offsets/3") == b"three"
+    assert folder.read("offsets/4") is None
+    assert list(folder.names("offsets")) == ["3"]
+    assert list(folder.names("commits")) == []
+    assert folder.written_at("offsets/4") is None
+    assert abs(folder.written_at("offsets/3") - time.time()) < 60
+
+
+def test_a_torn_metadata_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id"')
+    with pytest.raises(CorruptRecord, match="metadata"):
+        _ = open_checkpoint(tmp_path).query_id

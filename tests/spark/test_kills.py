@@ -1,0 +1,86 @@
+"""Drivers killed with SIGKILL at each named step: two pipelines at a time, one with state."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import victim
+
+from epochal.contract import Limits
+from epochal.logs import checkpoint_log
+from epochal.protocol.records import decode
+from epochal.protocol.state import State
+from epochal.sinks.files import Files, read_epochs
+from epochal.terms import Identity, SinkName
+
+DEATHS = (
+    ("plain", "claimed"),
+    ("windows", "begun"),
+    ("plain", "prepared"),
+    ("windows", "rehearsed"),
+    ("plain", "gated"),
+    ("windows", "decided"),
+    ("plain", "decided"),
+    ("plain", "committed all"),
+    ("windows", "settled"),
+)
+
+
+def _drive(root: Path, *death: str) -> int:
+    # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
+    told = root / "driver.txt"
+    with told.open("w") as file:
+        command = [sys.executable, victim.__file__, str(root), *death]
+        code = subprocess.run(
+            command, stdout=file, stderr=file, check=False, timeout=180
+        ).returncode
+    if code not in (0, -signal.SIGKILL):
+        pytest.fail(told.read_text()[-4000:])
+    return code
+
+
+@pytest.mark.timeout(1200)
+def test_a_driver_killed_at_every_step_loses_no_row_and_repeats_none(tmp_path: Path) -> None:
+    root = tmp_path / "killed"
+    rows = victim.make_source(root)
+    killed = [_drive(root, *death) for death in DEATHS]
+    assert _drive(root) == 0
+    assert killed.count(-signal.SIGKILL) >= len(DEATHS) - 2, "deaths that never came"
+    numbers = [row["id"] for row in rows]
+    assert _column(root, "all", "id") == numbers
+    assert _column(root, "odd", "id") == [n for n in numbers if n % 2]
+    # The watermark ends at the last event less 5 s: windows that end by then are out, once each.
+    ends = [start for start in range(0, numbers[-1], 10) if start + 10 <= numbers[-1] - 5]
+    assert _column(root, "counts", "id") == ends
+    assert _column(root, "counts", "total") == [sum(range(n, n + 10)) for n in ends]
+    for pipeline, sinks in victim.SINKS.items():
+        state = _state(root / pipeline)
+        assert state.is_stopped
+        assert state.unsettled is None
+        for sink in sinks:
+            assert _left_behind(root, state, sink) == []
+
+
+def _column(root: Path, sink: str, column: str) -> list[int]:
+    return sorted(read_epochs(str(victim.folder(root, sink))).to_table()[column].to_pylist())
+
+
+def _state(checkpoint: Path) -> State:
+    log = checkpoint_log(checkpoint)
+    newest = log.numbers()[-1]
+    return decode(log.read(newest) or b"", str(newest)).state
+
+
+def _left_behind(root: Path, state: State, sink: str) -> list[object]:
+    who = Identity(
+        pipeline=state.pipeline, uid=state.uid, sink=SinkName(sink), generation=state.generation
+    )
+    return list(
+        Files(str(victim.folder(root, sink)), name=SinkName(sink))
+        .committer(who, Limits())
+        .in_doubt()
+    )

@@ -1,0 +1,135 @@
+"""Starting, stopping and starting again in one process, as at a notebook."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_stage import Source, ids, slowly
+
+from epochal.errors import Misconfigured
+from epochal.sinks.memory import Memory
+from epochal.spark import running
+from epochal.spark.pipeline import Pipeline
+
+
+def _wait_for(what: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+@pytest.mark.compat
+def test_a_cell_is_run_again_with_and_without_a_stop(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=1)
+    sink = Memory()
+    queries = []
+    for is_stopped in (True, False, True):
+        pipeline = Pipeline("cell", [sink])
+        queries.append(pipeline.start(source.stream, checkpoint, processingTime="0 seconds"))
+        queries[-1].processAllAvailable()
+        source.add_numbers(epochs=1)
+        if is_stopped:
+            queries[-1].stop()
+    assert [query.isActive for query in queries] == [False, False, False]
+    assert [query.exception() for query in queries] == [None, None, None]
+    assert ids(sink) == source.ids[:30]
+
+
+def test_a_query_stopped_in_the_middle_of_an_epoch_was_stopped_and_did_not_fail(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    for name, sinks in {"one": [Memory()], "two": [Memory(name="a"), Memory(name="b")]}.items():
+        df = source.stream.mapInArrow(slowly, source.stream.schema)
+        pipeline = Pipeline("slow", sinks)
+        query = pipeline.start(df, checkpoint / name)
+        _wait_for(pipeline.last_epochs)
+        time.sleep(1)
+        query.stop()
+        pipeline._run.end()
+        assert query.exception() is None, str(query.exception())[:1500]
+        assert pipeline.error is None
+        assert pipeline._run.coordinator.state.is_stopped
+        assert [epoch.phase.value for epoch in pipeline.last_epochs()] == ["aborted"]
+    # And it goes on from there.
+    query = pipeline.start(source.stream, checkpoint / "two", availableNow=True)
+    query.awaitTermination()
+    assert [ids(sink) for sink in sinks] == [source.ids, source.ids]
+
+
+def test_a_start_waits_for_the_callback_that_a_stop_left_running(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.add_numbers(epochs=1)
+    sink, entered, may_go_on = Memory(), threading.Event(), threading.Event()
+
+    def slow_gate(epoch: Any) -> None:
+        entered.set()
+        may_go_on.wait(20)
+
+    first = Pipeline("cell", [sink], gates=[slow_gate])
+    query = first.start(source.stream, checkpoint)
+    assert entered.wait(20)
+    stopping = threading.Thread(target=query.stop, daemon=True)
+    stopping.start()
+    monkeypatch.setattr(running.Run.end, "__defaults__", (0.5,))
+    with pytest.raises(Misconfigured, match="is still being written after"):
+        running._end_earlier(first._run) if not query.isActive else first._run.end()
+    may_go_on.set()
+    stopping.join(20)
+    monkeypatch.undo()
+    again = Pipeline("cell", [sink])
+    again.start(source.stream, checkpoint, availableNow=True).awaitTermination()
+    assert ids(sink) == source.ids
+
+
+@pytest.mark.compat
+def test_the_end_of_a_query_is_written_to_the_log(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("ends", [Memory()])
+    pipeline.start(source.stream, checkpoint, availableNow=True).awaitTermination()
+    _wait_for(lambda: pipeline._run.is_over)
+    pipeline._run.end()
+    assert pipeline._run.coordinator.state.is_stopped
+    assert str(checkpoint) not in running._runs
+    assert not [t for t in threading.enumerate() if t.name.startswith("epochal-end")]
+
+
+def test_existing_foreach_batch_code_is_wrapped_and_claims_again_for_each_run(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    sink, refusing = Memory(), []
+    pipeline = Pipeline("wrapped", [sink], gates=[lambda epoch: not refusing])
+    each = pipeline.each_batch(checkpoint)
+
+    def run() -> None:
+        writer = source.stream.writeStream.foreachBatch(each).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+    run()
+    source.add_numbers(epochs=1)
+    refusing.append(True)
+    with pytest.raises(Exception, match="refused"):
+        run()
+    refusing.clear()
+    run()
+    assert ids(sink) == source.ids
+    assert pipeline._run.coordinator.state.generation == 3
+
+
+def test_each_batch_on_another_checkpoint_than_the_querys_is_refused(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("wrapped", [Memory()])
+    each = pipeline.each_batch(checkpoint / "mine")
+    writer = source.stream.writeStream.foreachBatch(each).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(checkpoint / "other")).start()
+    with pytest.raises(Exception, match="belongs to no query"):
+        query.awaitTermination()

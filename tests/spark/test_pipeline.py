@@ -1,0 +1,250 @@
+"""The pipeline door: what a user writes, and what comes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from spark_stage import Breaking, Rejecting, Source, ids, run_to_end
+
+from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed
+from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.memory import Memory
+from epochal.spark.pipeline import Pipeline
+
+
+@pytest.mark.compat
+def test_several_sinks_take_their_parts_of_each_epoch_under_one_decision(
+    source: Source, checkpoint: Path, tmp_path: Path
+) -> None:
+    source.add_numbers(epochs=3)
+    everything = Memory(name="everything")
+    odd = Memory(name="odd", where="id % 2 = 1", select=["id", "upper(v) AS v"])
+    twice = Memory(name="twice", select=lambda df: df.selectExpr("id * 2 AS id"))
+    files = Files(str(tmp_path / "files"))
+    seen = []
+    gates = [
+        lambda epoch: epoch.rows("odd") * 2 == epoch.rows("everything"),
+        lambda epoch: seen.append(epoch.frame.count()),
+    ]
+    pipeline = Pipeline("numbers", [everything, odd, twice, files], gates)
+    run_to_end(pipeline, source.stream, checkpoint)
+    assert ids(everything) == source.ids
+    assert ids(odd) == [n for n in source.ids if n % 2]
+    assert set(odd.rows().column("v").to_pylist()) == {f"V{n}" for n in source.ids if n % 2}
+    assert ids(twice) == [n * 2 for n in source.ids]
+    assert sorted(read_epochs(str(tmp_path / "files")).to_table()["id"].to_pylist()) == source.ids
+    assert everything.epochs() == odd.epochs() == [0, 1, 2]
+    assert seen == [10, 10, 10]
+    assert [epoch.rows for epoch in pipeline.last_epochs()] == [35, 35, 35]
+    assert pipeline.metrics().commits == 3
+    assert pipeline.error is None
+
+
+def test_nothing_stays_cached_after_an_epoch(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=2)
+    pipeline = Pipeline("numbers", [Memory(name="a"), Memory(name="b")])
+    run_to_end(pipeline, source.stream, checkpoint)
+    assert source.spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+@pytest.mark.compat
+def test_an_epoch_without_rows_is_decided_like_any_other(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=1)
+    source.add([])
+    source.add_numbers(epochs=1)
+    nothing, sink = Memory(name="nothing", where="false"), Memory(name="all")
+    run_to_end(Pipeline("empty", [sink, nothing]), source.stream, checkpoint)
+    assert ids(sink) == source.ids
+    assert nothing.epochs() == sink.epochs() == [0, 1, 2]
+
+
+def test_a_gate_that_refuses_stops_the_query_and_shows_nothing(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=2)
+    a, b = Memory(name="a"), Memory(name="b")
+    asked = []
+
+    def few(epoch: Any) -> str | None:
+        asked.append(epoch.number)
+        return "too many rows" if epoch.number == 1 else None
+
+    pipeline = Pipeline("gated", [a, b], gates=[few])
+    with pytest.raises(StreamingQueryException) as stopped:
+        run_to_end(pipeline, source.stream, checkpoint)
+    assert isinstance(pipeline.error, GateRefused)
+    assert "gate few refused: too many rows" in str(stopped.value).split("Traceback")[0]
+    assert a.epochs() == b.epochs() == [0]
+    pipeline._run.end()
+    again = Pipeline("gated", [a, b])
+    run_to_end(again, source.stream, checkpoint)
+    assert ids(a) == ids(b) == source.ids
+
+
+@pytest.mark.compat
+def test_an_error_in_a_task_comes_first_with_its_hint_and_its_class(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("rejected", [Rejecting(name="picky"), Memory(name="other")])
+    with pytest.raises(StreamingQueryException) as stopped:
+        run_to_end(pipeline, source.stream, checkpoint)
+    shown = str(stopped.value)
+    first = shown.split("Traceback", maxsplit=1)[0]
+    assert (
+        "epochal.errors.RowRejected: id 7 is not a colour [row-rejected]\nhint: send colours"
+        in first
+    )
+    assert "pyspark/worker.py" not in shown
+    assert isinstance(pipeline.error, RowRejected)
+    assert pipeline.error.hint == "send colours"
+
+
+def test_an_error_that_is_not_ours_is_told_by_its_shortest_reason(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("broken", [Breaking(name="fragile")])
+    with pytest.raises(StreamingQueryException):
+        run_to_end(pipeline, source.stream, checkpoint)
+    assert isinstance(pipeline.error, TaskFailed)
+    assert "ValueError: something in a library" in pipeline.error.message
+
+
+def test_an_error_of_the_query_itself_is_told_by_its_shortest_reason(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    for sinks in ([Memory(name="one")], [Memory(name="one"), Memory(name="two")]):
+        pipeline = Pipeline("broken", sinks)
+        df = source.stream.selectExpr("raise_error('no such country') AS id")
+        with pytest.raises(StreamingQueryException):
+            run_to_end(pipeline, df, checkpoint.with_name(f"{len(sinks)}"))
+        assert isinstance(pipeline.error, TaskFailed)
+        assert "no such country" in pipeline.error.message
+        assert "\n" not in pipeline.error.message
+
+
+def test_check_asks_every_target_for_the_rows_it_would_get(source: Source, tmp_path: Path) -> None:
+    files = Files(str(tmp_path / "f"), partition_by=["v"], select=["v", "id"])
+    report = Pipeline("checked", [Memory(), files]).check(source.stream)
+    assert set(report.abilities) == {"memory", files.name}
+    assert "whole epochs" in str(report)
+    nowhere = Files(str(tmp_path / "f"), partition_by=["country"], name="nowhere")
+    with pytest.raises(Misconfigured, match="country"):
+        Pipeline("checked", [nowhere]).check(source.stream)
+
+
+def test_what_can_never_work_is_refused_before_anything_is_claimed(
+    source: Source, checkpoint: Path, spark: SparkSession
+) -> None:
+    pipeline = Pipeline("refused", [Memory()])
+    with pytest.raises(Misconfigured, match="continuous"):
+        pipeline.start(source.stream, checkpoint, continuous="1 second")
+    with pytest.raises(Misconfigured, match="real-time"):
+        pipeline.start(source.stream, checkpoint, realTime="5 minutes")
+    with pytest.raises(Misconfigured, match="does not know trigger="):
+        pipeline.start(source.stream, checkpoint, trigger="1 second")
+    with pytest.raises(Misconfigured, match="is not a stream"):
+        pipeline.start(spark.range(3), checkpoint)
+    with pytest.raises(Misconfigured, match="complete"):
+        pipeline.start(source.stream, checkpoint, output_mode="complete")
+    twice = Memory(select=["id", "id"])
+    with pytest.raises(Misconfigured, match="two columns named id"):
+        Pipeline("refused", [twice]).start(source.stream, checkpoint)
+    with pytest.raises(Misconfigured, match="share the name"):
+        Pipeline("refused", [Memory(), Memory()])
+    assert not checkpoint.exists()
+
+
+@pytest.mark.compat
+def test_complete_mode_replaces_and_update_mode_appends_versions(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=2)
+    counted = source.stream.selectExpr("id % 2 AS id").groupBy("id").count()
+    whole, changes = Memory(mode="complete"), Memory()
+    run_to_end(Pipeline("whole", [whole]), counted, checkpoint / "w", output_mode="complete")
+    run_to_end(Pipeline("changes", [changes]), counted, checkpoint / "c", output_mode="update")
+    assert sorted(map(tuple, (r.values() for r in whole.rows().to_pylist()))) == [(0, 10), (1, 10)]
+    assert sorted(changes.rows()["count"].to_pylist()) == [5, 5, 10, 10]
+
+
+def test_any_type_that_arrow_carries_arrives_and_is_fingerprinted(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1, rows=2)
+    source.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    df = source.stream.selectExpr(
+        "id",
+        "map('a', id) AS m",
+        "array(map('b', v)) AS nested",
+        "timestamp'2026-01-02 03:04:05' AS t",
+        "date'2026-01-02' AS d",
+        "cast(1.5 AS decimal(10,2)) AS dec",
+        "named_struct('x', v, 't', timestamp'2026-01-02 03:04:05') AS s",
+        "cast(null AS string) AS n",
+        "X'00ff' AS b",
+        "map('k', array(timestamp'2026-01-02 03:04:05')) AS mt",
+    )
+    sink = Memory()
+    prints = []
+    gates = [lambda epoch: prints.append(epoch.receipts("memory")[0].fingerprint)]
+    run_to_end(Pipeline("types", [sink], gates), df, checkpoint)
+    row = sink.rows().to_pylist()[0]
+    assert row["m"] == [("a", 0)]
+    assert row["s"]["x"] == "v0"
+    assert str(sink.rows().schema.field("t").type) == "timestamp[us, tz=UTC]"
+    assert prints[0].rows == 2
+    assert prints[0].hash_sum is not None
+    prints.clear()
+    run_to_end(Pipeline("t2", [Memory()], gates, fingerprint=False), df, checkpoint / "2")
+    source.spark.conf.unset("spark.sql.session.timeZone")
+    assert prints[0].hash_sum is None
+
+
+def test_a_fingerprint_does_not_depend_on_order_or_partitions(
+    spark: SparkSession, checkpoint: Path
+) -> None:
+    sums = []
+
+    def note(epoch: Any) -> None:
+        receipts = epoch.receipts("memory")
+        sums.append(sum(r.fingerprint.hash_sum for r in receipts) % 2**64)
+
+    df = spark.range(1000).selectExpr("id", "id * 2 AS b")
+    for run, frame in {
+        "a": df.repartition(1),
+        "b": df.orderBy(df.id.desc()).repartition(3),
+    }.items():
+        Pipeline("sums", [Memory()], [note]).write(frame, run=run, checkpoint=checkpoint)
+    Pipeline("sums", [Memory()], [note]).write(df.limit(999), run="c", checkpoint=checkpoint)
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_a_pipeline_reads_well_in_a_notebook(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("notebook", [Memory(where="id < 5 AND v <> '<b>'")])
+    assert "not started" in repr(pipeline)
+    run_to_end(pipeline, source.stream, checkpoint)
+    assert "epoch 0: committed, 5 rows" in repr(pipeline)
+    assert "<td>committed</td>" in pipeline._repr_html_()
+    assert "&lt;b&gt;" in pipeline._repr_html_()
+
+
+def test_the_door_imports_without_pyspark() -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None; sys.modules['py4j'] = None\n"
+        "from epochal.spark.pipeline import Pipeline\n"
+        "from epochal.sinks.memory import Memory\n"
+        "print(Pipeline('p', [Memory()]).check())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "every target answered" in done.stdout
