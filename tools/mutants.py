@@ -145,16 +145,13 @@ MUTANTS = (
         "rehearse after decide",
         (
             COORDINATOR,
-            "        for sink, some in receipts.items():\n"
-            "            self._committers[sink].rehearse(epoch, some)\n",
+            "        self._rehearse(epoch, receipts)\n",
             "",
         ),
         (
             COORDINATOR,
             "        self._move(Move.DECIDE)\n",
-            "        for sink, some in receipts.items():\n"
-            "            self._committers[sink].rehearse(self._open_epoch, some)\n"
-            "        self._move(Move.DECIDE)\n",
+            "        self._rehearse(decision.epoch, receipts)\n        self._move(Move.DECIDE)\n",
         ),
     ),
     mutant(

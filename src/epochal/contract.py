@@ -49,6 +49,7 @@ class Limits:
     commit_retry_max_s: float = 300.0
     """How long a decided epoch is retried before the query stops, the epoch still decided."""
     abort_timeout_s: float = 10.0
+    """How long an abort is waited for; what it leaves is cleared later."""
     decide_retry_max_s: float = 60.0
     """How long an unanswered write of a decision is asked after before the query stops."""
     retry_backoff_ms: tuple[int, ...] = (100, 500, 2000)

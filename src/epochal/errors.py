@@ -101,7 +101,7 @@ class RowRejected(Misconfigured):
 
 
 class TaskFailed(EpochalError):
-    """A task failed by something that is not ours: the query's own code, a library, a lost executor."""
+    """A task failed by something that is not ours: the query's own code, a lost executor."""
 
     code = "task-failed"
 

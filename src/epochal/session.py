@@ -158,8 +158,8 @@ class Session:
             raise Unsettled(
                 f"epoch {epoch} is decided, and {', '.join(self._coordinator.lost)} threw its "
                 "prepared rows away",
-                "a session can't prove that rows given again are the same: bring them to the target "
-                "by hand",
+                "a session can't prove that rows given again are the same: bring them to the "
+                "target by hand",
             )
 
     def _require_open(self) -> None:

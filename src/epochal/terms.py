@@ -20,7 +20,8 @@ EpochNumber = NewType("EpochNumber", int)
 """One micro-batch of a pipeline: Spark's batch id."""
 Generation = NewType("Generation", int)
 """Which driver may speak; a lower one is fenced."""
-SinkName = NewType("SinkName", str)
+SinkName: TypeAlias = str
+"""A name that users choose: plain text, so that they need no constructor for it."""
 SinkTag = NewType("SinkTag", str)
 """Eight hex digits that stand for a sink's name wherever a target limits the length of names."""
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from epochal.errors import EpochalError, Fenced
+from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.committer import MemoryCommitter
 from epochal.sinks.memory.store import Store
@@ -264,13 +264,12 @@ def test_the_suite_objects(name):
         judge(trial)
 
 
-@pytest.mark.parametrize("name", BROKEN)
+# Those with another process need a sink that can be reached from there: the reference sink's run.
+@pytest.mark.parametrize("name", [name for name in BROKEN if "process" not in name])
 def test_the_suite_does_not_object_to_the_same_sink_unbroken(name):
-    if "process" in name:
-        pytest.skip("walked by the reference sink's own run")
     getattr(SinkConformance(), f"test_{name}")(Trial(target()))
 
 
 def test_a_suite_without_a_target_says_what_is_missing(tmp_path):
-    with pytest.raises(NotImplementedError, match="make"):
+    with pytest.raises(Misconfigured, match="make"):
         SinkConformance().make(tmp_path)

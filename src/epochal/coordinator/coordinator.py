@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Rows, Sink
@@ -364,11 +365,19 @@ class Coordinator:
             sinks=self._committers.keys(),
         )
         self._around.watch("prepared", epoch)
-        for sink, some in receipts.items():
-            self._committers[sink].rehearse(epoch, some)
+        self._rehearse(epoch, receipts)
         self._around.watch("rehearsed", epoch)
         run_gates(self._gates, PreparedEpoch(number=epoch, prepared=receipts, frame=frame))
         self._around.watch("gated", epoch)
+
+    def _rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        self._at_once(
+            [
+                partial(self._committers[sink].rehearse, epoch, some)
+                for sink, some in receipts.items()
+            ],
+            give_up_s=self._limits.commit_retry_max_s,
+        )
 
     def _require_same_offsets(self, began_with: Offsets, now: Offsets) -> None:
         if began_with.digest != now.digest:
@@ -452,6 +461,13 @@ class Coordinator:
             surplus[sink] = plan.surplus
         return state, surplus
 
+    def _at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:
+        """Ask several sinks at the same time; the first error is raised once all have answered."""
+        slow_s = min(give_up_s, self._limits.commit_timeout_s)
+        for error in self._around.together(jobs, slow_s=slow_s, give_up_s=give_up_s):
+            if error is not None:
+                raise error
+
     # Clearing up
 
     def _sweep_if_due(self) -> None:
@@ -468,8 +484,13 @@ class Coordinator:
             return
         try:
             self._journal.require_newest()
-            for sink, some in receipts.items():
-                self._committers[sink].abort(self._open_epoch, some)
+            self._at_once(
+                [
+                    partial(self._committers[sink].abort, self._open_epoch, some)
+                    for sink, some in receipts.items()
+                ],
+                give_up_s=self._limits.abort_timeout_s,
+            )
             self._sweep()
         except (Fenced, InvariantBroken):
             self._is_silent = True

@@ -39,7 +39,7 @@ class SinkConformance:
     """Derive from it, name the class Test…, and give `make`."""
 
     def make(self, tmp_path: Path) -> Target:
-        raise NotImplementedError("give make(tmp_path) -> Target")
+        raise Misconfigured(f"{type(self).__name__} judges nothing", "give make(tmp_path) -> Target")
 
     @pytest.fixture
     def trial(self, tmp_path: Path) -> Iterator[Trial]:
