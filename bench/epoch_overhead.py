@@ -57,7 +57,11 @@ def _stream(spark: Any) -> Any:
 
 
 def _ours(stream: Any, checkpoint: str) -> Any:
-    return Pipeline("bench", sinks=[Memory()]).start(stream, checkpoint=checkpoint)
+    return _pipeline().start(stream, checkpoint=checkpoint)
+
+
+def _pipeline() -> Pipeline:
+    return Pipeline("bench", sinks=[Memory()])
 
 
 def _bare(stream: Any, checkpoint: str) -> Any:
@@ -85,21 +89,22 @@ def _median_ms(spark: Any, start: Callable[[Any, str], Any]) -> float:
 
 def _replayed_ms(spark: Any) -> float:
     """An epoch that is decided already: the driver died before Spark noted it as done."""
-    with tempfile.TemporaryDirectory() as folder:
-        query = _ours(_stream(spark), folder)
-        _wait_for(query, EPOCHS)
-        query.stop()
-        _forget_last_commit(Path(folder))
-        return _first_of(_ours(_stream(spark), folder))
+    return _first_after_restart_ms(spark, _forget_last_commit)
 
 
 def _first_ms(spark: Any) -> float:
     """The first epoch after a restart, which a replayed one is to be compared with."""
+    return _first_after_restart_ms(spark, lambda _checkpoint: None)
+
+
+def _first_after_restart_ms(spark: Any, meanwhile: Callable[[Path], None]) -> float:
+    pipeline = _pipeline()
     with tempfile.TemporaryDirectory() as folder:
-        query = _ours(_stream(spark), folder)
+        query = pipeline.start(_stream(spark), checkpoint=folder)
         _wait_for(query, EPOCHS)
         query.stop()
-        return _first_of(_ours(_stream(spark), folder))
+        meanwhile(Path(folder))
+        return _first_of(pipeline.start(_stream(spark), checkpoint=folder))
 
 
 def _first_of(query: Any) -> float:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from epochal.session import Session
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.memory import Memory
+    from epochal.sinks.postgres import Postgres
+    from epochal.sinks.secrets import env, file
     from epochal.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
@@ -42,11 +44,14 @@ _HOMES = {
     "Misconfigured": "epochal.errors",
     "OutcomeUnknown": "epochal.errors",
     "Pipeline": "epochal.spark.pipeline",
+    "Postgres": "epochal.sinks.postgres",
     "PreparedEpoch": "epochal.coordinator",
     "Refused": "epochal.errors",
     "Session": "epochal.session",
     "TryAgain": "epochal.errors",
     "Unsettled": "epochal.errors",
+    "env": "epochal.sinks.secrets",
+    "file": "epochal.sinks.secrets",
     "read_epochs": "epochal.sinks.files",
 }
 
@@ -61,11 +66,14 @@ __all__ = [
     "Misconfigured",
     "OutcomeUnknown",
     "Pipeline",
+    "Postgres",
     "PreparedEpoch",
     "Refused",
     "Session",
     "TryAgain",
     "Unsettled",
+    "env",
+    "file",
     "read_epochs",
 ]
 

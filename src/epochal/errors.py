@@ -43,6 +43,12 @@ class TryAgain(EpochalError):
     outcome = Outcome.RETRYABLE
 
 
+class Backpressure(TryAgain):
+    """The target can't take more now. The epoch was given up; nothing of it became visible."""
+
+    code = "backpressure"
+
+
 class OutcomeUnknown(EpochalError):
     """It may or may not have happened. Ask for proof before anything that depends on it (I9)."""
 

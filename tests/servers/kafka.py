@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from servers.ports import free_port
+
 RELEASE = "4.3.1"
 ROOT = Path(__file__).resolve().parent.parent.parent
 USERS = {"alice": "alice-secret", "bob": "bob-secret"}
@@ -268,14 +270,10 @@ class KafkaServer:
 
 
 def _free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in held]
-    finally:
-        for sock in held:
-            sock.close()
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def _is_listening(port: int) -> bool:

@@ -27,6 +27,7 @@ _URL = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?://(?P<host>[^/]*))?(?P<path>.*)", re.DOTALL
 )
 _OBJECT_STORES = {"abfs", "abfss", "az", "gs", "s3", "s3a"}
+_POSTGRES = {"postgres", "postgresql"}
 _THROUGH_HADOOP = "hadoop+"
 _FOLDER = "epochal/log"
 _S3A_SETTINGS = ("access.key", "aws.credentials.provider", "endpoint")
@@ -42,6 +43,7 @@ def open_log(place: str | os.PathLike[str], *, spark: SparkSession | None = None
     - `s3:`, `s3a:`, `gs:`, `az:`, `abfs:`, `abfss:`: an object store, with credentials and
       endpoints from the environment;
     - `sqlite:///path`: one SQLite file;
+    - `postgresql://…#name`: a table in a PostgreSQL database, one log a name;
     - `hdfs:`, and any other scheme where a Spark session is given: Spark's Hadoop file system,
       which refuses those that can't fill a name only once;
     - `hadoop+scheme:`: the same, on the word of the person who writes it.
@@ -60,6 +62,8 @@ def open_log(place: str | os.PathLike[str], *, spark: SparkSession | None = None
         return FilesLog(Path(_local_path(url)))
     if scheme == "sqlite":
         return SqliteLog(Path(_local_path(url)))
+    if scheme in _POSTGRES:
+        return _postgres_log(text)
     if scheme in _OBJECT_STORES and not _is_spark_configured(scheme, url["host"], spark):
         return ObjectsLog.at(text)
     if spark is not None:
@@ -101,6 +105,12 @@ def _is_spark_configured(scheme: str, bucket: str | None, spark: SparkSession | 
     prefixes = ("fs.s3a.", f"fs.s3a.bucket.{bucket}.")
     keys = [prefix + setting for prefix in prefixes for setting in _S3A_SETTINGS]
     return is_set_by_a_person(spark, keys)
+
+
+def _postgres_log(url: str) -> EpochLog:
+    from epochal.logs.postgres import PostgresLog  # noqa: PLC0415  needs epochal[postgres]
+
+    return PostgresLog(url)
 
 
 def _hadoop_log(url: str, spark: SparkSession) -> EpochLog:

@@ -63,7 +63,8 @@ class Start:
     driver: str = ""
     query_id: str | None = None
     run: str | None = None
-    position: Position = Position()
+    position: Position | None = None
+    """None where there is no engine with a checkpoint of its own."""
     unfinished: Unfinished = Unfinished.ASK
     retarget: Collection[SinkName] = ()
     fence: bool = True
@@ -71,8 +72,9 @@ class Start:
 
 def newborn(start: Start, uid: Uid) -> State:
     """The state of a log that has no record yet, possibly on a checkpoint that other code used."""
-    first = start.position.upcoming
-    if start.position.planned is not None and first == start.position.planned:
+    position = start.position or Position()
+    first = position.upcoming
+    if position.planned is not None and first == position.planned:
         first = _after_unfinished(start, first)
     return State(
         uid=uid, pipeline=start.pipeline, location=start.location, run=start.run, first=first
@@ -142,9 +144,10 @@ def _same_query(state: State, start: Start) -> None:
 
 
 def _next_in_line(state: State, start: Start) -> None:
-    if start.position.planned is None and state.last is None:
+    position = start.position
+    if position is None or (position.planned is None and state.last is None):
         return
-    upcoming = start.position.upcoming
+    upcoming = position.upcoming
     if upcoming not in (state.expected, state.expected - 1):
         raise _out_of_line(state, upcoming)
 

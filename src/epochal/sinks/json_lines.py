@@ -60,7 +60,7 @@ def _bytes_of(text: pa.LargeStringArray) -> pa.Buffer:
     )
 
 
-def _json(values: pa.Array) -> pa.Array:
+def as_json(values: pa.Array) -> pa.Array:
     """Each value as JSON text; null as `null`."""
     writer = _writer_of(values.type)
     if writer is None:
@@ -132,7 +132,7 @@ def _binary(values: pa.Array) -> pa.Array:
 
 
 def _list(values: pa.Array) -> pa.Array:
-    return _joined_lists(values, _json(values.flatten()), "[", "]")
+    return _joined_lists(values, as_json(values.flatten()), "[", "]")
 
 
 def _map(values: pa.Array) -> pa.Array:
@@ -142,12 +142,12 @@ def _map(values: pa.Array) -> pa.Array:
     )
     lists = values.cast(pa.list_(pairs))
     keys, items = lists.flatten().flatten()
-    entries = _concatenated(_key(keys), ":", _json(items))
+    entries = _concatenated(_key(keys), ":", as_json(items))
     return _joined_lists(lists, entries, "{", "}")
 
 
 def _key(keys: pa.Array) -> pa.Array:
-    text = _json(keys)
+    text = as_json(keys)
     return pc.if_else(pc.starts_with(text, '"'), text, _quoted(text))
 
 
@@ -170,7 +170,7 @@ def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa
     for name, column in zip(names, columns, strict=True):
         parts += [
             ("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":",
-            _json(column),
+            as_json(column),
         ]
     return _concatenated(*parts, "}")
 
@@ -186,7 +186,7 @@ def _where_valid(values: pa.Array, text: pa.Array) -> pa.Array:
 
 
 def _decoded(values: pa.Array) -> pa.Array:
-    return _json(values.dictionary_decode())
+    return as_json(values.dictionary_decode())
 
 
 _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (

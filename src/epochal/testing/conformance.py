@@ -39,7 +39,9 @@ class SinkConformance:
     """Derive from it, name the class Test…, and give `make`."""
 
     def make(self, tmp_path: Path) -> Target:
-        raise Misconfigured(f"{type(self).__name__} judges nothing", "give make(tmp_path) -> Target")
+        raise Misconfigured(
+            "this suite has no target", f"make(tmp_path) -> Target; {tmp_path} is free"
+        )
 
     @pytest.fixture
     def trial(self, tmp_path: Path) -> Iterator[Trial]:

@@ -1,0 +1,282 @@
+"""[broker_txn_1, broker_txn_8, broker_txn_32, broker_produce, broker_fetch, broker_open_txns,
+broker_recovery] Our broker against Apache Kafka, both started here, measured in turn.
+
+    python -m bench.broker [name …]     prints one JSON object a line
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from bench import broker_load
+from bench.harness import Comparison, say, tell
+from epochal.broker.embedded import BrokerProcess
+from epochal.coordinator.clock import SystemClock
+from epochal.kafka.batch_format import ANYBODY, Producer, with_header
+from epochal.kafka.client import Ask, Client
+from epochal.kafka.cluster import Coordinator, Leader
+from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
+from epochal.kafka.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+
+PEER = "Apache Kafka 4.3.1, one broker, acks=all"
+ROUNDS = 3
+TXN_SECONDS = 4.0
+BATCH_BYTES = 500_000
+BATCHES = 300
+OPEN_TRANSACTIONS = 10_000
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+
+
+@contextmanager
+def apache() -> Iterator[str]:
+    sys.path.insert(0, str(TESTS))
+    from servers.kafka import KafkaServer  # noqa: PLC0415  of the tests, found by the line above
+
+    with tempfile.TemporaryDirectory() as folder:
+        server = KafkaServer(Path(folder))
+        server.start()
+        try:
+            yield server.address()
+        finally:
+            server.kill()
+
+
+@contextmanager
+def ours() -> Iterator[BrokerProcess]:
+    with tempfile.TemporaryDirectory() as folder:
+        process = BrokerProcess(folder)
+        process.start()
+        try:
+            yield process
+        finally:
+            process.stop()
+
+
+def _transactions(address: str, producers: int, beside: dict[str, object] | None = None) -> float:
+    rate, p99_ms, again = broker_load.run(address, producers, TXN_SECONDS, "bench")
+    if beside is not None:
+        beside |= {"end_txn_p99_ms": round(p99_ms, 2), "asked_again": again}
+    return rate
+
+
+def _produce(address: str) -> float:
+    """MB a second of plain batches on one connection, a few under way at a time."""
+    section = os.urandom(BATCH_BYTES)
+    now_ms = int(time.time() * 1000)
+    records = b"".join(
+        bytes(part) for part in with_header(_records(section), 0, 500, (now_ms, now_ms), ANYBODY)
+    )
+    with Client(address, clock=SystemClock()) as client:
+        client.topic("produce")
+        asks = [
+            Ask(
+                request=ProduceRequest(
+                    acks=-1,
+                    timeout_ms=30_000,
+                    topic_data=[
+                        TopicProduceData(
+                            name="produce",
+                            partition_data=[PartitionProduceData(index=0, records=records)],
+                        )
+                    ],
+                ),
+                to=Leader("produce", 0),
+            )
+        ] * BATCHES
+        started = time.perf_counter()
+        under_way = []
+        for ask in asks:
+            under_way.append(client.submit(ask))
+            if len(under_way) >= 5:
+                _check(under_way.pop(0).result())
+        for pending in under_way:
+            _check(pending.result())
+        return BATCHES * len(records) / (time.perf_counter() - started) / 1e6
+
+
+def _check(answer: object) -> None:
+    (part,) = answer.responses[0].partition_responses  # type: ignore[attr-defined]
+    assert part.error_code == 0, part
+
+
+def _records(data: bytes) -> bytes:
+    """Five hundred records of a thousand bytes each, without keys."""
+    parts = []
+    for number in range(500):
+        value = data[number * 1000 : number * 1000 + 990]
+        body = b"\x00\x00" + _varint(number) + b"\x01" + _varint(len(value)) + value + b"\x00"
+        parts.append(_varint(len(body)) + body)
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    value <<= 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _fetch(address: str) -> float:
+    """MB a second, from the first offset to the end, on one connection."""
+    offset, size = 0, 0
+    with Client(address, clock=SystemClock()) as client:
+        client.topic("produce")
+        started = time.perf_counter()
+        while size < BATCHES * BATCH_BYTES:
+            part = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=4 << 20)
+            request = FetchRequest(
+                max_wait_ms=100,
+                min_bytes=1,
+                max_bytes=4 << 20,
+                topics=[FetchTopic(topic="produce", partitions=[part])],
+            )
+            answer = client.ask(request, Leader("produce", 0))
+            told = answer.responses[0].partitions[0]
+            records = bytes(told.records or b"")
+            whole, offset = _whole(records, offset)
+            size += whole
+        return size / (time.perf_counter() - started) / 1e6
+
+
+def _whole(records: bytes, offset: int) -> tuple[int, int]:
+    at = 0
+    while at + 61 <= len(records):
+        length = 12 + int.from_bytes(records[at + 8 : at + 12], "big")
+        if at + length > len(records):
+            break
+        base = int.from_bytes(records[at : at + 8], "big")
+        offset = base + int.from_bytes(records[at + 23 : at + 27], "big") + 1
+        at += length
+    return at, offset
+
+
+def transactions(number: int) -> Comparison:
+    found = Comparison(
+        name=f"broker_txn_{number}", peer_name=PEER, unit="transactions/s", is_rate=True
+    )
+    beside: dict[str, object] = {}
+    with ours() as process, apache() as peer:
+        for address in (process.address, peer):
+            broker_load.make_topic(address, "bench", number)
+        found.run(
+            lambda: _transactions(process.address, number, beside),
+            lambda: _transactions(peer, number),
+            rounds=ROUNDS,
+        )
+        used = psutil.Process(process.pid)
+        busy = used.cpu_times()
+        beside["broker_cpu_s"] = round(busy.user + busy.system, 2)
+        beside["broker_rss_mb"] = round(used.memory_info().rss / 1e6, 1)
+    found.beside = beside
+    return found
+
+
+def produce_and_fetch(name: str) -> Comparison:
+    found = Comparison(name=name, peer_name=PEER, unit="MB/s", is_rate=True)
+    measure: Callable[[str], float] = _produce if name == "broker_produce" else _fetch
+    with ours() as process, apache() as peer:
+        for address in (process.address, peer):
+            broker_load.make_topic(address, "produce", 1)
+            _produce(address)
+        found.run(lambda: measure(process.address), lambda: measure(peer), rounds=ROUNDS)
+        found.beside = {"broker_rss_mb": round(_rss_mb(process.pid), 1)}
+    return found
+
+
+def _rss_mb(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss) / 1e6
+
+
+def open_transactions(name: str) -> Comparison:
+    """Ours alone: memory of ten thousand open transactions, and the start that brings them back."""
+    limit, unit = (100.0, "MB") if name == "broker_open_txns" else (5.0, "s")
+    found = Comparison(name=name, peer_name="the limit", unit=unit, is_rate=False)
+    with tempfile.TemporaryDirectory() as folder:
+        process = BrokerProcess(folder)
+        started = time.perf_counter()
+        process.start()
+        first_start_s = time.perf_counter() - started
+        broker_load.make_topic(process.address, "open", 8)
+        before = _rss_mb(process.pid)
+        _open_many(process.address)
+        grown = _rss_mb(process.pid) - before
+        process.kill()
+        started = time.perf_counter()
+        process.start()
+        recovery_s = time.perf_counter() - started
+        process.stop()
+    found.ours = [grown if unit == "MB" else recovery_s]
+    found.peer = [limit]
+    found.beside = {"start_s": round(first_start_s, 2), "idle_mb": round(before, 1)}
+    return found
+
+
+def _open_many(address: str) -> None:
+    with Client(address, clock=SystemClock()) as client:
+        asks = [
+            Ask(
+                request=InitProducerIdRequest(
+                    transactional_id=f"open-{number}", transaction_timeout_ms=900_000
+                ),
+                to=Coordinator(f"open-{number % 8}"),
+            )
+            for number in range(OPEN_TRANSACTIONS)
+        ]
+        writes = []
+        for number, given in enumerate(client.ask_all(asks)):
+            who = Producer(
+                producer_id=given.producer_id,  # type: ignore[union-attr]
+                producer_epoch=0,
+                base_sequence=0,
+                is_transactional=True,
+            )
+            now_ms = int(time.time() * 1000)
+            parts = with_header(broker_load.record_of(b"x"), 0x10, 1, (now_ms, now_ms), who)
+            records = b"".join(bytes(part) for part in parts)
+            data = PartitionProduceData(index=number % 8, records=records)
+            request = ProduceRequest(
+                transactional_id=f"open-{number}",
+                acks=-1,
+                timeout_ms=10_000,
+                topic_data=[TopicProduceData(name="open", partition_data=[data])],
+            )
+            writes.append(Ask(request=request, to=Leader("open", number % 8)))
+        for answer in client.ask_all(writes):
+            _check(answer)
+
+
+RUNS: dict[str, Callable[[], Comparison]] = {
+    **{f"broker_txn_{number}": partial(transactions, number) for number in (1, 8, 32)},
+    "broker_produce": partial(produce_and_fetch, "broker_produce"),
+    "broker_fetch": partial(produce_and_fetch, "broker_fetch"),
+    "broker_open_txns": partial(open_transactions, "broker_open_txns"),
+    "broker_recovery": partial(open_transactions, "broker_recovery"),
+}
+
+
+def main() -> int:
+    for name in sys.argv[1:] or RUNS:
+        say(f"{name} …")
+        tell(RUNS[name]())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

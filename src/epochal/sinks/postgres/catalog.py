@@ -1,0 +1,183 @@
+"""What the server's catalog says about a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from epochal.sinks.postgres.names import TableName
+from epochal.sinks.postgres.types import Type
+from epochal.terms import Json
+
+_KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}
+
+_FIND = """
+SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(%s)
+"""
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, NULL), b.typname, b.typcategory, b.typtype = 'e',
+       a.attnotnull OR nn.is_strict, a.atthasdef, a.attidentity <> '', a.attidentity = 'a',
+       a.attgenerated <> '', e.typname, e.typcategory, t.typtype = 'd',
+       CASE WHEN b.typname = 'numeric' AND a.atttypmod > 4 THEN (a.atttypmod - 4) & 2047 ELSE -1 END
+FROM pg_attribute a
+JOIN pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+  WITH RECURSIVE under(oid, typtype, typbasetype) AS (
+    SELECT oid, typtype, typbasetype FROM pg_type WHERE oid = a.atttypid
+    UNION ALL
+    SELECT p.oid, p.typtype, p.typbasetype FROM under u JOIN pg_type p ON p.oid = u.typbasetype
+    WHERE u.typtype = 'd')
+  SELECT p.* FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
+CROSS JOIN LATERAL (SELECT t.typtype = 'd' AND t.typnotnull AS is_strict) nn
+LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+_UNIQUE = """
+SELECT i.indexrelid::regclass::text, i.indisunique, i.indisexclusion, i.indimmediate,
+       i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid,
+       ARRAY(SELECT a.attname FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)::text[]
+FROM pg_index i
+WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = %(table)s
+   OR i.indrelid IN (SELECT relid FROM pg_partition_tree(%(table)s)))
+ORDER BY i.indrelid <> %(table)s, i.indisprimary DESC, 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    type: Type
+    is_enum: bool = False
+    is_not_null: bool = False
+    has_default: bool = False
+    is_identity: bool = False
+    is_always_identity: bool = False
+    is_generated: bool = False
+
+    @property
+    def needs_value(self) -> bool:
+        return self.is_not_null and not (self.has_default or self.is_identity or self.is_generated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueIndex:
+    name: str
+    columns: tuple[str, ...]
+    is_exclusion: bool
+    is_immediate: bool
+    is_plain: bool
+    """Whole, valid and on columns only: what ON CONFLICT can go by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    has_row_security: bool
+    columns: Mapping[str, Column]
+    unique: tuple[UniqueIndex, ...] = ()
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def read_table(connection: psycopg.Connection[Any], name: TableName) -> Table | None:
+    """The table of this name, found as the server's search path finds it."""
+    quoted = identifier(name).as_string(None)
+    found = connection.execute(_FIND, (quoted,)).fetchone()
+    if found is None:
+        return None
+    oid, schema, table, kind, has_row_security = found
+    return Table(
+        oid=oid,
+        schema=schema,
+        name=table,
+        kind=_KINDS_WRITTEN.get(kind, kind),
+        has_row_security=has_row_security,
+        columns=_columns(connection, oid),
+        unique=_unique(connection, oid),
+    )
+
+
+def identifier(name: TableName) -> sql.Identifier:
+    return sql.Identifier(*([name.schema] if name.schema else []), name.table)
+
+
+def _columns(connection: psycopg.Connection[Any], oid: int) -> dict[str, Column]:
+    rows = connection.execute(_COLUMNS, (oid,)).fetchall()
+    columns = [_column(row) for row in rows]
+    return {column.name: column for column in columns}
+
+
+def _column(row: Sequence[Any]) -> Column:
+    (name, written, base, category, is_enum, is_not_null, has_default, is_identity) = row[:8]
+    (is_always, is_generated, element, element_category, is_domain, scale) = row[8:]
+    return Column(
+        name=name,
+        type=Type(
+            written=written,
+            base=element or base,
+            category=element_category or category,
+            is_array=element is not None,
+            is_domain=is_domain,
+            scale=max(scale, 0) if scale >= 0 else 1,
+        ),
+        is_enum=is_enum,
+        is_not_null=is_not_null,
+        has_default=has_default,
+        is_identity=is_identity,
+        is_always_identity=is_always,
+        is_generated=is_generated,
+    )
+
+
+def _unique(connection: psycopg.Connection[Any], oid: int) -> tuple[UniqueIndex, ...]:
+    return tuple(
+        UniqueIndex(
+            name=name,
+            columns=tuple(columns),
+            is_exclusion=not is_unique or is_exclusion,
+            is_immediate=is_immediate,
+            is_plain=is_plain,
+        )
+        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in connection.execute(
+            _UNIQUE, {"table": oid}
+        ).fetchall()
+    )
+
+
+def to_json(table: Table) -> Json:
+    """A table's columns as they travel to the tasks."""
+    return {
+        "schema": table.schema,
+        "name": table.name,
+        "row_security": table.has_row_security,
+        "columns": [asdict(column) for column in table.columns.values()],
+    }
+
+
+def from_json(told: Mapping[str, Any]) -> Table:
+    columns = [Column(**{**column, "type": Type(**column["type"])}) for column in told["columns"]]
+    return Table(
+        oid=0,
+        schema=told["schema"],
+        name=told["name"],
+        kind="table",
+        has_row_security=told["row_security"],
+        columns={column.name: column for column in columns},
+    )

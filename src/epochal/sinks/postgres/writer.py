@@ -1,0 +1,320 @@
+"""Prepares rows on an executor: Arrow in, binary COPY out, one transaction an attempt.
+
+Staged: the rows go into a table of this attempt's own, logged, and the transaction commits: durable
+and in nobody's way. Prepared: they go into the table itself, or through a staging table that lives
+and dies in the same transaction where a column's type needs the server's own cast, and the
+transaction is left prepared under the handle's name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from epochal.contract import Task
+from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.sinks.postgres import meta
+from epochal.sinks.postgres.catalog import Table, from_json
+from epochal.sinks.postgres.checking import sent_fields
+from epochal.sinks.postgres.connecting import TaskConnection
+from epochal.sinks.postgres.ledger import Ledger
+from epochal.sinks.postgres.names import staging_name
+from epochal.sinks.postgres.plan import Plan, plan
+from epochal.sinks.postgres.sorting import (
+    BAD_ENCODING,
+    TOO_MANY_PREPARED,
+    is_lock_wait,
+    sorted_error,
+    sqlstate_of,
+)
+from epochal.sinks.postgres.sql import Apply, Source
+from epochal.sinks.postgres.types import arrow_of, is_direct
+from epochal.sinks.sql.buffer import Buffer, BufferLimits
+from epochal.sinks.sql.pressure import Pressure
+from epochal.terms import Fingerprint, Identity, Receipt
+
+if TYPE_CHECKING:
+    from epochal.sinks.postgres.sink import Postgres
+
+
+_BEGIN = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+
+class PostgresWriter(ABC):
+    """What both strategies share: the connection, the buffer, and what is told of a bad row."""
+
+    def __init__(self, sink: Postgres, task: Task) -> None:
+        self._sink = sink
+        self._task = task
+        self._sent = sent_fields(task.schema, sink)
+        self._connection: TaskConnection | None = None
+        self._pressure = Pressure(sink.pressure)
+        self._limits = BufferLimits(
+            rows=task.limits.buffer_rows,
+            bytes=sink.buffer_bytes,
+            flush_interval_s=sink.flush_interval_s,
+        )
+        self._buffer = Buffer(
+            self._send, limits=self._limits, pressure=self._pressure, get_ready=self._get_ready
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        try:
+            self._buffer.add(batch)
+        except BaseException:
+            self.abort()
+            raise
+
+    def prepare(self) -> Receipt:
+        try:
+            self._buffer.drain()
+            if self._connection is not None:
+                self._finish(self._connection)
+        except BaseException:
+            self.abort()
+            raise
+        if self._connection is not None:
+            self._connection.done()
+            self._connection = None
+        metrics = self._buffer.metrics
+        return Receipt(
+            handle=self._task.handle,
+            fingerprint=Fingerprint(metrics.rows),
+            bytes=metrics.bytes,
+            token={
+                "staged": metrics.rows > 0,
+                "blocks": metrics.blocks,
+                "efficiency": round(metrics.efficiency(self._limits), 3),
+                "held_back_s": round(metrics.held_back_s, 3),
+            },
+        )
+
+    def abort(self) -> None:
+        """Closing the connection is what takes everything back that is not prepared."""
+        self._buffer.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # For each strategy to say
+
+    @abstractmethod
+    def _begin(self, connection: TaskConnection) -> None:
+        """What goes before the rows, in their transaction."""
+
+    @abstractmethod
+    def _place(self) -> tuple[str | None, str]:
+        """Schema and table that the rows are copied into."""
+
+    @abstractmethod
+    def _finish(self, connection: TaskConnection) -> None:
+        """Make durable what was copied."""
+
+    def _columns(self, block: pa.Table) -> pa.Table:
+        """The rows as they travel: only what is needed, in the form that the server reads."""
+        names, columns = [], []
+        for name, sent in self._sent.items():
+            values = block.column(name)
+            columns.append(sent.convert(values) if sent.convert else values)
+            names.append(name)
+        return pa.table(columns, names=names)
+
+    # Sending
+
+    def _send(self, block: pa.Table, first: int) -> None:
+        """Copy one block; its first row is row `first` of this task."""
+        connection = self._get_ready()
+        try:
+            rows = self._columns(block)
+        except pa.ArrowInvalid as error:
+            raise RowRejected(
+                f"{self._where()}: a value does not fit its column: {error}",
+                "cast it in the query, or widen the column",
+            ) from None
+        self._sorted("copy", lambda: connection.ingest(*self._place(), rows), block, first)
+
+    def _get_ready(self) -> TaskConnection:
+        """A connection with an open transaction; made with the first block."""
+        return self._connection or self._open()
+
+    def _open(self) -> TaskConnection:
+        name = f"epochal-{self._task.handle.uid}-s{self._task.handle.sink}-task"
+        self._connection = connection = TaskConnection(self._sink.server, name)
+        if connection.is_reused and not self._answers(connection):
+            connection.renew()
+        if not connection.is_reused:
+            self._sorted("begin", lambda: connection.execute(_BEGIN))
+        self._sorted("begin", lambda: self._begin(connection))
+        return connection
+
+    def _answers(self, connection: TaskConnection) -> bool:
+        """Whether a kept connection is still alive: its first statement tells."""
+        try:
+            connection.execute(_BEGIN)
+        except Exception:  # noqa: BLE001  whatever it says, another connection is opened
+            return False
+        return True
+
+    def _where(self) -> str:
+        handle = self._task.handle
+        return f"{self._sink.table}, epoch {handle.epoch}, partition {handle.partition}"
+
+    def _sorted(
+        self,
+        verb: str,
+        call: Callable[[], None],
+        block: pa.Table | None = None,
+        first: int = 0,
+        *,
+        is_commit: bool = False,
+    ) -> None:
+        try:
+            call()
+        except EpochalError:
+            raise
+        except Exception as error:
+            if sqlstate_of(error) is None and type(error).__module__ != "adbc_driver_manager":
+                raise
+            self._pressure.failed(is_lock_wait=is_lock_wait(error))
+            if sqlstate_of(error) == BAD_ENCODING and block is not None:
+                raise self._with_nul(block, first) from None
+            doing = f"{self._where()}: {verb}"
+            secret = self._sink.server.secret()
+            raise sorted_error(error, doing, is_commit=is_commit, secret=secret) from None
+
+    def _with_nul(self, block: pa.Table, first: int) -> RowRejected:
+        """PostgreSQL has no text with a NUL in it: which column and row is it?"""
+        found = [
+            f'column "{name}", row {first + place}'
+            for name in self._sent
+            if (place := _first_nul(block.column(name))) is not None
+        ]
+        return RowRejected(
+            f"{self._where()}: {'; '.join(found) or 'a string'} holds the character NUL (\\u0000), "
+            "which PostgreSQL can't store in text",
+            "take it out in the query (translate(x, '\\u0000', '')), or store the value as binary",
+        )
+
+
+class StagedWriter(PostgresWriter):
+    def _place(self) -> tuple[str | None, str]:
+        return self._sink.meta_schema, staging_name(self._task.handle)
+
+    def _begin(self, connection: TaskConnection) -> None:
+        connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
+
+    def _finish(self, connection: TaskConnection) -> None:
+        commit = sql.SQL("COMMIT")
+        self._sorted("commit staging", lambda: connection.execute(commit), is_commit=True)
+
+
+class PreparedWriter(PostgresWriter):
+    def __init__(self, sink: Postgres, task: Task) -> None:
+        super().__init__(sink, task)
+        if not isinstance(task.handout, Mapping):
+            raise Misconfigured(
+                f"{self._where()}: the driver handed nothing out for this epoch",
+                "writers of strategy='prepared' need what begin() returns",
+            )
+        handout: Mapping[str, Any] = task.handout
+        self._table = from_json(handout["table"])
+        self._identity = Identity(
+            pipeline=handout["pipeline"],
+            uid=task.handle.uid,
+            sink=sink.name,
+            generation=task.handle.generation,
+            run=handout["run"],
+        )
+        types = {name: sent.type for name, sent in self._sent.items()}
+        self._plan = plan(types, self._table, sink.column_map, sink.write_mode)
+        self._is_direct = _may_go_direct(self._plan, self._table)
+
+    def _place(self) -> tuple[str | None, str]:
+        if self._is_direct:
+            return self._table.schema, self._table.name
+        return self._sink.meta_schema, staging_name(self._task.handle)
+
+    def _columns(self, block: pa.Table) -> pa.Table:
+        if not self._is_direct:
+            return super()._columns(block)
+        rows = super()._columns(block)
+        columns, names = [], []
+        for one in self._plan.mapped:
+            values, wanted = rows.column(one.field), arrow_of(one.column.type)
+            columns.append(values if wanted in {None, values.type} else values.cast(wanted))
+            names.append(one.column.name)
+        return pa.table(columns, names=names)
+
+    def _begin(self, connection: TaskConnection) -> None:
+        if self._is_direct:
+            connection.execute(self._sink.server.settings())
+        else:
+            connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
+
+    def _finish(self, connection: TaskConnection) -> None:
+        self._sorted("apply", lambda: self._apply(connection))
+        gid = sql.Literal(str(self._task.handle))
+        statement = sql.SQL("PREPARE TRANSACTION {}").format(gid)
+        try:
+            self._sorted("prepare", lambda: connection.execute(statement), is_commit=True)
+        except EpochalError as error:
+            if f"[{TOO_MANY_PREPARED}]" in error.message:
+                raise Misconfigured(
+                    error.message,
+                    "more tasks than max_prepared_transactions: raise it on the server, fewer "
+                    "partitions (coalesce), or strategy='staged'",
+                ) from None
+            raise
+
+    def _apply(self, connection: TaskConnection) -> None:
+        rows = self._buffer.metrics.rows
+        if not self._is_direct:
+            schema, table = self._sink.meta_schema, staging_name(self._task.handle)
+            source = Source(schema=schema, table=table, part=self._task.handle.partition)
+            apply = Apply(
+                plan=self._plan, mode=self._sink.write_mode, table=self._table, sources=[source]
+            )
+            for statement in apply.statements():
+                connection.execute(statement)
+            connection.execute(meta.drop(schema, [table]))
+        ledger = Ledger(schema=self._sink.meta_schema, identity=self._identity)
+        receipt = Receipt(handle=self._task.handle, fingerprint=Fingerprint(rows))
+        connection.execute(ledger.record([receipt]))
+
+
+def _may_go_direct(chosen: Plan, table: Table) -> bool:
+    """A binary COPY into the table itself: the bytes must fit, and COPY knows no row security."""
+    return not table.has_row_security and all(
+        is_direct(one.source, one.column.type, is_enum=one.column.is_enum) for one in chosen.mapped
+    )
+
+
+def _ddl(sent: Mapping[str, Any]) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(one.ddl))
+        for name, one in sent.items()
+    )
+
+
+def _create_staging(sink: Postgres, task: Task, columns: sql.Composed) -> sql.Composed:
+    """One statement: limits for this transaction, the table, and since when it is there."""
+    table = sql.Identifier(sink.meta_schema, staging_name(task.handle))
+    body = sql.SQL(
+        "BEGIN PERFORM 1 FROM ({}) q; CREATE TABLE {} ({}) WITH (autovacuum_enabled = false);"
+        " COMMENT ON TABLE {} IS {}; END"
+    ).format(sink.server.settings(), table, columns, table, sql.Literal(meta.comment(task.handle)))
+    return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
+
+
+def _first_nul(values: pa.ChunkedArray) -> int | None:
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return None
+    place = pc.index(pc.match_substring(values, "\0"), True).as_py()
+    return None if place < 0 else int(place)

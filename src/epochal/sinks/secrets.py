@@ -1,0 +1,72 @@
+"""Secrets: values that say where they are kept, and are read where they are used.
+
+A declared sink is pickled to executors and printed in logs, so it carries the place of a secret and
+not the secret: `env` and `file` are read anew at every connection, also after the password was
+changed. A password that was written into a URL is carried, for there is nowhere else to find it,
+and never shown.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from epochal.errors import Misconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSecret:
+    """The value of an environment variable, of whichever process opens the connection."""
+
+    variable: str
+
+    def reveal(self) -> str:
+        try:
+            return os.environ[self.variable]
+        except KeyError:
+            raise Misconfigured(
+                f"the environment variable {self.variable}, named as a secret, is not set",
+                "it is read on the driver and on every executor: Spark passes it on with "
+                f"spark.executorEnv.{self.variable}, or keep the secret in a file(path)",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class FileSecret:
+    """The content of a file, without the newline at its end."""
+
+    path: str
+
+    def reveal(self) -> str:
+        try:
+            return Path(self.path).read_text(encoding="utf-8").rstrip("\r\n")
+        except OSError as error:
+            raise Misconfigured(
+                f"the file {self.path}, named as a secret, can't be read: {error.strerror}",
+                "it is read on the driver and on every executor: it must be at this path on each",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSecret:
+    """A secret that was given as plain text: it travels with the sink, and its repr hides it."""
+
+    _value: str = field(repr=False)
+
+    def reveal(self) -> str:
+        return self._value
+
+
+Secret: TypeAlias = EnvironmentSecret | FileSecret | HeldSecret
+
+
+def env(variable: str) -> EnvironmentSecret:
+    """A secret in an environment variable."""
+    return EnvironmentSecret(variable)
+
+
+def file(path: str | os.PathLike[str]) -> FileSecret:
+    """A secret in a file."""
+    return FileSecret(os.fspath(path))

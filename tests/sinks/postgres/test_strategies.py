@@ -1,0 +1,406 @@
+"""Both strategies keep the same promises: append, repeat, abort, prove, forget."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, TryAgain
+from epochal.sinks.postgres.names import parse_staging_name, staging_name
+from epochal.terms import NO_ROWS, EpochNumber, Generation, Handle, Proof, Receipt, SinkTag, Uid
+
+BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+
+
+@BOTH
+def test_rows_are_invisible_until_they_are_committed_and_then_there_once(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0, 0), life.prepare(some(3), 0, 1)]
+    assert orders.rows() == []
+    life.rehearse(0, receipts)
+    assert orders.rows() == []
+    assert {one.handle for one in life.fresh().committer.in_doubt()} == {r.handle for r in receipts}
+    life.commit(0, receipts)
+    assert orders.rows(columns="id") == [(1,), (2,), (3,)]
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_commit_may_be_repeated_by_anybody(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    receipts = life.write(0, some(1, 2), some(3))
+    life.commit(0, receipts)
+    for generation in (1, 2):
+        again = orders.keep(life.fresh(generation=generation))
+        again.commit(0, receipts)
+    assert len(orders.rows()) == 3
+
+
+@BOTH
+def test_a_commit_needs_no_rehearsal(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    orders.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert len(orders.rows()) == 1
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_an_aborted_attempt_is_gone_and_proven_so(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    receipt = life.prepare(some(1), 0)
+    assert life.committer.outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
+    for _ in range(2):
+        life.committer.abort(EpochNumber(0), [receipt])
+    assert orders.leftovers() == []
+    assert life.committer.outcome(EpochNumber(0), receipt) is Proof.ABORTED
+    with pytest.raises(PreparedLost) as lost:
+        life.commit(0, [receipt])
+    assert lost.value.handles == (str(receipt.handle),)
+    assert orders.rows() == []
+
+
+@BOTH
+def test_an_abort_leaves_a_committed_handle_alone(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    receipts = life.write(0, some(1))
+    life.committer.abort(EpochNumber(0), receipts)
+    assert len(orders.rows()) == 1
+    assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.COMMITTED
+
+
+@BOTH
+def test_only_the_winner_of_two_attempts_becomes_visible(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    loser, winner = life.prepare(some(1), 0), life.prepare(some(1), 0)
+    life.rehearse(0, [winner])
+    life.commit(0, [winner])
+    listed = life.committer.in_doubt()
+    assert [one.handle for one in listed] == [loser.handle]
+    assert 0 <= listed[0].age_s < 60
+    bare = Receipt(handle=listed[0].handle, fingerprint=NO_ROWS)
+    life.committer.abort(EpochNumber(0), [bare])
+    assert len(orders.rows()) == 1
+    assert orders.leftovers() == []
+    assert life.committer.outcome(EpochNumber(0), loser) is Proof.ABORTED
+
+
+@BOTH
+def test_an_attempt_that_was_killed_does_not_stand_in_the_way(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    writer = life.writer(some(1).schema, 0)
+    writer.write(some(*range(10)).to_batches()[0])
+    writer._buffer.drain()
+    life.write(0, some(*range(10)))
+    assert len(orders.rows()) == 10
+    writer.abort()
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_an_empty_epoch_is_committed_and_proven(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.write(0, some(1))
+    life.write(1, some(), some())
+    life.commit(2, [])
+    life.commit(2, [])
+    assert [mark.epoch for mark in life.committer.newest()] == [2]
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_task_without_rows_is_never_taken_for_lost(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    empty = life.prepare(some(), 0)
+    assert life.committer.outcome(EpochNumber(0), empty) is Proof.UNKNOWN
+    life.rehearse(0, [empty])
+    life.commit(0, [empty])
+    assert life.committer.outcome(EpochNumber(0), empty) is Proof.COMMITTED
+
+
+@BOTH
+def test_the_newest_epoch_is_told_for_each_uid_of_this_name(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    for epoch in range(3):
+        life.write(epoch, some(epoch))
+    other = orders.keep(life.fresh(uid=Uid("zyxwvuts2345"), run="again"))
+    other.write(0, some(7))
+    marks = {mark.uid: (mark.epoch, mark.run) for mark in life.committer.newest()}
+    assert marks == {life.uid: (2, None), other.uid: (0, "again")}
+    stranger = orders.life("orders", strategy=strategy, name="another sink")
+    assert list(stranger.committer.newest()) == []
+
+
+@BOTH
+def test_pruning_forgets_what_is_settled_and_keeps_the_newest(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    receipts = [life.write(epoch, some(epoch))[0] for epoch in range(4)]
+    life.committer.prune(EpochNumber(2))
+    life.committer.prune(EpochNumber(100))
+    assert [mark.epoch for mark in life.committer.newest()] == [3]
+    assert orders.sql(f"SELECT DISTINCT epoch FROM {orders.meta}.ledger") == [(3,)]
+    assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.UNKNOWN
+    life.commit(0, [receipts[0]])
+    assert len(orders.rows()) == 4
+
+
+@BOTH
+def test_a_server_that_nobody_wrote_to_holds_nothing(orders, strategy):
+    life = orders.life(strategy=strategy)
+    assert list(life.committer.in_doubt()) == []
+    assert list(life.committer.newest()) == []
+    life.committer.prune(EpochNumber(5))
+    assert orders.sql(f"SELECT FROM pg_namespace WHERE nspname = '{orders.meta}'") == []
+
+
+@BOTH
+def test_drivers_that_commit_one_decision_at_a_time_agree(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    lives = [orders.keep(life.fresh(generation=number)) for number in (1, 2, 3)]
+    for epoch in range(6):
+        receipts = [life.prepare(some(epoch * 10 + n), epoch, n) for n in range(3)]
+        barrier = threading.Barrier(len(lives))
+
+        def commit(one, epoch=epoch, receipts=receipts, barrier=barrier):
+            barrier.wait()
+            for _ in range(20):
+                try:
+                    return one.commit(epoch, receipts)
+                except TryAgain:
+                    continue
+            raise AssertionError("never committed")
+
+        with ThreadPoolExecutor(len(lives)) as pool:
+            list(pool.map(commit, lives))
+    assert len(orders.rows()) == 18
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_two_pipelines_share_a_table_and_a_schema(orders, some, strategy):
+    first = orders.life(strategy=strategy)
+    second = orders.keep(first.fresh(uid=Uid("zyxwvuts2345")))
+    first.start(some(1))
+    second.start(some(1))
+    mine, yours = first.prepare(some(1), 0), second.prepare(some(2), 0)
+    assert [one.handle for one in first.committer.in_doubt()] == [mine.handle]
+    second.commit(0, [yours])
+    first.commit(0, [mine])
+    assert orders.rows(columns="id") == [(1,), (2,)]
+
+
+@BOTH
+def test_ten_sinks_write_to_one_table_at_a_time(orders, some, strategy):
+    def run(number: int) -> None:
+        life = orders.life(strategy=strategy, name=f"sink {number}", pool_max=2)
+        for epoch in range(3):
+            life.write(epoch, some(number * 100 + epoch))
+        life.close()
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(run, range(10)))
+    assert len(orders.rows()) == 30
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_writer_holds_little_however_many_rows_it_takes(orders, strategy):
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    life = orders.life(strategy=strategy, buffer_bytes=2_000_000)
+    life.committer.check(schema)
+    writer, before, peak, total = life.writer(schema, 0), pa.total_allocated_bytes(), 0, 0
+    for number in range(120):
+        ids = pa.array(range(number * 2000, (number + 1) * 2000), pa.int64())
+        batch = pa.record_batch([ids, pa.array(["x" * 100] * 2000)], schema=schema)
+        total += batch.nbytes
+        writer.write(batch)
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    receipt = writer.prepare()
+    assert receipt.rows == 240_000
+    assert receipt.token["blocks"] > 10
+    assert receipt.token["efficiency"] > 0.8
+    assert total > 25_000_000
+    assert peak < 8_000_000
+
+
+# Staged only
+
+
+def test_a_rehearsal_is_given_up_when_the_epoch_begins_again(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    life.rehearse(0, [life.prepare(some(1), 0)])
+    life.committer.begin(EpochNumber(0))
+    held = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+    assert orders.sql(held) == [(0,)]
+    life.write(0, some(2))
+    assert orders.rows(columns="id") == [(2,)]
+
+
+def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(orders, some):
+    zombie = orders.life()
+    zombie.start(some(1))
+    zombie.rehearse(0, [zombie.prepare(some(1), 0)])
+    newer = orders.keep(zombie.fresh(generation=2))
+    newer.write(0, some(1))
+    assert len(orders.rows()) == 1
+    with pytest.raises(Fenced, match="generation 2"):
+        zombie.rehearse(0, [zombie.prepare(some(1), 0)])
+
+
+def test_a_session_that_the_server_still_believes_in_does_not_block_its_own_driver(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    half_open, life.committer._open = life.committer._open, None
+    life.commit(0, receipts)
+    assert len(orders.rows()) == 1
+    half_open.connection.close()
+
+
+def test_a_decided_epoch_is_applied_again_where_its_rehearsal_was_lost(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0)]
+    life.rehearse(0, receipts)
+    orders.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in trans%'"
+    )
+    orders.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert len(orders.rows()) == 2
+
+
+def test_an_epoch_that_the_table_proves_already_is_refused_before_its_decision(orders, some):
+    life = orders.life()
+    life.write(3, some(1))
+    with pytest.raises(Refused, match="older than the table"):
+        life.rehearse(3, [life.prepare(some(1), 3)])
+    with pytest.raises(Refused, match="older than the table"):
+        life.rehearse(2, [life.prepare(some(1), 2)])
+    assert len(orders.rows()) == 1
+
+
+def test_staging_that_somebody_dropped_fails_the_rehearsal_and_is_lost_after_the_decision(
+    orders, some
+):
+    life = orders.life()
+    life.start(some(1))
+    receipt = life.prepare(some(1), 0)
+    orders.sql(f'DROP TABLE {orders.meta}."{staging_name(receipt.handle)}"')
+    with pytest.raises(TryAgain, match="no decision was made"):
+        life.rehearse(0, [receipt])
+    with pytest.raises(PreparedLost):
+        life.commit(0, [receipt])
+
+
+def test_staging_tables_are_logged(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    receipt = life.prepare(some(1), 0)
+    kind = f"SELECT relpersistence FROM pg_class WHERE relname = '{staging_name(receipt.handle)}'"
+    assert orders.sql(kind) == [("p",)]
+
+
+def test_every_handle_fits_a_name_and_comes_back():
+    for numbers in ((0, 0, 0, 0), (1, 2, 3, 4), (10**10 - 1, 10**19 - 1, 10**7 - 1, 10**19 - 1)):
+        for tag in ("00000000", "ffffffff", "0000000a"):
+            handle = Handle(
+                uid=Uid("abcdefgh2345"),
+                generation=Generation(numbers[0]),
+                epoch=EpochNumber(numbers[1]),
+                sink=SinkTag(tag),
+                partition=numbers[2],
+                attempt=numbers[3],
+            )
+            name = staging_name(handle)
+            assert len(name) <= 63
+            assert parse_staging_name(name) == handle
+    for stranger in (
+        "orders",
+        "epabc",
+        "ep" + "a" * 19,
+        name.upper(),
+        name + "_0",
+        "ep" + name[2:].replace("_", "_0", 1),
+    ):
+        assert parse_staging_name(stranger) is None
+
+
+# Prepared only
+
+
+def test_prepared_is_refused_on_a_table_with_a_unique_constraint(keyed, some):
+    with pytest.raises(Misconfigured, match="orders_pkey"):
+        keyed.life(strategy="prepared").start(some(1))
+    keyed.sql(f"CREATE TABLE {keyed.schema}.ranges (r int4range, EXCLUDE USING gist (r WITH &&))")
+    with pytest.raises(Misconfigured, match="exclusion"):
+        keyed.life("ranges", strategy="prepared").committer.check(None)
+
+
+def test_prepared_is_refused_where_the_server_has_too_few(orders, some):
+    with pytest.raises(Misconfigured, match=r"max_prepared_transactions on .* is 64, 0 in use"):
+        orders.life(strategy="prepared", tasks_max=65).start(some(1))
+
+
+def test_prepared_transactions_that_run_out_are_told_with_the_way_out(orders, some):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    for partition in range(64):
+        life.prepare(some(partition), 0, partition)
+    with pytest.raises(Misconfigured, match="maximum number of prepared transactions") as told:
+        life.prepare(some(64), 0, 64)
+    assert "strategy='staged'" in told.value.hint
+
+
+def test_prepared_is_refused_through_a_pooler(orders, some, proxy):
+    def other_pid(piece: bytes, to_server: bool) -> bytes:
+        at = -1 if to_server else piece.find(b"K\x00\x00\x00")
+        return piece if at < 0 else piece[: at + 5] + b"\x7f\xff\xff\x01" + piece[at + 9 :]
+
+    proxy.rewrite = other_pid
+    url = orders.server.url(port=proxy.port)
+    with pytest.raises(Misconfigured, match="pooler"):
+        orders.life(strategy="prepared", url=url).start(some(1))
+    staged = orders.life(url=url)
+    staged.write(0, some(1))
+    assert len(orders.rows()) == 1
+
+
+def test_prepared_casts_what_a_copy_can_not(place, some):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int, name uuid)")
+    rows = some(1, 2).set_column(1, "name", [["0" * 31 + "1", "0" * 31 + "2"]])
+    life = place.life(strategy="prepared")
+    life.write(0, rows)
+    assert [str(name)[-1] for _, name in place.rows()] == ["1", "2"]
+    assert place.leftovers() == []
+
+
+def test_a_prepared_transaction_that_vanished_fails_the_rehearsal(orders, some):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    receipt = life.prepare(some(1), 0)
+    orders.sql(f"ROLLBACK PREPARED '{receipt.handle}'")
+    with pytest.raises(TryAgain, match="not on the server any more"):
+        life.rehearse(0, [receipt])
+
+
+def test_part_of_the_prepared_transactions_lost_commits_the_others_and_names_them(orders, some):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    receipts = [life.prepare(some(n), 0, n) for n in range(3)]
+    orders.sql(f"ROLLBACK PREPARED '{receipts[1].handle}'")
+    with pytest.raises(PreparedLost) as lost:
+        life.commit(0, receipts)
+    assert lost.value.handles == (str(receipts[1].handle),)
+    assert orders.rows(columns="id") == [(0,), (2,)]
