@@ -145,7 +145,7 @@ def from_text(text: str) -> EpochalError | None:
     line = text[start + len(_WIRE_MARK) :].split("\n", 1)[0]
     try:
         (code, message, hint), _ = json.JSONDecoder().raw_decode(line)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     kind = next((known for known in _tree() if known.code == code), EpochalError)
     return kind(message, hint)

@@ -72,7 +72,11 @@ class Session:
             run=run,
             fence=limits.fence_on_start,
         )
-        self._coordinator.start(start, {sink.name: schema for sink in sinks})
+        try:
+            self._coordinator.start(start, {sink.name: schema for sink in sinks})
+        except BaseException:
+            self._coordinator.stop()
+            raise
 
     @property
     def state(self) -> Phase:
@@ -97,8 +101,9 @@ class Session:
         if self._is_replay:
             # A replay leaves the coordinator's phase alone; the caller still holds an open epoch.
             advance(Phase.ACTIVE, Move.BEGIN, EpochNumber(epoch))
-        self._offsets = Offsets(digest=offsets, text=offsets)
-        admission = self._coordinator.begin(EpochNumber(epoch), offsets=self._offsets)
+        given = Offsets(digest=offsets, text=offsets)
+        admission = self._coordinator.begin(EpochNumber(epoch), offsets=given)
+        self._offsets = given
         self._require_nothing_lost(epoch)
         self._is_replay = admission is Admission.REPLAY
         if not self._is_replay:
@@ -107,15 +112,20 @@ class Session:
         return admission
 
     def write(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
-        """Take rows, as Arrow or as mappings from column to value."""
+        """
+        Take rows, as Arrow or as mappings from column to value.
+
+        An error aborts the epoch: whoever catches it can't commit what one sink took and another
+        did not.
+        """
         if self._is_replay:
             return
         self._require_open()
-        if isinstance(rows, pa.RecordBatch | pa.Table):
-            self._flush()
-            self._write_batches(_batches(rows, self._limits.buffer_rows))
-        else:
-            self._gather(rows)
+        try:
+            self._take(rows)
+        except Exception:
+            self._give_up({})
+            raise
 
     def commit(self) -> None:
         """Make the open epoch visible everywhere, or abort it and raise why."""
@@ -137,9 +147,11 @@ class Session:
         self._give_up({})
 
     def close(self) -> None:
-        if self._writers:
-            self.abort()
-        self._coordinator.stop()
+        try:
+            if self._writers:
+                self.abort()
+        finally:
+            self._coordinator.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +192,13 @@ class Session:
                     limits=self._limits,
                 )
             )
+
+    def _take(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
+        if isinstance(rows, pa.RecordBatch | pa.Table):
+            self._flush()
+            self._write_batches(_batches(rows, self._limits.buffer_rows))
+        else:
+            self._gather(rows)
 
     def _gather(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:

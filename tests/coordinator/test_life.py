@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from epochal.coordinator import Coordinator, life
-from epochal.errors import Fenced, InvariantBroken, Refused
+from epochal.errors import Fenced, Refused
 from epochal.logs.memory import MemoryLog
-from epochal.protocol.admission import Admission, Position, Start
-from epochal.protocol.state import RecordKind
+from epochal.protocol.admission import Admission, Position, Start, Unfinished
+from epochal.protocol.state import GivenUp, RecordKind
 from epochal.sinks.memory import Memory
 from epochal.terms import NO_OFFSETS, EpochNumber, Fingerprint, Receipt
 
@@ -56,19 +56,86 @@ def test_an_unsettled_epoch_is_not_stepped_over() -> None:
     log, sink = MemoryLog(), Memory()
     _run(log, sink, epochs=1, stops=False)
     position = Position(planned=EpochNumber(8), finished=EpochNumber(8))
-    with pytest.raises(InvariantBroken, match="unsettled"):
+    with pytest.raises(Refused, match="unsettled"):
         life.adopt(log, location="/c", query_id="q", position=position)
 
 
 def test_a_fork_has_a_uid_of_its_own_and_fences_who_still_runs() -> None:
     log, sink = MemoryLog(), Memory()
     running = _run(log, sink, stops=False)
-    state = life.fork(log, location="/copy")
+    state = life.fork(log, location="/copy", is_original_alive=True)
     assert state.uid != running.state.uid == state.forked_from
     running.begin(EpochNumber(1), query_id="q")
     running.preparing()
     with pytest.raises(Fenced):
         running.conclude({sink.name: ()})
+
+
+def test_a_fork_of_the_original_itself_is_refused() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink)
+    with pytest.raises(Refused, match="the original, not a copy"):
+        life.fork(log, location="/c")
+
+
+def test_a_fork_does_not_drop_what_is_decided_and_not_carried_out() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, stops=False)
+    with pytest.raises(Refused, match="epoch 0 is decided and not carried out on memory"):
+        life.fork(log, location="/copy")
+
+
+@pytest.mark.parametrize("planned", [None, EpochNumber(0)])
+def test_a_log_never_goes_back_to_an_older_checkpoint(planned: EpochNumber | None) -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, epochs=4)
+    position = Position(planned=planned, finished=planned)
+    with pytest.raises(Refused, match="never goes back"):
+        life.adopt(log, location="/c", query_id="q", position=position)
+
+
+UNFINISHED = Position(planned=EpochNumber(6), finished=EpochNumber(5))
+
+
+def test_a_batch_that_other_code_left_unfinished_is_asked_about_when_adopted() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink)
+    with pytest.raises(Refused, match="batch 6 was planned by code other than epochal"):
+        life.adopt(log, location="/c", query_id="q", position=UNFINISHED)
+
+
+@pytest.mark.parametrize(("word", "expected"), [(Unfinished.SKIP, 7), (Unfinished.REDO, 6)])
+def test_an_unfinished_batch_is_skipped_or_redone_as_the_person_says(
+    word: Unfinished, expected: int
+) -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink)
+    state = life.adopt(log, location="/c", query_id="q", position=UNFINISHED, unfinished=word)
+    assert state.expected == expected
+
+
+def test_a_log_without_a_query_is_only_moved() -> None:
+    log, sink = MemoryLog(), Memory()
+    coordinator = Coordinator(log=log, sinks=[sink])
+    coordinator.start(_start(sink))
+    for epoch in map(EpochNumber, range(3)):
+        coordinator.begin(epoch)
+        coordinator.preparing()
+        coordinator.conclude({sink.name: ()})
+    coordinator.stop()
+    state = life.adopt(log, location="/moved", query_id=None, position=Position())
+    assert (state.location, state.expected) == ("/moved", 3)
+
+
+def test_what_a_person_gives_up_is_on_record_and_no_longer_waits() -> None:
+    log, sink = MemoryLog(), Memory()
+    _run(log, sink, stops=False)
+    word = GivenUp(epoch=ZERO, sink="memory", kept_at="/kept", by="ann", because="gone")
+    state = life.give_up(log, word)
+    assert state.given_up == (word,)
+    assert not state.pending
+    with pytest.raises(Refused, match="nothing of sink 'memory'"):
+        life.give_up(log, word)
 
 
 def _plan(log: MemoryLog, sink: Memory) -> Coordinator:

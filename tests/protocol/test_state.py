@@ -2,7 +2,7 @@
 
 import pytest
 
-from epochal.errors import InvariantBroken
+from epochal.errors import InvariantBroken, Refused
 from epochal.protocol.state import (
     GivenUp,
     adopted,
@@ -96,7 +96,7 @@ def test_without_a_decision_there_is_nothing_to_carry_out(make, change):
 
 
 def test_an_unsettled_epoch_can_not_be_stepped_over_by_adopting(make):
-    with pytest.raises(InvariantBroken, match="can't be stepped over"):
+    with pytest.raises(Refused, match="can't be stepped over"):
         adopted(make.unsettled(), location="/new", query_id="q", expected=EpochNumber(5))
 
 
@@ -115,6 +115,12 @@ def test_a_fork_leaves_the_unsettled_epoch_to_the_original(make):
     assert (after.uid, after.forked_from) == ("22222222222a", make.uid)
     assert after.unsettled is None
     assert after.expected == 1
+
+
+def test_a_fork_remembers_the_offsets_that_a_replay_must_match(make):
+    after = forked(make.unsettled(), uid=Uid("22222222222a"), location="/copy")
+    assert after.last.offsets == make.decision().offsets
+    assert not after.last.rows
 
 
 def test_handles_of_the_unsettled_decision_are_named_until_it_is_settled(make):

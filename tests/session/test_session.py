@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 
 import epochal as ep
 from epochal.contract import Task, Writer
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Surroundings, read_state
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
@@ -174,13 +175,19 @@ def test_a_gate_that_refuses_leaves_nothing_visible(log, sink):
     assert ids(sink) == [1, 2]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Breaking(ep.Memory):
-    """Prepares nothing: the second sink of an epoch that fails."""
+    """The second sink of an epoch that fails."""
+
+    fails: str = "prepare"
 
     def writer(self, task: Task) -> Writer:
         writer = super().writer(task)
-        writer.prepare = lambda: (_ for _ in ()).throw(OSError("disk full"))
+        setattr(writer, self.fails, self._break)
         return writer
+
+    def _break(self, *_: object) -> None:
+        raise OSError("disk full")
 
 
 def test_one_sink_that_cannot_prepare_leaves_nothing_in_the_other(log):
@@ -219,7 +226,37 @@ def test_rows_of_another_schema_are_refused(log, sink):
         session.begin(0)
         with pytest.raises(ep.Misconfigured, match="schema"):
             session.write(pa.table({"other": [1]}))
-        session.abort()
+
+
+def test_a_write_that_failed_takes_the_whole_epoch_with_it(log):
+    a, b = ep.Memory(name="a"), Breaking(name="b", fails="write")
+    with open_session(log, a, b) as session:
+        session.begin(0)
+        with pytest.raises(OSError, match="disk full"):
+            session.write(pa.Table.from_pylist(rows(1), schema=SCHEMA))
+        assert session.state is Phase.ABORTED
+        with pytest.raises(ep.InvariantBroken, match="aborted"):
+            session.commit()
+    assert (ids(a), ids(b)) == ([], [])
+
+
+def test_a_row_that_does_not_fit_loses_no_other_row_in_silence(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        session.write([*rows(1, 2), {"id": "not a number", "name": ""}])
+        with pytest.raises(pa.ArrowInvalid):
+            session.commit()
+        assert session.state is Phase.ABORTED
+    assert ids(sink) == []
+
+
+def test_a_begin_that_is_refused_leaves_the_offsets_of_the_open_epoch(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0, offsets="0..9")
+        with pytest.raises(ep.Refused):
+            session.begin(5, offsets="50..59")
+        session.commit()
+    assert read_state(log).last.offsets.text == "0..9"
 
 
 def test_figures_count_epochs_rows_and_time(log, sink):
@@ -237,10 +274,10 @@ def test_figures_count_epochs_rows_and_time(log, sink):
 
 def test_a_folder_is_enough_for_a_log(tmp_path: Path):
     sink = ep.Files(str(tmp_path / "out"))
-    for _ in range(2):
+    for _ in range(4):
         with ep.Session("orders", sinks=[sink], log=tmp_path / "log", schema=SCHEMA) as session:
             session.begin(session.next_epoch)
             session.write(rows(session.next_epoch))
             session.commit()
     found = ep.read_epochs(tmp_path / "out").to_table()
-    assert sorted(found["id"].to_pylist()) == [0, 1]
+    assert sorted(found["id"].to_pylist()) == [0, 1, 2, 3]

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from epochal.cli.demo import demo
-from epochal.cli.life import adopt, fork, rename
+from epochal.cli.life import adopt, fork, give_up, rename
 from epochal.errors import EpochalError
 
 _INTERRUPTED = 130
@@ -25,6 +25,7 @@ app.command()(demo)
 app.command()(adopt)
 app.command()(fork)
 app.command()(rename)
+app.command(name="give-up")(give_up)
 
 
 def main() -> None:

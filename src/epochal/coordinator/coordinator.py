@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from epochal.coordinator.starting import by_name, follow, identity_changed, iden
 from epochal.coordinator.surroundings import Surroundings
 from epochal.coordinator.sweeping import sweep
 from epochal.coordinator.tracker import Tracker
+from epochal.coordinator.waiting import Result, StillRunning
 from epochal.errors import (
     EpochalError,
     Fenced,
@@ -170,8 +172,14 @@ class Coordinator:
         *,
         query_id: str | None = None,
         offsets: Offsets = NO_OFFSETS,
+        is_sweeping: bool = True,
     ) -> Admission:
-        """Open an epoch, or learn that it is decided already and only its rows must be drained."""
+        """
+        Open an epoch, or learn that it is decided already and only its rows must be drained.
+
+        `is_sweeping=False` is for a process that has put no record itself: another one of the same
+        driver may be deciding on what a sweep would abort.
+        """
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         is_replay = admission is Admission.REPLAY
         # To drain a decided epoch that is not carried out would tell the engine that it is done.
@@ -189,7 +197,8 @@ class Coordinator:
         try:
             if query_id is not None:
                 self._state = bound(self.state, query_id)
-            self._sweep_if_due()
+            if is_sweeping:
+                self._sweep_if_due()
             self._hand_out(epoch, self._committers)
         except Exception:
             self.abort({})
@@ -302,19 +311,23 @@ class Coordinator:
 
     def leave(self) -> None:
         """Close connections and say nothing: another process of this driver goes on."""
-        for committer in self._committers.values():
-            committer.close()
+        self._close_committers()
         self._journal.close()
 
     # Starting
 
     def _open_committers(self, state: State) -> None:
-        for committer in self._committers.values():
-            committer.close()
-        self._committers = {
-            name: sink.committer(identity_of(state, name), self._limits)
-            for name, sink in self._sinks.items()
-        }
+        self._close_committers()
+        for name, sink in self._sinks.items():
+            self._committers[name] = sink.committer(identity_of(state, name), self._limits)
+
+    def _close_committers(self) -> None:
+        for name, committer in self._committers.items():
+            try:
+                committer.close()
+            except (EpochalError, OSError) as error:
+                logger.warning("sink %s could not be closed: %s", name, error)
+        self._committers = {}
 
     def _check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
         return [
@@ -376,7 +389,7 @@ class Coordinator:
                 partial(self._committers[sink].rehearse, epoch, some)
                 for sink, some in receipts.items()
             ],
-            give_up_s=self._limits.commit_retry_max_s,
+            give_up_s=max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s),
         )
 
     def _require_same_offsets(self, began_with: Offsets, now: Offsets) -> None:
@@ -404,8 +417,9 @@ class Coordinator:
         # Silent until the log has answered: an unanswered put may yet win its slot.
         self._is_silent = True
         self._journal.append(kind, state)
-        self._is_silent = False
+        # In this order: an interrupt between the two must not let an old state speak.
         self._state = state
+        self._is_silent = False
 
     def _carry_out(self) -> None:
         epoch = self._open_epoch
@@ -414,7 +428,7 @@ class Coordinator:
             epoch=epoch,
             committers=self._committers,
             limits=self._limits,
-            around=self._around,
+            around=replace(self._around, together=self._together),
             note_done=self._note_done,
         )
         try:
@@ -464,15 +478,31 @@ class Coordinator:
     def _at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:
         """Ask several sinks at the same time; the first error is raised once all have answered."""
         slow_s = min(give_up_s, self._limits.commit_timeout_s)
-        for error in self._around.together(jobs, slow_s=slow_s, give_up_s=give_up_s):
+        for error in self._together(jobs, slow_s=slow_s, give_up_s=give_up_s):
             if error is not None:
                 raise error
+
+    def _together(
+        self, jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+    ) -> Sequence[Result]:
+        results = self._around.together(jobs, slow_s=slow_s, give_up_s=give_up_s)
+        # A committer that still works on something is not called again: its calls never overlap.
+        if any(isinstance(result, StillRunning) for result in results):
+            self._is_silent = True
+            self._committers = {}
+        return results
 
     # Clearing up
 
     def _sweep_if_due(self) -> None:
-        if self._around.clock.monotonic() - self._swept_s >= self._limits.sweep_every_s:
+        if self._around.clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
+            return
+        try:
             self._sweep()
+        except (Fenced, InvariantBroken):
+            raise
+        except (EpochalError, OSError) as error:
+            logger.warning("%s: not all could be cleared yet: %s", self._journal.place, error)
 
     def _clear(self, receipts: Receipts) -> None:
         """

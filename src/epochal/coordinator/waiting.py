@@ -14,6 +14,12 @@ logger = logging.getLogger("epochal")
 Result = BaseException | None
 
 
+class StillRunning(OutcomeUnknown):
+    """A target has not answered in the time given, and the call to it goes on."""
+
+    code = "still-running"
+
+
 class Together(Protocol):
     """Runs jobs at the same time and gives each one's error, or None, in their order."""
 
@@ -42,7 +48,7 @@ def in_threads(
     Each job in a daemon thread: one that hangs can be reported and left, and does not keep the
     process from ending. The target then has the last word, at the next start (I9).
     """
-    results: list[Result] = [OutcomeUnknown(f"no answer within {give_up_s:.0f} s") for _ in jobs]
+    results: list[Result] = [StillRunning(f"no answer within {give_up_s:.0f} s") for _ in jobs]
 
     def run(at: int, job: Callable[[], None]) -> None:
         try:

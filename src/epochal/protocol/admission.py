@@ -48,9 +48,14 @@ class Position:
         """The epoch that the engine will run next."""
         if self.planned is None:
             return EpochNumber(0)
-        if self.planned != self.finished:
+        if self.has_unfinished:
             return self.planned
         return EpochNumber(self.planned + 1)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """An epoch is planned, and the engine does not take it for done."""
+        return self.planned is not None and self.planned != self.finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +79,24 @@ def newborn(start: Start, uid: Uid) -> State:
     """The state of a log that has no record yet, possibly on a checkpoint that other code used."""
     position = start.position or Position()
     first = position.upcoming
-    if position.planned is not None and first == position.planned:
-        first = _after_unfinished(start, first)
+    if position.has_unfinished:
+        first = after_unfinished(start.unfinished, position, start.location)
     return State(
         uid=uid, pipeline=start.pipeline, location=start.location, run=start.run, first=first
     )
 
 
-def _after_unfinished(start: Start, planned: EpochNumber) -> EpochNumber:
-    if start.unfinished is Unfinished.ASK:
+def after_unfinished(word: Unfinished, position: Position, location: str) -> EpochNumber:
+    """Where to go on after a batch that other code planned and did not finish."""
+    planned = position.upcoming
+    if word is Unfinished.ASK:
         raise Refused(
-            f"{start.location}: batch {planned} was planned by code other than epochal and not "
+            f"{location}: batch {planned} was planned by code other than epochal and not "
             "finished; whether its rows arrived can't be known here",
-            'look into the targets, then start with unfinished="skip" if its rows are there, '
+            'look into the targets, then say unfinished="skip" if its rows are there, '
             'or unfinished="redo" if they are not',
         )
-    return EpochNumber(planned + 1) if start.unfinished is Unfinished.SKIP else planned
+    return EpochNumber(planned + 1) if word is Unfinished.SKIP else planned
 
 
 def admit_start(state: State, start: Start) -> None:
@@ -113,18 +120,18 @@ def _same_pipeline(state: State, start: Start) -> None:
             f"give {start.pipeline!r} a checkpoint of its own, or, if it is the same pipeline "
             f"under a new name, `epochal rename {start.location} {start.pipeline}`",
         )
+    if state.run != start.run and state.last is not None:
+        raise Refused(
+            f"{start.location} belongs to run {state.run!r}, not {start.run!r}",
+            "a deliberate fresh start needs a fresh checkpoint (and a log= of its own where one is "
+            f"given); to go on, start with run={state.run!r}",
+        )
     if state.location != start.location:
         raise Refused(
             f"the epoch log at {start.location} is bound to {state.location}: "
             "this checkpoint was copied or moved",
             f"after a move: `epochal adopt {start.location}`; for a copy that lives on beside the "
-            f"original: `epochal fork {start.location}`",
-        )
-    if state.run != start.run and state.last is not None:
-        raise Refused(
-            f"{start.location} belongs to run {state.run!r}, not {start.run!r}",
-            "a deliberate fresh start needs a fresh checkpoint; to go on, start with "
-            f"run={state.run!r}",
+            f"original: `epochal fork {start.location}` (log= elsewhere: pipeline.adopt, .fork)",
         )
 
 
@@ -169,6 +176,7 @@ def _out_of_line(state: State, asked: EpochNumber) -> Refused:
 
 
 def _same_sinks(state: State, start: Start) -> None:
+    _none_removed_in_doubt(state, start)
     gone = [sink for sink in state.pending if sink not in start.sinks]
     if gone:
         raise Refused(
@@ -189,6 +197,16 @@ def _same_sinks(state: State, start: Start) -> None:
             )
 
 
+def _none_removed_in_doubt(state: State, start: Start) -> None:
+    removed = [sink for sink in state.sinks if sink not in start.sinks]
+    if removed and not state.is_stopped:
+        raise Refused(
+            f"{', '.join(removed)} is no longer among the sinks, and the last driver did not stop "
+            "in good order: what it left prepared there could not be cleared",
+            "start once with the sink still there and stop, then remove it",
+        )
+
+
 def admit_marks(
     state: State, marks: Mapping[SinkName, Sequence[Mark] | None], run: str | None
 ) -> None:
@@ -203,10 +221,11 @@ def admit_marks(
 
 
 def _no_other_life(state: State, sink: SinkName, proven: Sequence[Mark], run: str | None) -> None:
-    if state.last is not None:
+    # A life that has decided an epoch, or that this target knows, is not a new one.
+    if state.last is not None or any(mark.uid == state.uid for mark in proven):
         return
     for mark in proven:
-        if mark.run == run and mark.uid not in (state.uid, state.forked_from):
+        if mark.run == run and mark.uid != state.forked_from:
             raise Refused(
                 f"sink {sink!r} already holds {_life(state, run)} up to epoch {mark.epoch} under "
                 f"another uid ({mark.uid}): the checkpoint was reset, or a second pipeline has the "

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from epochal.errors import InvariantBroken
+from epochal.errors import Refused
 from epochal.protocol.invariants import broken
 from epochal.terms import (
     Decision,
@@ -217,9 +217,9 @@ def adopted(
     if expected is None or expected == state.expected:
         return moved
     if state.unsettled is not None:
-        raise InvariantBroken(
+        raise Refused(
             f"epoch {state.unsettled.epoch} is decided and unsettled: it can't be stepped over",
-            "start the pipeline (or `epochal recover`) so that it is carried out, then adopt",
+            "start the pipeline on the checkpoint as it was, so that it is carried out, then adopt",
         )
     return replace(moved, first=expected, last=None)
 
@@ -231,8 +231,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         uid=uid,
         forked_from=state.uid,
         location=location,
-        first=state.expected,
-        last=None,
+        last=_proven_by(state, ()),
         unsettled=None,
         done=frozenset(),
         given_up=(),
