@@ -36,6 +36,8 @@ PEER = "Apache Kafka 4.3.1, one broker, acks=all"
 ROUNDS = 3
 TXN_SECONDS = 4.0
 BATCH_BYTES = 500_000
+RECORDS = 500
+"""Of a thousand bytes each, in a batch."""
 BATCHES = 300
 OPEN_TRANSACTIONS = 10_000
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -78,7 +80,8 @@ def _produce(address: str) -> float:
     section = os.urandom(BATCH_BYTES)
     now_ms = int(time.time() * 1000)
     records = b"".join(
-        bytes(part) for part in with_header(_records(section), 0, 500, (now_ms, now_ms), ANYBODY)
+        bytes(part)
+        for part in with_header(_records(section), 0, RECORDS, (now_ms, now_ms), ANYBODY)
     )
     with Client(address, clock=SystemClock()) as client:
         client.topic("produce")
@@ -114,9 +117,9 @@ def _check(answer: object) -> None:
 
 
 def _records(data: bytes) -> bytes:
-    """Five hundred records of a thousand bytes each, without keys."""
+    """The records of a batch, without keys."""
     parts = []
-    for number in range(500):
+    for number in range(RECORDS):
         value = data[number * 1000 : number * 1000 + 990]
         body = b"\x00\x00" + _varint(number) + b"\x01" + _varint(len(value)) + value + b"\x00"
         parts.append(_varint(len(body)) + body)
@@ -139,7 +142,7 @@ def _fetch(address: str) -> float:
     with Client(address, clock=SystemClock()) as client:
         client.topic("produce")
         started = time.perf_counter()
-        while size < BATCHES * BATCH_BYTES:
+        while offset < BATCHES * RECORDS:
             part = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=4 << 20)
             request = FetchRequest(
                 max_wait_ms=100,

@@ -1,7 +1,7 @@
 """Tiny transactions over the wire, as fast as a broker answers: the load for [broker_txn_*].
 
-One selector, one connection a producer, frames made beforehand: only the epoch, the checksum and the
-correlation change. The newer protocol: Produce 12 adds the partition, EndTxn 5 raises the epoch.
+One selector, one connection a producer, frames made beforehand: only the epoch and the checksum
+change. The newer protocol: Produce 12 adds the partition, EndTxn 5 raises the epoch.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def _tell(
     if is_json:
         print(json.dumps(figures))
         return
-    table = Table(title="the audit: every row of both sinks against the source", box=None)
+    talk.print("the audit: every row of both sinks against the source")
+    table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(justify="left")
     table.add_column(justify="right")
     for name, figure in figures.items():
