@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from servers.ports import free_port
+from servers.programs import jdk_java, program
 
 RELEASE = "4.3.1"
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -76,10 +76,9 @@ def jars(release: str = RELEASE) -> Path:
 
 
 def _fetch(home: Path, release: str) -> None:
-    if shutil.which("mvn") is None or shutil.which("java") is None:
-        raise RuntimeError("Apache Kafka's jars are fetched with `mvn` and run with `java` (17)")
     (home / "pom.xml").write_text(_POM.format(release=release))
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+    maven = program("mvn", "maven")
+    command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
     ran = subprocess.run(
         [*command, f"-DoutputDirectory={home / 'jars'}"],
         cwd=home,
@@ -95,7 +94,7 @@ def _fetch(home: Path, release: str) -> None:
 def run_java(source: Path, *arguments: str, stdin: str = "") -> str:
     """What a single-file Java program prints, with Kafka's own classes at hand."""
     ran = subprocess.run(
-        ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*", str(source), *arguments],
+        [jdk_java(), "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*", str(source), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -135,7 +134,7 @@ class Certificates:
         self._openssl("x509", "-req", *issuer, *files)
 
     def _openssl(self, *arguments: str) -> None:
-        command = ["openssl", *arguments]
+        command = [program("openssl", "openssl"), *arguments]
         subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
 
 
@@ -219,7 +218,15 @@ class KafkaServer:
     def _java(self, main: str, *arguments: str) -> list[str]:
         options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}"
-        return ["java", *options, logging, "-cp", f"{self._jars}/*", main, *arguments]
+        return [
+            program("java", "default-jre-headless"),
+            *options,
+            logging,
+            "-cp",
+            f"{self._jars}/*",
+            main,
+            *arguments,
+        ]
 
     def _format(self, features: Mapping[str, int]) -> None:
         command = self._java("kafka.tools.StorageTool", "format", "-c", str(self._properties))
