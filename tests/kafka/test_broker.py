@@ -309,8 +309,13 @@ def test_offsets_committed_within_a_transaction_appear_with_it(
         producer_epoch=txn.producer_epoch,
         topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[part])],
     )
-    (told,) = client.ask(committing, group, version_max=version).topics
-    assert told.partitions[0].error_code == Code.NONE
+
+    def commit() -> int:
+        (told,) = client.ask(committing, group, version_max=version).topics
+        return told.partitions[0].error_code
+
+    # A coordinator that was elected a moment ago says so for each partition: it is asked again.
+    wait_for(lambda: commit() == Code.NONE)
 
     def offset() -> int:
         wanted = OffsetFetchRequestTopics(name=topic, partition_indexes=[0])
