@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import coordinator, epoch_overhead, files_parquet
+from bench import broker, coordinator, epoch_overhead, files_parquet
 from bench.harness import say, tell
 
 BENCHMARKS = {
     "coordinator": coordinator.run,
     "epoch_overhead": epoch_overhead.run,
     "files_parquet": files_parquet.run,
+    **broker.RUNS,
 }
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from epochal.broker.handlers import rows as api_rows
 from epochal.contract import Limits
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import RULES
@@ -84,7 +85,25 @@ def limits_page() -> str:
     )
 
 
+def broker_page() -> str:
+    rows = [
+        f"| {key} | {name} | {versions} | {newer} |" for key, name, versions, newer in api_rows()
+    ]
+    return _page(
+        "APIs of the embedded broker",
+        "What it does not do as Apache Kafka does: [internals](../internals/broker.md).",
+        "\n".join(
+            [
+                "| key | API | versions | with transaction.version 2 |",
+                "| --- | --- | --- | --- |",
+                *rows,
+            ]
+        ),
+    )
+
+
 PAGES = {
+    "broker-apis.md": broker_page,
     "epoch.md": epoch_page,
     "errors.md": errors_page,
     "invariants.md": invariants_page,

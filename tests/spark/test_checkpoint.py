@@ -90,6 +90,7 @@ def test_offsets_of_a_file_source_are_its_files_wherever_compaction_put_them(
 def test_one_location_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     forms = (tmp_path / "c", f"{tmp_path}/c/", f"file:{tmp_path}/c", f"file://{tmp_path}/c", "c")
+    forms += ("x/../c", f"{tmp_path}/x/./../c", f"file:{tmp_path}/x/../c")
     assert {located(form) for form in forms} == {str(tmp_path / "c")}
     assert located("s3a://bucket/c/") == "s3a://bucket/c"
 

@@ -3,14 +3,19 @@ A driver that dies at any step of an epoch: what readers see in the end equals a
 
 Here the driver's death is played within one process (see `Killer`), so that many can be afforded;
 `test_kills` does it with SIGKILL.
+
+transformWithState is tried where protobuf is installed, which its Python workers need and PySpark
+does not bring along (4.2.0 wants 6.33.5 or newer).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, functions
@@ -27,6 +32,10 @@ STORES = {
     "default": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }
+needs_protobuf = pytest.mark.skipif(
+    find_spec("google") is None or find_spec("google.protobuf") is None,
+    reason="the Python workers of transformWithState need protobuf",
+)
 _STORE = "spark.sql.streaming.stateStore.providerClass"
 
 
@@ -88,6 +97,27 @@ def _joined(df: DataFrame) -> DataFrame:
     return left.join(right, on, "leftOuter").selectExpr("l.id AS id", "r.id AS other")
 
 
+def _transformed(df: DataFrame) -> DataFrame:
+    """How often each `v` was seen so far, by a processor with a state of its own."""
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Counting(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.seen = handle.getValueState("seen", "rows bigint")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+            before = self.seen.get()[0] if self.seen.exists() else 0
+            after = before + sum(len(frame) for frame in rows)
+            self.seen.update((after,))
+            yield pd.DataFrame({"v": [key[0]], "rows": [after]})
+
+        def close(self) -> None:
+            """Nothing is kept open."""
+
+    grouped = df.select("id", "v").groupBy("v")
+    return grouped.transformWithStateInPandas(Counting(), "v string, rows bigint", "Update", "None")
+
+
 def _timeline(source: Source) -> None:
     source.schema = "id bigint, v string, at bigint"
     for epoch in range(5):
@@ -112,6 +142,7 @@ def _rows(sink: Memory) -> list[tuple[Any, ...]]:
         pytest.param(_windows, "update", "default", id="windows-update-default"),
         pytest.param(_distinct, "append", "rocksdb", id="distinct-rocksdb"),
         pytest.param(_joined, "append", "default", id="joined-default"),
+        pytest.param(_transformed, "update", "rocksdb", id="transformed", marks=needs_protobuf),
     ],
 )
 def test_a_stateful_query_whose_driver_dies_ends_like_an_undisturbed_one(

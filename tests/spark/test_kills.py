@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,39 +19,63 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.terms import Identity, SinkName
 
 DEATHS = (
-    ("plain", "claimed"),
-    ("windows", "begun"),
-    ("plain", "prepared"),
-    ("windows", "rehearsed"),
-    ("plain", "gated"),
-    ("windows", "decided"),
-    ("plain", "decided"),
-    ("plain", "committed all"),
-    ("windows", "settled"),
+    "plain claimed",
+    "windows begun",
+    "plain prepared",
+    "windows rehearsed",
+    "plain gated",
+    "windows decided",
+    "plain decided",
+    "plain committed all",
+    "windows settled",
 )
+TO_THE_END = ""
 
 
-def _drive(root: Path, *death: str) -> int:
+def _start(root: Path) -> subprocess.Popen[str]:
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
-    told = root / "driver.txt"
-    with told.open("w") as file:
-        command = [sys.executable, victim.__file__, str(root), *death]
-        code = subprocess.run(
-            command, stdout=file, stderr=file, check=False, timeout=180
-        ).returncode
-    if code not in (0, -signal.SIGKILL):
-        pytest.fail(told.read_text()[-4000:])
-    return code
+    with (root / "driver.txt").open("a") as told:
+        command = [sys.executable, victim.__file__, str(root)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, text=True)
+
+
+def _lives(root: Path, deaths: Sequence[str]) -> Iterator[str]:
+    """
+    Drivers one after the other, each with one epoch more to write; what each has died of.
+
+    While one works the next starts its Spark, and no more than that.
+    """
+    drivers = [_start(root)]
+    try:
+        for epoch, death in enumerate(deaths):
+            if epoch + 1 < len(deaths):
+                drivers.append(_start(root))
+            victim.add_epoch(root, epoch)
+            yield _live(root, drivers[epoch], death)
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
+
+
+def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
+    note = root / "died.txt"
+    note.unlink(missing_ok=True)
+    driver.communicate(f"{death}\n", timeout=180)
+    if driver.returncode == 0:
+        return TO_THE_END
+    if driver.returncode != -signal.SIGKILL:
+        pytest.fail((root / "driver.txt").read_text()[-4000:])
+    return note.read_text()
 
 
 @pytest.mark.timeout(1200)
 def test_a_driver_killed_at_every_step_loses_no_row_and_repeats_none(tmp_path: Path) -> None:
     root = tmp_path / "killed"
-    rows = victim.make_source(root)
-    killed = [_drive(root, *death) for death in DEATHS]
-    assert _drive(root) == 0
-    assert killed.count(-signal.SIGKILL) >= len(DEATHS) - 2, "deaths that never came"
-    numbers = [row["id"] for row in rows]
+    (root / "in").mkdir(parents=True)
+    lives = [*DEATHS, TO_THE_END]
+    assert list(_lives(root, lives)) == lives
+    numbers = list(range(len(lives) * victim.ROWS))
     assert _column(root, "all", "id") == numbers
     assert _column(root, "odd", "id") == [n for n in numbers if n % 2]
     # The watermark ends at the last event less 5 s: windows that end by then are out, once each.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 from spark_stage import Source, ids, slowly
 
 from epochal.errors import Misconfigured
@@ -133,3 +134,39 @@ def test_each_batch_on_another_checkpoint_than_the_querys_is_refused(
     query = writer.option("checkpointLocation", str(checkpoint / "other")).start()
     with pytest.raises(Exception, match="belongs to no query"):
         query.awaitTermination()
+
+
+def test_each_batch_given_to_a_second_query_by_mistake_leaves_the_first_one_running(
+    source: Source, checkpoint: Path
+) -> None:
+    sink = Memory()
+    pipeline = Pipeline("wrapped", [sink])
+    each = pipeline.each_batch(checkpoint / "mine")
+
+    def start(place: str) -> StreamingQuery:
+        writer = source.stream.writeStream.foreachBatch(each)
+        return writer.option("checkpointLocation", str(checkpoint / place)).start()
+
+    source.add_numbers(epochs=1)
+    first = start("mine")
+    _wait_for(lambda: ids(sink) == source.ids)
+    with pytest.raises(Exception, match="belongs to"):
+        start("other").awaitTermination()
+    source.add_numbers(epochs=1)
+    _wait_for(lambda: ids(sink) == source.ids)
+    assert first.isActive
+    assert pipeline.error is None
+    assert pipeline._run.coordinator.state.generation == 1
+
+
+def test_a_load_beside_a_running_query_leaves_its_figures_alone(
+    source: Source, checkpoint: Path
+) -> None:
+    sink = Memory()
+    pipeline = Pipeline("beside", [sink])
+    source.add_numbers(epochs=2)
+    pipeline.start(source.stream, checkpoint)
+    _wait_for(lambda: pipeline.metrics().commits == 2)
+    rows = source.spark.range(1000, 1005).selectExpr("id", "'jan' AS v")
+    pipeline.write(rows, run="january", checkpoint=checkpoint)
+    assert pipeline.metrics().commits == 2

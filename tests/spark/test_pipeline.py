@@ -12,10 +12,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_stage import Breaking, Rejecting, Source, ids, run_to_end
 
-from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed
+from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.telling import Stopped, told
 
 
 @pytest.mark.compat
@@ -51,6 +52,23 @@ def test_nothing_stays_cached_after_an_epoch(source: Source, checkpoint: Path) -
     pipeline = Pipeline("numbers", [Memory(name="a"), Memory(name="b")])
     run_to_end(pipeline, source.stream, checkpoint)
     assert source.spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_nothing_stays_cached_after_an_epoch_that_could_not_be_evaluated(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    broken = source.stream.selectExpr("id", "raise_error('no colour') AS v")
+    pipeline = Pipeline("broken", [Memory(name="a"), Memory(name="b")])
+    with pytest.raises(StreamingQueryException, match="no colour"):
+        run_to_end(pipeline, broken, checkpoint)
+    assert source.spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_an_error_of_ours_that_cites_an_interrupt_is_not_taken_for_a_stop() -> None:
+    error = Unsettled("epoch 3 is decided and not carried out: java.lang.InterruptedException")
+    assert told(error, "epoch 3") is error
+    assert isinstance(told(RuntimeError("java.lang.InterruptedException"), "epoch 3"), Stopped)
 
 
 @pytest.mark.compat

@@ -1,9 +1,10 @@
 """
 A driver to be killed: two pipelines, one with state, that SIGKILL themselves at a named step.
 
-    python victim.py <folder> <pipeline> <step>
+    python victim.py <folder>
 
-Without a step it runs to the end of the source.
+It starts Spark, then waits for a line on stdin: the pipeline and the step of its death, or an empty
+line to run to the end of the source.
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from epochal.sinks.files import Files
 from epochal.spark.pipeline import Pipeline
 
-EPOCHS, ROWS = 6, 20
+ROWS = 20
 SINKS = {"plain": ("all", "odd"), "windows": ("counts",)}
 
 
-def make_source(root: Path) -> list[dict[str, int]]:
+def add_epoch(root: Path, epoch: int) -> None:
     """Numbers with an event time; one file is one epoch."""
-    (root / "in").mkdir(parents=True)
-    rows = [{"id": n, "at": n} for n in range(EPOCHS * ROWS)]
-    for epoch in range(EPOCHS):
-        file = root / "in" / f"{epoch}.json"
-        file.write_text("\n".join(json.dumps(row) for row in rows[epoch * ROWS :][:ROWS]))
-        os.utime(file, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
-    return rows
+    file = root / "in" / f"{epoch}.json"
+    rows = [{"id": n, "at": n} for n in range(epoch * ROWS, (epoch + 1) * ROWS)]
+    scratch = root / file.name
+    scratch.write_text("\n".join(json.dumps(row) for row in rows))
+    os.utime(scratch, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
+    scratch.rename(file)
 
 
 def folder(root: Path, sink: str) -> Path:
@@ -46,23 +46,29 @@ def counts(df: DataFrame) -> DataFrame:
     return counted.selectExpr("unix_timestamp(window.start) AS id", "total")
 
 
-def main(root: Path, victim: str, step: str) -> None:
+def connect() -> SparkSession:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        # It lives for seconds: the second compiler would cost more than it gives.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def run(spark: SparkSession, root: Path, victim: str, step: str) -> None:
     def watch_for(pipeline: str) -> object:
         def watch(at: str, epoch: int | None) -> None:
             if pipeline == victim and at == step:
+                (root / "died.txt").write_text(f"{pipeline} {at}")
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return watch
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        # It lives for seconds: the second compiler would cost more than it gives.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
     reader = spark.readStream.schema("id bigint, at bigint").option("maxFilesPerTrigger", 1)
     df = reader.json(str(root / "in"))
     plain = Pipeline(
@@ -88,4 +94,6 @@ def main(root: Path, victim: str, step: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *(sys.argv[2:] or ["", ""]))
+    session = connect()
+    pipeline, _, step = sys.stdin.readline().strip().partition(" ")
+    run(session, Path(sys.argv[1]), pipeline, step)

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from epochal.cli.broker import broker
 from epochal.cli.demo import demo
 from epochal.cli.life import adopt, fork, give_up, rename
 from epochal.errors import EpochalError
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(broker)
 app.command()(adopt)
 app.command()(fork)
 app.command()(rename)

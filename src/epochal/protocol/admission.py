@@ -176,7 +176,6 @@ def _out_of_line(state: State, asked: EpochNumber) -> Refused:
 
 
 def _same_sinks(state: State, start: Start) -> None:
-    _none_removed_in_doubt(state, start)
     gone = [sink for sink in state.pending if sink not in start.sinks]
     if gone:
         raise Refused(
@@ -184,6 +183,7 @@ def _same_sinks(state: State, start: Start) -> None:
             "which this start no longer has",
             "start once with the sink still there, then remove it",
         )
+    _none_removed_in_doubt(state, start)
     for sink, told in start.sinks.items():
         known = state.sinks.get(sink)
         if known is None or known.get("target") == told.get("target"):

@@ -1,0 +1,39 @@
+"""`python -m epochal.broker` with one JSON object as its argument: how `embedded` starts one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from epochal.broker.core.settings import Settings
+from epochal.broker.server import serve
+from epochal.errors import EpochalError
+
+
+def main() -> int:
+    asked = json.loads(sys.argv[1])
+    settings = Settings(**asked.pop("settings", {}))
+
+    def ready(address: str) -> None:
+        sys.stdout.write(address + "\n")
+        sys.stdout.flush()
+
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        serve(**asked, settings=settings, ready=ready)
+    except EpochalError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _stop_with_parent() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

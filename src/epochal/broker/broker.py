@@ -1,0 +1,140 @@
+"""Core, storage and waiting readers under one roof: what handlers see.
+
+All of it belongs to one loop. Handlers decide at once and answer at once, or leave a token behind
+and answer later; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from epochal.broker.core.entries import Identity
+from epochal.broker.core.partitions import Partition
+from epochal.broker.core.settings import Settings
+from epochal.broker.core.state import BrokerState
+from epochal.broker.core.topics import Topic
+from epochal.broker.core.transactions import Transaction
+from epochal.broker.core.txn_states import State
+from epochal.broker.sasl import Login
+from epochal.broker.storage.store import Store
+from epochal.broker.waiting import Waiting
+from epochal.kafka.primitives import Message
+
+FEATURE = "transaction.version"
+FEATURE_MAX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    host: str
+    port: int
+
+
+class Later(Protocol):
+    """An answer that is still to come. Whoever holds this gives it."""
+
+    is_over: bool
+    """Answered, or nobody is there any more."""
+
+    def answer(self, message: Message) -> None: ...
+
+    def after(self, delay_ms: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Call `then` when so much time has passed without an answer; `gone` if the client went."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way through a handler."""
+
+    broker: Broker
+    version: int
+    client_id: str
+    client_host: str
+    address: Address
+    """Where this client reaches the broker: what it is told to connect to."""
+    login: Login | None
+    later: Callable[[], Later]
+    """Asked for by a handler that answers later; it then returns None."""
+
+
+class Broker:
+    def __init__(self, settings: Settings, store: Store, now_ms: int) -> None:
+        self.settings = settings
+        self.store = store
+        self.waiting = Waiting()
+        self.now_ms = now_ms
+        """The time of this tick."""
+        self.state = BrokerState(settings, store.emit, self.waiting.moved)
+        self._recover()
+
+    def _recover(self) -> None:
+        store, state = self.store, self.state
+        store.recover(state)
+        if not state.cluster_id:
+            cluster_id = secrets.token_urlsafe(16)
+            state.apply(Identity(cluster_id, state.topics.next_partition))
+            store.roll(state.known())
+        state.recovered(self.now_ms)
+        # What was decided before the crash is carried out before anybody is let in.
+        while state.finish(self.now_ms):
+            store.commit()
+        store.commit()
+        if store.is_synced:
+            store.sync()
+
+    @property
+    def is_newer_protocol(self) -> bool:
+        return self.settings.transaction_version >= FEATURE_MAX
+
+    def topic(self, name: str, *, may_create: bool) -> Topic | None:
+        """The topic, made now if that is wanted and allowed. Raises `Refused`."""
+        found = self.state.topics.by_name.get(name)
+        if found is None and may_create and self.settings.topics_auto_created:
+            partitions = self.settings.partitions_default
+            self.state.topics.check_new(name, partitions, {})
+            found = self.state.topics.make(name, uuid.uuid4().bytes, partitions, {})
+        return found
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return self.state.topics.partition(topic, index)
+
+    def member_id(self, client_id: str) -> str:
+        return f"{client_id}-{uuid.uuid4()}"
+
+    def open_transactions(self) -> list[Transaction]:
+        ids = self.state.transactions.ids.values()
+        return [txn for txn in ids if txn.state is State.ONGOING]
+
+    # Housekeeping
+
+    def keep_house(self) -> None:
+        """What need not happen at once: retention, and forgetting what nobody uses."""
+        self.state.forget_idle(self.now_ms)
+        for topic in list(self.state.topics.by_name.values()):
+            keep_ms = topic.number("retention.ms", self.settings)
+            keep_bytes = topic.number("retention.bytes", self.settings)
+            if "delete" not in topic.configs.get("cleanup.policy", "delete"):
+                continue
+            for partition in topic.partitions:
+                start = self._retained_from(partition, keep_ms, keep_bytes)
+                if start > partition.log_start:
+                    self.state.move_log_start(partition, start)
+
+    def _retained_from(self, partition: Partition, keep_ms: int, keep_bytes: int) -> int:
+        """The offset at which the log may begin: always where a segment does, or at its end."""
+        log = self.store.logs[partition.number]
+        start = partition.log_start
+        size = log.size
+        for segment in log.segments:
+            is_last = segment is log.segments[-1]
+            is_old = keep_ms >= 0 and segment.timestamp_max_ms < self.now_ms - keep_ms
+            is_surplus = keep_bytes >= 0 and size - segment.size >= keep_bytes and not is_last
+            if not (is_old or is_surplus) or segment.end_offset > partition.stable_end:
+                break
+            start = segment.end_offset
+            size -= segment.size
+        return start

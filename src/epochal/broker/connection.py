@@ -1,0 +1,328 @@
+"""One client's connection: frames in, answers out, in the order of the requests.
+
+Requests of one connection are handled one after the other; while one of them waits (for more to
+read, for the rest of a group), those behind it wait too, as the protocol has it.
+
+Nothing is written to the socket before the tick in which it was decided is on disk: answers gather
+here, and `flush` sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from epochal.broker import handlers
+from epochal.broker.broker import Address, Call
+from epochal.broker.handlers import Handler, api_versions
+from epochal.broker.sasl import Login
+from epochal.errors import EpochalError
+from epochal.kafka.primitives import Malformed, Message, Part, skip_tagged
+
+if TYPE_CHECKING:
+    from epochal.broker.ticks import Ticks
+
+_SIZE = struct.Struct(">i")
+_HEAD = struct.Struct(">hhih")
+_ANSWER = struct.Struct(">ii")
+_API_VERSIONS = 18
+_BEFORE_LOGIN = frozenset((17, 18, 36))
+_CHUNK_BYTES = 1 << 18
+_ANSWERED_BYTES_MAX = 1 << 20
+_ANSWERED_PARTS_MAX = 10_000
+_WAITING_BYTES_MAX = 8 << 20
+"""A connection with more than this unhandled is not read from until there is less."""
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, ticks: Ticks, login: Login | None) -> None:
+        self._ticks = ticks
+        self._login = login
+        self._handlers = handlers.table()
+        self._transport: asyncio.Transport | None = None
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 4
+        self._frames: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_paused = False
+        self._is_full = False
+        """The client does not read as fast as it is answered."""
+        self._is_ahead = False
+        """Much is answered and not sent yet: the rest waits for the next tick."""
+        self._is_closing = False
+        self._out: list[Part] = []
+        self._out_bytes = 0
+        self._sending: deque[Part] = deque()
+        self.later: _Answering | None = None
+        self._host = ""
+        self._address = Address(host="", port=0)
+
+    # From the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self._host = peer[0] if peer else ""
+        self._address = self._ticks.address_for(transport.get_extra_info("sockname"))
+        # Whatever the socket does not take at once is kept here, in pieces that need no moving.
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        if not self._ticks.admit(self):
+            self._transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._transport = None
+        self._frames.clear()
+        self._sending.clear()
+        if self.later is not None:
+            self.later.leave()
+        self._ticks.dismiss(self)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        if self._have:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self._have = 0
+        at, end = 0, len(data)
+        while end - at >= 4:
+            (size,) = _SIZE.unpack_from(data, at)
+            if not 0 < size <= self._ticks.frame_bytes_max:
+                self.close()
+                return
+            if end - at - 4 < size:
+                self._need = size + 4
+                break
+            at += 4
+            self._frames.append(data[at : at + size])
+            self._waiting_bytes += size
+            at += size
+        else:
+            self._need = 4
+        if at < end:
+            self._chunks.append(data[at:] if at else data)
+            self._have = end - at
+        if self._frames:
+            self._ticks.wake(self)
+            if self._waiting_bytes > _WAITING_BYTES_MAX and not self._is_paused:
+                self._pause()
+
+    def _pause(self) -> None:
+        if self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    # In a tick
+
+    def work(self) -> None:
+        """Handle what is there, up to a request that waits."""
+        frames = self._frames
+        while frames and self.later is None and not (self._is_full or self._is_ahead):
+            frame = frames.popleft()
+            self._waiting_bytes -= len(frame)
+            try:
+                self._handle(frame)
+            except (EpochalError, struct.error, IndexError, UnicodeDecodeError) as error:
+                self._ticks.say(f"a request of {self._host} can't be read: {error}")
+                self.close()
+                return
+        if self._is_paused and self._waiting_bytes < _WAITING_BYTES_MAX:
+            self._is_paused = False
+            if self._transport is not None:
+                self._transport.resume_reading()
+
+    def _handle(self, frame: bytes) -> None:
+        api_key, version, correlation_id, size = _HEAD.unpack_from(frame)
+        at = _HEAD.size
+        client_id = ""
+        if size > 0:
+            client_id = frame[at : at + size].decode()
+            at += size
+        handler = self._handlers.get(api_key)
+        if handler is None or version not in handler.versions:
+            if api_key == _API_VERSIONS:
+                is_newer = self._ticks.broker.is_newer_protocol
+                self._put(api_versions.too_new(is_newer=is_newer), 0, correlation_id, False)
+                return
+            raise Malformed(f"API key {api_key} version {version} is not spoken here")
+        if self._login is not None and self._login.user is None and api_key not in _BEFORE_LOGIN:
+            raise Malformed(f"API key {api_key} before authentication")
+        request_type = handler.request
+        is_flexible = version >= request_type.FLEXIBLE_FROM
+        if is_flexible:
+            at = skip_tagged(frame, at)
+        # Whatever follows is left unread: some clients send more than a version has.
+        request, _ = request_type.decode_head(version, frame, at)
+        has_tags = is_flexible and api_key != _API_VERSIONS
+        self._call(
+            handler,
+            request,
+            version,
+            correlation_id=correlation_id,
+            client_id=client_id,
+            has_tags=has_tags,
+        )
+
+    def _call(
+        self,
+        handler: Handler,
+        request: Message,
+        version: int,
+        *,
+        correlation_id: int,
+        client_id: str,
+        has_tags: bool,
+    ) -> None:
+        def later() -> _Answering:
+            self.later = _Answering(self, version, correlation_id, has_tags, self._ticks)
+            return self.later
+
+        call = Call(
+            self._ticks.broker,
+            version,
+            client_id,
+            self._host,
+            self._address,
+            self._login,
+            later,
+        )
+        answer = handler.handle(call, request)
+        if answer is not None:
+            self._put(answer, version, correlation_id, has_tags)
+
+    def _put(self, answer: Message, version: int, correlation_id: int, has_tags: bool) -> None:
+        parts: list[Part] = []
+        answer.ENCODERS[version](parts.append, answer)
+        if has_tags:
+            parts.insert(0, b"\x00")
+        size = sum(map(len, parts)) + 4
+        out = self._out
+        if not out:
+            self._ticks.has_answers(self)
+        out.append(_ANSWER.pack(size, correlation_id))
+        out += parts
+        self._out_bytes += size
+        if self._out_bytes > _ANSWERED_BYTES_MAX or len(out) > _ANSWERED_PARTS_MAX:
+            self._is_ahead = True
+
+    def answer_later(self, later: _Answering, answer: Message) -> None:
+        if self.later is later:
+            self.later = None
+            self._put(answer, later.version, later.correlation_id, later.has_tags)
+            if self._frames:
+                self._ticks.wake(self)
+
+    def flush(self) -> None:
+        """The tick is durable: send its answers."""
+        out, self._out = self._out, []
+        self._is_ahead = False
+        if self._out_bytes <= _CHUNK_BYTES:
+            self._sending.append(b"".join(out))
+        else:
+            self._sending += _chunks(out)
+        self._out_bytes = 0
+        self._send()
+
+    def _send(self) -> None:
+        """As much as the client takes; the rest when it has taken that."""
+        if self._transport is None:
+            return
+        while self._sending and not self._is_full:
+            self._transport.write(self._sending.popleft())
+        if self._sending:
+            return
+        if self._is_closing:
+            self._transport.close()
+        elif self._frames and self.later is None and not self._is_full:
+            self._ticks.wake(self)
+
+    def close(self) -> None:
+        """What was answered still leaves, if it is durable in time."""
+        self._frames.clear()
+        self._is_closing = True
+        if self._transport is not None and not self._out and not self._sending:
+            self._transport.abort()
+
+
+def _chunks(parts: list[Part]) -> list[Part]:
+    """The same bytes, small parts together and large ones cut, without copying the large ones."""
+    found: list[Part] = []
+    small: list[Part] = []
+    for part in parts:
+        if len(part) < _CHUNK_BYTES // 4:
+            small.append(part)
+            continue
+        found.append(b"".join(small))
+        small = []
+        view = memoryview(part)
+        found += [view[at : at + _CHUNK_BYTES] for at in range(0, len(part), _CHUNK_BYTES)]
+    found.append(b"".join(small))
+    return found
+
+
+class _Answering:
+    """An answer that is still to come, and its place in the row."""
+
+    __slots__ = (
+        "_connection",
+        "_gone",
+        "_ticks",
+        "_timer",
+        "correlation_id",
+        "has_tags",
+        "is_over",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        has_tags: bool,
+        ticks: Ticks,
+    ) -> None:
+        self.version = version
+        self.correlation_id = correlation_id
+        self.has_tags = has_tags
+        self.is_over = False
+        self._connection = connection
+        self._ticks = ticks
+        self._timer: asyncio.TimerHandle | None = None
+        self._gone: Callable[[], None] | None = None
+
+    def answer(self, message: Message) -> None:
+        if self.is_over:
+            return
+        self._end()
+        self._connection.answer_later(self, message)
+
+    def after(self, delay_ms: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
+        self._gone = gone
+        self._timer = self._ticks.call_later(delay_ms / 1000, then)
+
+    def leave(self) -> None:
+        """The client is gone."""
+        if not self.is_over:
+            self._end()
+            if self._gone is not None:
+                self._gone()
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,178 @@
+"""Every durable change of a broker, as a value.
+
+Applying the entries of a journal in their order to a snapshot's state gives the state of the broker
+that emitted them. An entry says what became true, never what was asked: applying one can't fail
+and needs no clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Appended(NamedTuple):
+    """A batch, its offset assigned, is the newest of a partition. Markers are batches too."""
+
+    partition: int
+    batch: bytes
+
+
+class Placed(NamedTuple):
+    """The bytes of a partition from `first_offset` up to `end_offset` stand in a segment."""
+
+    partition: int
+    segment: int
+    position: int
+    size: int
+    first_offset: int
+    end_offset: int
+
+
+class TxnChanged(NamedTuple):
+    """Everything about a transactional id except what is in its transaction."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    last_epoch: int
+    previous_producer_id: int
+    next_producer_id: int
+    state: int
+    timeout_ms: int
+    started_ms: int
+    updated_ms: int
+    is_v2: bool
+
+
+class TxnGrew(NamedTuple):
+    """Partitions or groups joined a transaction."""
+
+    transactional_id: str
+    partitions: tuple[int, ...]
+    groups: tuple[str, ...]
+
+
+class TxnForgotten(NamedTuple):
+    transactional_id: str
+
+
+class ProducerIdsReserved(NamedTuple):
+    """Ids below this one may have been given away."""
+
+    before: int
+
+
+class TopicChanged(NamedTuple):
+    """A topic is there, with these partitions (by their numbers) and configuration."""
+
+    name: str
+    topic_id: str
+    partitions: list[int]
+    configs: dict[str, str]
+
+
+class TopicDeleted(NamedTuple):
+    name: str
+
+
+class LogStartMoved(NamedTuple):
+    partition: int
+    offset: int
+
+
+class OffsetsCommitted(NamedTuple):
+    """Rows of topic, partition, offset, leader epoch, metadata, time of commit."""
+
+    group: str
+    rows: list[OffsetRow]
+
+
+class OffsetsPending(NamedTuple):
+    """The same, waiting for the end of a producer's transaction."""
+
+    group: str
+    producer_id: int
+    rows: list[OffsetRow]
+
+
+class OffsetsDecided(NamedTuple):
+    group: str
+    producer_id: int
+    is_commit: bool
+
+
+class OffsetsForgotten(NamedTuple):
+    group: str
+    places: list[tuple[str, int]]
+
+
+class GroupChanged(NamedTuple):
+    """A group between two rebalances."""
+
+    group: str
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    leader: str | None
+    members: list[MemberRow]
+    changed_ms: int
+
+
+class GroupForgotten(NamedTuple):
+    group: str
+
+
+class PartitionKnown(NamedTuple):
+    """What a snapshot says of a partition: all that its batches up to here have made true."""
+
+    partition: int
+    log_start: int
+    end: int
+    producers: list[ProducerRow]
+    aborted: list[tuple[int, int, int, int]]
+
+
+class SegmentKnown(NamedTuple):
+    """What a snapshot says of a segment."""
+
+    partition: int
+    base_offset: int
+    end_offset: int
+    size: int
+    timestamp_max_ms: int
+
+
+class Identity(NamedTuple):
+    """Made once, when the data folder is."""
+
+    cluster_id: str
+    next_partition: int
+
+
+OffsetRow: TypeAlias = tuple[str, int, int, int, str, int]
+ProducerRow: TypeAlias = tuple[int, int, int, int, int, list[tuple[int, int, int]]]
+"""Producer id, epoch, last time stamp, coordinator epoch, first offset of the open transaction or
+-1, and the newest batches as (first sequence, last sequence, offset of the first)."""
+MemberRow: TypeAlias = tuple[str, str | None, str, str, int, int, list[tuple[str, bytes]], bytes]
+"""Member id, instance id, client id, host, two timeouts, protocols, assignment."""
+
+Entry: TypeAlias = (
+    Appended
+    | Placed
+    | TxnChanged
+    | TxnGrew
+    | TxnForgotten
+    | ProducerIdsReserved
+    | TopicChanged
+    | TopicDeleted
+    | LogStartMoved
+    | OffsetsCommitted
+    | OffsetsPending
+    | OffsetsDecided
+    | OffsetsForgotten
+    | GroupChanged
+    | GroupForgotten
+    | PartitionKnown
+    | SegmentKnown
+    | Identity
+)

@@ -1,0 +1,95 @@
+"""A broker of one's own, in a process of its own, for the length of a `with` block."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from epochal.errors import EpochalError, Misconfigured
+
+_STOP_WITHIN_S = 10.0
+
+
+class BrokerProcess:
+    """A broker process with its own folder. Its port stays the same over restarts."""
+
+    def __init__(self, data_dir: str | Path, *, port: int = 0, **options: Any) -> None:
+        """`options` are those of `serve`; `settings` is a mapping of what differs from default."""
+        self._options = {"data_dir": str(data_dir), "port": port, **options}
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        return -1 if self._process is None else self._process.pid
+
+    def start(self) -> str:
+        """Returns the address once the broker can be used."""
+        command = [sys.executable, "-m", "epochal.broker", json.dumps(self._options)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # its end tells the broker that nobody needs it any more
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        out = self._process.stdout
+        self.address = "" if out is None else out.readline().strip()
+        if not self.address:
+            code = self._process.wait()
+            _close_pipes(self._process)
+            self._process = None
+            raise Misconfigured(f"the broker did not start (exit code {code})")
+        self._options["port"] = int(self.address.rpartition(":")[2])
+        return self.address
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As a process that crashes."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise EpochalError(f"the broker did not stop within {_STOP_WITHIN_S} s") from None
+        finally:
+            _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+@contextmanager
+def broker(data_dir: str | Path | None = None, *, port: int = 0, **options: Any) -> Iterator[str]:
+    """
+    The address of a broker that lives as long as the block: `with broker() as bootstrap: …`.
+
+    Without a folder of yours its data is gone afterwards.
+    """
+    with tempfile.TemporaryDirectory(prefix="epochal-broker-") as temporary:
+        process = BrokerProcess(data_dir or temporary, port=port, **options)
+        try:
+            yield process.start()
+        finally:
+            process.stop()

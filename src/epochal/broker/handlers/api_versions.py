@@ -1,0 +1,51 @@
+"""ApiVersions: what this broker speaks, and which features are switched on."""
+
+from __future__ import annotations
+
+from epochal.broker import handlers
+from epochal.broker.broker import FEATURE, FEATURE_MAX, Call
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+
+VERSIONS = range(5)
+_FEATURES_FROM = 3
+_ZERO_ALLOWED_FROM = 4
+"""Clients before this version stumble over a feature whose lowest version is zero."""
+
+
+def handle(call: Call, _: ApiVersionsRequest) -> ApiVersionsResponse:
+    answer = ApiVersionsResponse(api_keys=spoken(is_newer=call.broker.is_newer_protocol))
+    if call.version < _FEATURES_FROM:
+        return answer
+    level = call.broker.settings.transaction_version
+    lowest = 0 if call.version >= _ZERO_ALLOWED_FROM else 1
+    answer.supported_features = [
+        SupportedFeatureKey(name=FEATURE, min_version=lowest, max_version=FEATURE_MAX)
+    ]
+    answer.finalized_features_epoch = 1
+    if level > 0:
+        answer.finalized_features = [
+            FinalizedFeatureKey(name=FEATURE, max_version_level=level, min_version_level=level)
+        ]
+    return answer
+
+
+def spoken(*, is_newer: bool) -> list[ApiVersion]:
+    told: list[ApiVersion] = []
+    for api_key, handler in handlers.table().items():
+        low, high = handler.spoken(is_newer_protocol=is_newer)
+        told.append(ApiVersion(api_key=api_key, min_version=low, max_version=high))
+    return told
+
+
+def too_new(*, is_newer: bool) -> ApiVersionsResponse:
+    """The answer, in the words of version 0, to a version that nobody here knows."""
+    return ApiVersionsResponse(
+        error_code=Code.UNSUPPORTED_VERSION, api_keys=spoken(is_newer=is_newer)
+    )

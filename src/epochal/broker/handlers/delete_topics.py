@@ -1,0 +1,44 @@
+"""DeleteTopics."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+
+VERSIONS = range(1, 7)
+_IDS_FROM = 6
+
+
+def handle(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    wanted = request.topics
+    if call.version < _IDS_FROM:
+        wanted = [DeleteTopicState(name=name) for name in request.topic_names]
+    return DeleteTopicsResponse(responses=[_delete(call, one) for one in wanted])
+
+
+def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
+    topics = call.broker.state.topics
+    if wanted.name is not None:
+        topic = topics.by_name.get(wanted.name)
+        code = Code.UNKNOWN_TOPIC_OR_PARTITION
+    else:
+        topic = topics.by_id.get(wanted.topic_id)
+        code = Code.UNKNOWN_TOPIC_ID
+    told = DeletableTopicResult(name=wanted.name)
+    if call.version >= _IDS_FROM:
+        told.topic_id = wanted.topic_id
+    if topic is None:
+        told.error_code = code
+        return told
+    told.name = topic.name
+    if call.version >= _IDS_FROM:
+        told.topic_id = topic.topic_id
+    topics.delete(topic)
+    call.broker.state.offsets.forget_topic(topic.name)
+    return told

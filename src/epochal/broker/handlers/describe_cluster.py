@@ -1,0 +1,25 @@
+"""DescribeCluster: one broker, this one."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+VERSIONS = range(3)
+_BROKERS = 1
+
+
+def handle(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    if request.endpoint_type != _BROKERS:
+        code = Code.MISMATCHED_ENDPOINT_TYPE
+        return DescribeClusterResponse(error_code=code, endpoint_type=request.endpoint_type)
+    node_id = call.broker.settings.node_id
+    me = DescribeClusterBroker(broker_id=node_id, host=call.address.host, port=call.address.port)
+    return DescribeClusterResponse(
+        cluster_id=call.broker.state.cluster_id, controller_id=node_id, brokers=[me]
+    )

@@ -1,0 +1,54 @@
+"""OffsetCommit: a group remembers how far it has read."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.broker.core.entries import OffsetRow
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+VERSIONS = range(2, 10)
+_NOT_FOUND_FROM = 9
+
+
+def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    broker = call.broker
+    who = (request.member_id, request.group_instance_id, request.generation_id_or_member_epoch)
+    groups = broker.state.groups
+    code = groups.check_commit(request.group_id, who, is_transactional=False)
+    if code is Code.ILLEGAL_GENERATION and request.group_id not in groups.groups:
+        code = Code.GROUP_ID_NOT_FOUND if call.version >= _NOT_FOUND_FROM else code
+    rows: list[OffsetRow] = []
+    topics: list[OffsetCommitResponseTopic] = []
+    for topic in request.topics:
+        told: list[OffsetCommitResponsePartition] = []
+        for part in topic.partitions:
+            metadata = part.committed_metadata or ""
+            place = (topic.name, part.partition_index)
+            here = code or check_place(call, place, metadata)
+            if here == Code.NONE:
+                epoch = part.committed_leader_epoch
+                rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
+            told.append(
+                OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=here)
+            )
+        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=told))
+    if code is Code.NONE:
+        groups.heard(request.group_id, request.member_id, broker.now_ms)
+        groups.ensure(request.group_id, broker.now_ms)
+    broker.state.offsets.commit(request.group_id, rows)
+    return OffsetCommitResponse(topics=topics)
+
+
+def check_place(call: Call, place: tuple[str, int], metadata: str) -> Code:
+    """Whether an offset for this partition may be kept."""
+    if call.broker.partition(*place) is None:
+        return Code.UNKNOWN_TOPIC_OR_PARTITION
+    if len(metadata.encode()) > call.broker.settings.offset_metadata_bytes_max:
+        return Code.OFFSET_METADATA_TOO_LARGE
+    return Code.NONE

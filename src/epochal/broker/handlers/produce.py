@@ -1,0 +1,104 @@
+"""Produce: append batches, each in its turn, to the partitions they are for."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.broker.core.batch_check import BatchHeader, Refusal, inspect
+from epochal.broker.core.partitions import Partition
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+
+VERSIONS = range(3, 13)
+NEWER_FROM = 12
+_ZSTD_FROM = 7
+_ABORTABLE_FROM = 11
+_ACKS = (-1, 0, 1)
+
+
+def handle(call: Call, request: ProduceRequest) -> ProduceResponse | None:
+    answer = ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                partition_responses=[
+                    _append(call, request, topic.name, part) for part in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )
+    return None if request.acks == 0 else answer
+
+
+def _append(
+    call: Call, request: ProduceRequest, name: str, part: PartitionProduceData
+) -> PartitionProduceResponse:
+    broker = call.broker
+    topic = broker.state.topics.by_name.get(name)
+    if request.acks not in _ACKS:
+        return _refused(part, Code.INVALID_REQUIRED_ACKS)
+    if topic is None or not 0 <= part.index < len(topic.partitions):
+        return _refused(part, Code.UNKNOWN_TOPIC_OR_PARTITION)
+    head = inspect(
+        part.records,
+        bytes_max=topic.message_bytes_max,
+        timestamp_max_ms=broker.now_ms + topic.timestamp_ahead_max_ms,
+        takes_zstd=call.version >= _ZSTD_FROM,
+    )
+    if isinstance(head, Refusal) or part.records is None:
+        code, said = head if isinstance(head, Refusal) else (Code.INVALID_RECORD, "")
+        return _refused(part, code, said)
+    partition = topic.partitions[part.index]
+    if head.is_transactional:
+        code = _check_transaction(call, request, head, partition)
+        if code is not Code.NONE:
+            return _refused(part, code)
+    is_stamped = topic.is_log_append_time
+    verdict, offset = broker.state.append(
+        partition, head, part.records, now_ms=broker.now_ms, is_stamped=is_stamped
+    )
+    if verdict.code is not Code.NONE:
+        return _refused(part, verdict.code)
+    return PartitionProduceResponse(
+        index=part.index,
+        base_offset=offset,
+        log_append_time_ms=broker.now_ms if is_stamped else -1,
+        log_start_offset=partition.log_start,
+    )
+
+
+def _check_transaction(
+    call: Call, request: ProduceRequest, head: BatchHeader, partition: Partition
+) -> Code:
+    """The transaction must be open and hold this partition; the newer protocol adds it here."""
+    if request.transactional_id is None:
+        return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if head.producer_id < 0:
+        return Code.INVALID_PRODUCER_ID_MAPPING
+    who = (request.transactional_id, head.producer_id, head.producer_epoch)
+    transactions = call.broker.state.transactions
+    if call.version >= NEWER_FROM:
+        code = transactions.add(who, (partition.number,), (), call.broker.now_ms)
+    else:
+        code = transactions.verify(who, partition=partition.number)
+    if code is Code.PRODUCER_FENCED:
+        return Code.INVALID_PRODUCER_EPOCH
+    if code is Code.TRANSACTION_ABORTABLE and call.version < _ABORTABLE_FROM:
+        return Code.INVALID_TXN_STATE
+    if code is Code.CONCURRENT_TRANSACTIONS and call.version < NEWER_FROM:
+        return Code.NOT_ENOUGH_REPLICAS
+    return code
+
+
+def _refused(
+    part: PartitionProduceData, code: Code, said: str | None = None
+) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=part.index, error_code=code, base_offset=-1, error_message=said
+    )

@@ -1,0 +1,27 @@
+"""SaslAuthenticate: the words of a mechanism, there and back."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.broker.sasl import LoginFailed
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+
+VERSIONS = range(3)
+
+
+def handle(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+    if call.login is None or not call.login.has_begun:
+        return SaslAuthenticateResponse(
+            error_code=Code.ILLEGAL_SASL_STATE, error_message="SaslHandshake comes first"
+        )
+    try:
+        said = call.login.hear(request.auth_bytes)
+    except LoginFailed as failed:
+        return SaslAuthenticateResponse(
+            error_code=Code.SASL_AUTHENTICATION_FAILED, error_message=str(failed)
+        )
+    return SaslAuthenticateResponse(error_message=None, auth_bytes=said)

@@ -1,0 +1,36 @@
+"""SyncGroup: the leader says who gets what, and everybody hears it."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.broker.core.group_terms import Answer, SyncAnswer
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+VERSIONS = range(6)
+_PROTOCOL_FROM = 5
+
+
+def handle(call: Call, request: SyncGroupRequest) -> None:
+    later = call.later()
+    tells_protocol = call.version >= _PROTOCOL_FROM
+
+    def answer(found: Answer) -> None:
+        if isinstance(found, SyncAnswer):
+            told = SyncGroupResponse(error_code=found.code, assignment=found.assignment)
+            if tells_protocol:
+                told.protocol_type = found.protocol_type
+                told.protocol_name = found.protocol
+            later.answer(told)
+
+    if tells_protocol and (request.protocol_type is None or request.protocol_name is None):
+        answer(SyncAnswer(Code.INCONSISTENT_GROUP_PROTOCOL))
+        return
+    call.broker.state.groups.sync(
+        request.group_id,
+        (request.member_id, request.group_instance_id, request.generation_id),
+        (request.protocol_type, request.protocol_name),
+        {given.member_id: given.assignment for given in request.assignments},
+        token=answer,
+        now_ms=call.broker.now_ms,
+    )

@@ -1,0 +1,64 @@
+"""TxnOffsetCommit: offsets that become a group's if the transaction commits."""
+
+from __future__ import annotations
+
+from epochal.broker.broker import Call
+from epochal.broker.core.entries import OffsetRow
+from epochal.broker.handlers.offset_commit import check_place
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+VERSIONS = range(6)
+NEWER_FROM = 5
+_ABORTABLE_FROM = 4
+
+
+def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+    broker = call.broker
+    code = _check(call, request)
+    rows: list[OffsetRow] = []
+    topics: list[TxnOffsetCommitResponseTopic] = []
+    for topic in request.topics:
+        told: list[TxnOffsetCommitResponsePartition] = []
+        for part in topic.partitions:
+            metadata = part.committed_metadata or ""
+            place = (topic.name, part.partition_index)
+            here = code or check_place(call, place, metadata)
+            if here == Code.NONE:
+                epoch = part.committed_leader_epoch
+                rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
+            told.append(
+                TxnOffsetCommitResponsePartition(
+                    partition_index=part.partition_index, error_code=here
+                )
+            )
+        topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=told))
+    if code is Code.NONE:
+        broker.state.groups.ensure(request.group_id, broker.now_ms)
+    broker.state.offsets.commit_later(request.group_id, request.producer_id, rows)
+    return TxnOffsetCommitResponse(topics=topics)
+
+
+def _check(call: Call, request: TxnOffsetCommitRequest) -> Code:
+    if not request.group_id:
+        return Code.INVALID_GROUP_ID
+    who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    transactions = call.broker.state.transactions
+    if call.version >= NEWER_FROM:
+        code = transactions.add(who, (), (request.group_id,), call.broker.now_ms)
+    else:
+        code = transactions.verify(who, group=request.group_id)
+    if code is Code.PRODUCER_FENCED:
+        code = Code.INVALID_PRODUCER_EPOCH
+    if code is Code.TRANSACTION_ABORTABLE and call.version < _ABORTABLE_FROM:
+        code = Code.INVALID_TXN_STATE
+    if code is not Code.NONE:
+        return code
+    member = (request.member_id, request.group_instance_id, request.generation_id)
+    groups = call.broker.state.groups
+    return groups.check_commit(request.group_id, member, is_transactional=True)

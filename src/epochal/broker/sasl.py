@@ -1,0 +1,141 @@
+"""The broker's side of SASL: PLAIN and SCRAM.
+
+Of a password only what SCRAM stores is kept in memory: salted, so that it can check a password and
+prove itself, and not say it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_ITERATIONS = 4_096
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS = ("PLAIN", *_HASHES)
+_WORDS_BYTES_MAX = 64 << 10
+
+
+class LoginFailed(Exception):
+    """Said to the client as it is: tells nothing about what exactly was wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+
+def _store(password: str, hash_name: str, salt: bytes) -> _Stored:
+    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, _ITERATIONS)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
+    stored_key = hashlib.new(hash_name, client_key).digest()
+    return _Stored(salt, stored_key, hmac.digest(salted, b"Server Key", hash_name))
+
+
+class Users:
+    """Who may come in."""
+
+    def __init__(
+        self, passwords: Mapping[str, str], mechanisms: Sequence[str] = MECHANISMS
+    ) -> None:
+        self.mechanisms = tuple(mechanisms)
+        self._known = {
+            (user, hash_name): _store(password, hash_name, secrets.token_bytes(16))
+            for user, password in passwords.items()
+            for hash_name in _HASHES.values()
+        }
+        # A name that nobody has takes as long, and looks the same, as a wrong password.
+        self._nobody = {
+            hash_name: _store(secrets.token_hex(), hash_name, secrets.token_bytes(16))
+            for hash_name in _HASHES.values()
+        }
+
+    def stored(self, user: str, hash_name: str) -> _Stored:
+        return self._known.get((user, hash_name), self._nobody[hash_name])
+
+    def is_password(self, user: str, password: str) -> bool:
+        stored = self.stored(user, "sha256")
+        given = _store(password, "sha256", stored.salt)
+        return hmac.compare_digest(given.stored_key, stored.stored_key)
+
+
+class Login:
+    """One connection's way in."""
+
+    def __init__(self, users: Users) -> None:
+        self.user: str | None = None
+        self.mechanisms = users.mechanisms
+        self._users = users
+        self._exchange: Generator[bytes, bytes, tuple[str, bytes]] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._exchange is not None
+
+    def begin(self, mechanism: str) -> bool:
+        if mechanism not in self.mechanisms:
+            return False
+        if mechanism == "PLAIN":
+            self._exchange = _plain(self._users)
+        else:
+            self._exchange = _scram(self._users, _HASHES[mechanism])
+        next(self._exchange)
+        return True
+
+    def hear(self, words: bytes) -> bytes:
+        """The next words to say. Raises `LoginFailed`."""
+        if self._exchange is None or len(words) > _WORDS_BYTES_MAX:
+            raise LoginFailed("Authentication failed")
+        try:
+            return self._exchange.send(words)
+        except StopIteration as done:
+            self.user, said = done.value
+            self._exchange = None
+            return bytes(said)
+        except (LoginFailed, ValueError, KeyError, binascii.Error):
+            self._exchange = None
+            raise LoginFailed("Authentication failed: invalid credentials") from None
+
+
+def _plain(users: Users) -> Generator[bytes, bytes, tuple[str, bytes]]:
+    words = (yield b"").decode()
+    asked_for, user, password = words.split("\0")
+    if asked_for not in ("", user) or not users.is_password(user, password):
+        raise LoginFailed
+    return user, b""
+
+
+def _scram(users: Users, hash_name: str) -> Generator[bytes, bytes, tuple[str, bytes]]:
+    first = (yield b"").decode()
+    header, _, bare = first.partition(",,")
+    if header not in ("n", "y"):
+        raise LoginFailed
+    told = _attributes(bare)
+    user = told["n"].replace("=2C", ",").replace("=3D", "=")
+    stored = users.stored(user, hash_name)
+    nonce = told["r"] + secrets.token_urlsafe(18)
+    salt = base64.b64encode(stored.salt).decode()
+    server_first = f"r={nonce},s={salt},i={_ITERATIONS}"
+    final = (yield server_first.encode()).decode()
+    final_bare, _, proof = final.rpartition(",p=")
+    if _attributes(final_bare).get("r") != nonce:
+        raise LoginFailed
+    signed = f"{bare},{server_first},{final_bare}".encode()
+    signature = hmac.digest(stored.stored_key, signed, hash_name)
+    given = base64.b64decode(proof, validate=True)
+    client_key = bytes(a ^ b for a, b in zip(given, signature, strict=True))
+    if not hmac.compare_digest(hashlib.new(hash_name, client_key).digest(), stored.stored_key):
+        raise LoginFailed
+    verifier = base64.b64encode(hmac.digest(stored.server_key, signed, hash_name)).decode()
+    return user, f"v={verifier}".encode()
+
+
+def _attributes(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in text.split(","))
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,198 @@
+"""The way in: a broker on a socket.
+
+`serve` is what the command line calls: it returns when it is told to stop. `running` is the same
+within somebody's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epochal.broker.broker import Address, Broker
+from epochal.broker.connection import Connection
+from epochal.broker.core.settings import Settings
+from epochal.broker.sasl import MECHANISMS, Login, Users
+from epochal.broker.storage.disk import RealDisk
+from epochal.broker.storage.store import Store
+from epochal.broker.ticks import Ticks
+from epochal.errors import Misconfigured
+
+_BACKLOG = 512
+_SYNC_LOOK_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Where to listen, and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    """0: any that is free."""
+    advertised_host: str | None = None
+    """What clients are told to connect to, if not `host`."""
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Name → password: SASL is asked of everybody where there are any."""
+    mechanisms: Sequence[str] = MECHANISMS
+    certificate_file: str | None = None
+    """PEM, with the chain and, unless there is a key file, the key: everybody speaks TLS."""
+    key_file: str | None = None
+    client_ca_file: str | None = None
+    """PEM: clients must show a certificate signed by one of these."""
+
+    def check(self) -> None:
+        """Raises where a stranger could come in."""
+        for mechanism in self.mechanisms:
+            if mechanism not in MECHANISMS:
+                raise Misconfigured(f"{mechanism} is none of {', '.join(MECHANISMS)}")
+        if self.users or self.certificate_file or _is_loopback(self.host):
+            return
+        raise Misconfigured(
+            f"{self.host} can be reached from elsewhere, and nobody would be asked who they are",
+            hint="listen on 127.0.0.1, or set users (SASL) or a certificate (TLS)",
+        )
+
+    def context(self) -> ssl.SSLContext | None:
+        if self.certificate_file is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate_file, self.key_file, password="")
+            if self.client_ca_file is not None:
+                context.load_verify_locations(self.client_ca_file)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise Misconfigured(f"TLS files can't be used: {error}") from None
+        return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@asynccontextmanager
+async def running(
+    data_dir: str | Path,
+    listener: Listener,
+    settings: Settings,
+    *,
+    fsync: bool = False,
+    fail: Callable[[BaseException], None] | None = None,
+) -> AsyncIterator[Address]:
+    """A broker for the length of a block. `fail` hears of an error that ends it."""
+    listener.check()
+    context = listener.context()
+    users = Users(listener.users, listener.mechanisms) if listener.users else None
+    disk = RealDisk(Path(data_dir))
+    store = Store(disk, is_synced=fsync, segment_bytes_max=settings.segment_bytes)
+    loop = asyncio.get_running_loop()
+    ticks: Ticks | None = None
+    try:
+        broker = Broker(settings, store, time.time_ns() // 1_000_000)
+
+        def connect() -> Connection:
+            if ticks is None:
+                raise ConnectionRefusedError
+            return Connection(ticks, None if users is None else Login(users))
+
+        server = await loop.create_server(
+            connect,
+            listener.host,
+            listener.port,
+            ssl=context,
+            backlog=_BACKLOG,
+            start_serving=False,
+        )
+        port = server.sockets[0].getsockname()[1]
+        shown = listener.advertised_host or listener.host
+        is_any = listener.advertised_host is None and shown in ("0.0.0.0", "::", "")  # noqa: S104
+        address = Address(host=shown, port=port)
+        ticks = Ticks(broker, advertised=address, has_fixed_host=not is_any, fail=fail or _ignore)
+        for note in store.notes:
+            ticks.say(note)
+        async with server:
+            await server.start_serving()
+            yield address
+        ticks.close()
+        while ticks.is_syncing:
+            await asyncio.sleep(_SYNC_LOOK_S)
+        store.roll(broker.state.known())
+    finally:
+        store.close()
+        disk.close()
+
+
+def _ignore(_: BaseException) -> None:
+    """The block's own work will notice."""
+
+
+async def _serve(
+    data_dir: str | Path,
+    listener: Listener,
+    settings: Settings,
+    *,
+    fsync: bool,
+    ready: Callable[[str], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def stop() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def fail(error: BaseException) -> None:
+        if not over.done():
+            over.set_exception(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    async with running(data_dir, listener, settings, fsync=fsync, fail=fail) as address:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        ready(f"{host}:{address.port}")
+        await over
+
+
+def serve(
+    data_dir: str | Path,
+    host: str = "127.0.0.1",
+    port: int = 9092,
+    *,
+    advertised_host: str | None = None,
+    fsync: bool = False,
+    users: Mapping[str, str] | None = None,
+    mechanisms: Sequence[str] = MECHANISMS,
+    certificate_file: str | None = None,
+    key_file: str | None = None,
+    client_ca_file: str | None = None,
+    settings: Settings | None = None,
+    ready: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """
+    Run a broker until SIGTERM or SIGINT. `ready` is called with its address once it can be used.
+
+    Raises `Misconfigured` where the folder is in use or the address is open to strangers, and
+    whatever the disk says when a write fails: the broker has then stopped, and what it had
+    acknowledged is in the folder.
+    """
+    listener = Listener(
+        host=host,
+        port=port,
+        advertised_host=advertised_host,
+        users=users or {},
+        mechanisms=mechanisms,
+        certificate_file=certificate_file,
+        key_file=key_file,
+        client_ca_file=client_ca_file,
+    )
+    asyncio.run(_serve(data_dir, listener, settings or Settings(), fsync=fsync, ready=ready))

@@ -1,0 +1,262 @@
+"""Storage as a whole: what the broker's core emits goes in, and comes back after a crash.
+
+The order of a tick, told once:
+    1. the core emits entries; batches are readable from that moment, nobody was answered yet
+    2. `commit`: partitions with much in memory write it to their segments, and the journal gets
+       one frame with all entries, where `Placed` stands for batches that need not be written twice
+    3. `sync`, where a loss of power must not matter: first the segments, then the journal
+    4. answers leave
+
+So an answer is backed by a whole frame, and a frame never points at segment bytes that are not
+there. What `commit` raises is final: memory is ahead of the disk, and the broker must stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from epochal.broker.core.entries import (
+    Appended,
+    Entry,
+    LogStartMoved,
+    PartitionKnown,
+    Placed,
+    SegmentKnown,
+    TopicChanged,
+    TopicDeleted,
+)
+from epochal.broker.core.state import BrokerState
+from epochal.broker.storage import codec, journal
+from epochal.broker.storage.disk import Disk
+from epochal.broker.storage.journal import Journal
+from epochal.broker.storage.segments import OpenFiles, PartitionLog, Segment
+from epochal.kafka.primitives import Part
+
+TAIL_BYTES_MAX = 1 << 17
+"""A partition with more than this in memory writes it to its segment."""
+JOURNAL_BYTES_MAX = 64 << 20
+JOURNAL_ENTRIES_MAX = 200_000
+"""Bounds the time a restart takes."""
+
+
+class Store:
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        is_synced: bool = False,
+        segment_bytes_max: int = 1 << 30,
+        tail_bytes_max: int = TAIL_BYTES_MAX,
+        journal_bytes_max: int = JOURNAL_BYTES_MAX,
+        journal_entries_max: int = JOURNAL_ENTRIES_MAX,
+    ) -> None:
+        self.logs: dict[int, PartitionLog] = {}
+        self.is_synced = is_synced
+        self.notes: list[str] = []
+        """What recovery found that a person may want to know."""
+        self._disk = disk
+        self._files = OpenFiles(disk)
+        self._tail_bytes_max = tail_bytes_max
+        self._journal_bytes_max = journal_bytes_max
+        self._journal_entries_max = journal_entries_max
+        self._pending: list[Entry] = []
+        self._touched: dict[int, PartitionLog] = {}
+        self._written: list[PartitionLog] = []
+        self._numbers: dict[str, list[int]] = {}
+        self._segment_bytes_max = segment_bytes_max
+        self._removals: list[tuple[PartitionLog, list[Segment] | None]] = []
+        self._entries = 0
+        self._journal: Journal | None = None
+
+    # A tick
+
+    def emit(self, entry: Entry) -> None:
+        self._pending.append(entry)
+        if isinstance(entry, Appended):
+            log = self.logs[entry.partition]
+            log.stage(entry.batch)
+            if log.tail_bytes > self._tail_bytes_max:
+                self._touched[log.number] = log
+        elif isinstance(entry, (TopicChanged, TopicDeleted, LogStartMoved)):
+            self._note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        """Topics come and go, logs begin later."""
+        match entry:
+            case TopicChanged():
+                self._numbers[entry.name] = entry.partitions
+                segment_bytes = int(entry.configs.get("segment.bytes", self._segment_bytes_max))
+                for number in entry.partitions:
+                    log = self.logs.get(number)
+                    if log is None:
+                        log = self.logs[number] = PartitionLog(number, self._files)
+                    log.segment_bytes_max = segment_bytes
+            case TopicDeleted():
+                for number in self._numbers.pop(entry.name, ()):
+                    self._touched.pop(number, None)
+                    self._removals.append((self.logs.pop(number), None))
+            case LogStartMoved():
+                log = self.logs[entry.partition]
+                gone = log.drop_before(entry.offset)
+                if gone:
+                    self._removals.append((log, gone))
+            case _:
+                pass
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def commit(self) -> None:
+        """Step 2 of a tick."""
+        if not self._pending or self._journal is None:
+            return
+        pending, self._pending = self._pending, []
+        placed: dict[int, Placed] = {}
+        if self._touched:
+            for number, log in self._touched.items():
+                where = self._flush(log)
+                if where is not None:
+                    placed[number] = where
+            self._touched = {}
+        parts: list[Part] = []
+        for entry in pending:
+            if placed and isinstance(entry, Appended) and entry.partition in placed:
+                continue
+            codec.put(entry, parts)
+        for where in placed.values():
+            codec.put(where, parts)
+        self._entries += len(pending)
+        self._journal.write(parts)
+        if self._removals and not self.is_synced:
+            self._remove()
+
+    def _flush(self, log: PartitionLog) -> Placed | None:
+        placed = log.flush()
+        if placed is not None and self.is_synced:
+            self._written.append(log)
+        return placed
+
+    def sync(self) -> None:
+        """Step 3 of a tick. May run in a thread of its own while nothing else touches this."""
+        written, self._written = self._written, []
+        for log in written:
+            log.sync()
+        if self._journal is not None:
+            self._journal.sync()
+        if self._removals:
+            self._remove()
+
+    def _remove(self) -> None:
+        removals, self._removals = self._removals, []
+        for log, segments in removals:
+            log.remove(log.segments if segments is None else segments)
+            if segments is None:
+                self._disk.remove_folder(log.folder)
+
+    # Snapshots
+
+    @property
+    def wants_roll(self) -> bool:
+        return self._journal is not None and (
+            self._journal.size > self._journal_bytes_max
+            or self._entries > self._journal_entries_max
+        )
+
+    def roll(self, known: Iterable[Entry]) -> None:
+        """Between two ticks: everything to segments and a snapshot, and a new journal."""
+        for log in self.logs.values():
+            if log.tail:
+                self._flush(log)
+        if self.is_synced:
+            written, self._written = self._written, []
+            for log in written:
+                log.sync()
+        segments = (entry for log in self.logs.values() for entry in log.known())
+        number = (0 if self._journal is None else self._journal.number) + 1
+        self._begin(number, [*known, *segments])
+
+    def _begin(self, number: int, snapshot: Iterable[Entry]) -> None:
+        journal.write_snapshot(self._disk, number, snapshot)
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Journal(self._disk, number)
+        self._disk.sync_folder(journal.FOLDER)
+        self._entries = 0
+        journal.forget_before(self._disk, number)
+
+    # Recovery
+
+    def recover(self, state: BrokerState) -> None:
+        """Bring `state` back, and be ready for the next tick. Repeated after a crash of itself."""
+        number = journal.newest(self._disk)
+        if number:
+            for entry in journal.read_snapshot(self._disk, number):
+                self._apply(state, entry)
+            for log in self.logs.values():
+                partition = state.topics.partitions[log.number]
+                log.end = partition.end
+            for frame in journal.read_frames(self._disk, number):
+                for entry in frame:
+                    self._apply(state, entry)
+        for log in self.logs.values():
+            missing = log.settle()
+            if missing:
+                self.notes.append(
+                    f"partition {log.number} lost {missing} bytes that were never synced to disk"
+                )
+        self._remove_unknown()
+        self._pending.clear()
+        self._removals.clear()
+        self._touched.clear()
+        for log in self.logs.values():
+            if log.tail:
+                self._flush(log)
+        if self.is_synced:
+            for log in self._written:
+                log.sync()
+            self._written = []
+        segments = (entry for log in self.logs.values() for entry in log.known())
+        self._begin(number + 1, [*state.known(), *segments])
+
+    def _apply(self, state: BrokerState, entry: Entry) -> None:
+        match entry:
+            case SegmentKnown():
+                self.logs[entry.partition].restore(entry)
+            case Placed():
+                log = self.logs.get(entry.partition)
+                if log is not None:
+                    partition = state.topics.partitions[entry.partition]
+                    for batch in log.place(entry):
+                        partition.apply(batch)
+                    # Short of it only where the file is gone: it was below the start of the log.
+                    partition.end = max(partition.end, entry.end_offset)
+            case Appended():
+                state.apply(entry)
+                log = self.logs.get(entry.partition)
+                if log is not None:
+                    log.stage(entry.batch)
+            case PartitionKnown():
+                state.apply(entry)
+                self.logs[entry.partition].end = entry.end
+            case _:
+                state.apply(entry)
+                self._note(entry)
+
+    def _remove_unknown(self) -> None:
+        """Folders of deleted topics and segments below the start of a log, if still there."""
+        for name in self._disk.list("partitions"):
+            log = self.logs.get(int(name)) if name.isdigit() else None
+            if log is None:
+                self._disk.remove_folder(f"partitions/{name}")
+                continue
+            known = {f"{segment.base_offset:020d}" for segment in log.segments}
+            for file in self._disk.list(log.folder):
+                if file.partition(".")[0] not in known:
+                    self._disk.remove(f"{log.folder}/{file}")
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._files.close()

@@ -1,0 +1,186 @@
+"""The loop that owns all state: gather, decide, write, answer.
+
+A tick takes every request that has arrived, lets the core decide them one after the other, writes
+what changed with one write, and only then lets the answers leave. Requests that arrive while a
+tick's write is being synced to disk gather for the next one: the slower the disk, the larger the
+groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from epochal.broker.broker import Address, Broker
+from epochal.broker.connection import Connection
+
+_TIME_EVERY_S = 0.1
+_HOUSE_EVERY_S = 30.0
+
+
+class Ticks:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        advertised: Address,
+        has_fixed_host: bool,
+        fail: Callable[[BaseException], None],
+        house_every_s: float = _HOUSE_EVERY_S,
+    ) -> None:
+        self.broker = broker
+        self.frame_bytes_max = broker.settings.frame_bytes_max
+        self._advertised = advertised
+        self._has_fixed_host = has_fixed_host
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[Connection] = set()
+        self._woken: dict[Connection, None] = {}
+        self._answering: list[Connection] = []
+        self._due: list[Callable[[], None]] = []
+        self._is_scheduled = False
+        self.is_syncing = False
+        self._is_over = False
+        self._house_every_s = house_every_s
+        self._house_at = self._loop.time() + house_every_s
+        self._timer = self._loop.call_later(_TIME_EVERY_S, self._pass_time)
+
+    # For connections
+
+    def admit(self, connection: Connection) -> bool:
+        if self._is_over or len(self._connections) >= self.broker.settings.connections_max:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def dismiss(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def address_for(self, sockname: Any) -> Address:
+        """What a client that reached us at `sockname` is told to connect to."""
+        if self._has_fixed_host or not sockname:
+            return self._advertised
+        return Address(host=sockname[0], port=self._advertised.port)
+
+    def wake(self, connection: Connection) -> None:
+        self._woken[connection] = None
+        self._schedule()
+
+    def has_answers(self, connection: Connection) -> None:
+        self._answering.append(connection)
+
+    def call_later(self, delay_s: float, then: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call within a tick, some time from now."""
+
+        def due() -> None:
+            self._due.append(then)
+            self._schedule()
+
+        return self._loop.call_later(delay_s, due)
+
+    def say(self, line: str) -> None:
+        sys.stderr.write(f"epochal broker: {line}\n")
+
+    # The tick
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and not self.is_syncing and not self._is_over:
+            self._is_scheduled = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._is_scheduled = False
+        if self._is_over:
+            return
+        try:
+            self._decide()
+            self.broker.store.commit()
+        except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk: stop
+            self._stop(error)
+            return
+        if self.broker.store.is_synced and self._answering:
+            self._sync()
+        else:
+            self._answer()
+
+    def _decide(self) -> None:
+        broker = self.broker
+        broker.now_ms = time.time_ns() // 1_000_000
+        state = broker.state
+        due, self._due = self._due, []
+        for then in due:
+            then()
+        while True:
+            woken, self._woken = self._woken, {}
+            for connection in woken:
+                connection.work()
+            if state.finish(broker.now_ms):
+                self._due.append(_nothing)
+            self._give_group_answers()
+            broker.waiting.wake_ready()
+            if not self._woken:
+                return
+
+    def _give_group_answers(self) -> None:
+        answers = self.broker.state.groups.answers
+        while answers:
+            given, answers[:] = answers[:], []
+            for token, answer in given:
+                token(answer)
+
+    def _sync(self) -> None:
+        self.is_syncing = True
+        done = self._loop.run_in_executor(None, self.broker.store.sync)
+        done.add_done_callback(self._synced)
+
+    def _synced(self, done: asyncio.Future[None]) -> None:
+        self.is_syncing = False
+        error = done.exception()
+        if error is not None:
+            self._stop(error)
+            return
+        self._answer()
+
+    def _answer(self) -> None:
+        answering, self._answering = self._answering, []
+        for connection in answering:
+            connection.flush()
+        store = self.broker.store
+        if store.wants_roll:
+            try:
+                store.roll(self.broker.state.known())
+            except BaseException as error:  # noqa: BLE001  as above
+                self._stop(error)
+                return
+        if self._woken or self._due:
+            self._schedule()
+
+    def _pass_time(self) -> None:
+        self._timer = self._loop.call_later(_TIME_EVERY_S, self._pass_time)
+        self._due.append(self._time)
+        self._schedule()
+
+    def _time(self) -> None:
+        broker = self.broker
+        broker.state.pass_time(broker.now_ms)
+        if self._loop.time() >= self._house_at:
+            self._house_at = self._loop.time() + self._house_every_s
+            broker.keep_house()
+
+    def _stop(self, error: BaseException) -> None:
+        self.close()
+        self._fail(error)
+
+    def close(self) -> None:
+        """No more ticks, and connections are cut: what was not answered may have happened."""
+        self._is_over = True
+        self._timer.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+
+def _nothing() -> None:
+    """Asks for another tick, in which the rest is finished."""

@@ -1,0 +1,69 @@
+"""`epochal broker`: a Kafka-protocol broker for one machine, without a JVM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.errors import Misconfigured
+
+
+def broker(  # noqa: PLR0917  typer reads the options off the signature
+    data: Annotated[Path, typer.Option(help="The folder that holds topics and transactions.")],
+    port: Annotated[int, typer.Option(help="0 takes a free one and tells it.")] = 9092,
+    host: Annotated[
+        str, typer.Option(help="Loopback unless users or certificates are configured.")
+    ] = "127.0.0.1",
+    is_synced: Annotated[
+        bool, typer.Option("--fsync", help="Sync before acknowledging: survives a power cut.")
+    ] = False,
+    users: Annotated[
+        Path | None, typer.Option(help="SASL users: a file with name:password lines.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="TLS: ask clients for a certificate.")
+    ] = None,
+) -> None:
+    """
+    Run a Kafka-protocol broker with a real transaction coordinator, for development, tests and
+    single-machine use. For more than one machine use Apache Kafka: only the address changes.
+    """
+    from epochal.broker.server import serve  # noqa: PLC0415  needs epochal[kafka]
+
+    serve(
+        data,
+        host,
+        port,
+        fsync=is_synced,
+        users=_read_users(users),
+        certificate_file=_text(certificate),
+        key_file=_text(key),
+        client_ca_file=_text(client_ca),
+        ready=_tell,
+    )
+
+
+def _tell(address: str) -> None:
+    sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
+
+
+def _read_users(file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        lines = [line for line in file.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise Misconfigured(f"--users: {file}: {error.strerror}", "name a readable file") from error
+    pairs = [line.partition(":") for line in lines]
+    if not pairs or not all(name and colon and password for name, colon, password in pairs):
+        raise Misconfigured(f"--users: {file} has a line that is not name:password")
+    return {name: password for name, _, password in pairs}
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

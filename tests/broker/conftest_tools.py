@@ -1,0 +1,33 @@
+"""What several tests need and is no fixture."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from epochal.kafka.client import Client
+from epochal.kafka.cluster import Controller
+from epochal.kafka.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+
+_numbers = itertools.count()
+
+
+def new_topic(client: Client, partitions: int = 1, *, name: str = "", **configs: str) -> str:
+    name = name or f"topic-{os.getpid()}-{next(_numbers)}"
+    wanted = CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[
+            CreatableTopicConfig(name=key.replace("_", "."), value=value)
+            for key, value in configs.items()
+        ],
+    )
+    request = CreateTopicsRequest(topics=[wanted], timeout_ms=10_000)
+    (made,) = client.ask(request, Controller()).topics
+    assert made.error_code == 0, made.error_message
+    return name

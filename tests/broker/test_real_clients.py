@@ -1,0 +1,315 @@
+"""Unmodified clients of others: librdkafka, aiokafka, Java. What they see is what Apache shows."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import aiokafka
+import confluent_kafka
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import NewTopic as AioTopic
+from aiokafka.errors import KafkaError as AioError
+from client_jars import client_jars
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
+from conftest_tools import new_topic
+from servers.kafka import jars
+
+from epochal.coordinator.clock import SystemClock
+from epochal.kafka.client import Client
+
+JAVA = Path(__file__).resolve().parent / "java"
+
+
+@pytest.fixture(params=["ours", "apache"])
+def address(request: pytest.FixtureRequest) -> str:
+    server = request.getfixturevalue("broker" if request.param == "ours" else "apache")
+    return server.address()
+
+
+@pytest.fixture
+def topic(address: str) -> str:
+    with Client(address, clock=SystemClock()) as client:
+        return new_topic(client, 3)
+
+
+def fresh(about: str) -> str:
+    return f"{about}-{uuid.uuid4().hex[:10]}"
+
+
+def rd_producer(address: str, **options: object) -> Producer:
+    return Producer({"bootstrap.servers": address, "transaction.timeout.ms": 20_000, **options})
+
+
+def rd_consumer(address: str, **options: object) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": fresh("group"),
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6_000,
+            "heartbeat.interval.ms": 300,
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            **options,
+        }
+    )
+
+
+def rd_read(consumer: Consumer, count: int, within_s: float = 20.0) -> list[bytes]:
+    found: list[bytes] = []
+    deadline = time.monotonic() + within_s
+    while len(found) < count and time.monotonic() < deadline:
+        for message in consumer.consume(count - len(found), timeout=0.3):
+            assert message.error() is None, message.error()
+            found.append(message.value())
+    return found
+
+
+def test_librdkafka_sees_only_what_was_committed(address: str, topic: str) -> None:
+    producer = rd_producer(address, **{"transactional.id": fresh("tx")})
+    producer.init_transactions(20)
+    for number in range(4):
+        producer.begin_transaction()
+        for row in range(5):
+            producer.produce(topic, f"{number}-{row}".encode(), partition=1)
+        producer.flush(10)
+        if number % 2:
+            producer.abort_transaction(20)
+        else:
+            producer.commit_transaction(20)
+    for level, wanted in (("read_committed", 10), ("read_uncommitted", 20)):
+        consumer = rd_consumer(address, **{"isolation.level": level})
+        consumer.assign([TopicPartition(topic, 1, 0)])
+        rows = rd_read(consumer, wanted)
+        assert len(rows) == wanted
+        assert rd_read(consumer, 1, within_s=0.5) == []
+        consumer.close()
+    assert {row[:1] for row in rows} == {b"0", b"1", b"2", b"3"}
+
+
+def test_librdkafkas_zombie_is_fenced(address: str, topic: str) -> None:
+    name = fresh("tx")
+    zombie = rd_producer(address, **{"transactional.id": name})
+    zombie.init_transactions(20)
+    zombie.begin_transaction()
+    zombie.produce(topic, b"zombie", partition=0)
+    zombie.flush(10)
+    newer = rd_producer(address, **{"transactional.id": name})
+    newer.init_transactions(20)
+    with pytest.raises(KafkaException) as refused:
+        zombie.commit_transaction(10)
+    assert refused.value.args[0].code() in (
+        confluent_kafka.KafkaError._FENCED,
+        confluent_kafka.KafkaError.PRODUCER_FENCED,
+    )
+    newer.begin_transaction()
+    newer.produce(topic, b"kept", partition=0)
+    newer.commit_transaction(20)
+    consumer = rd_consumer(address, **{"isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    assert rd_read(consumer, 1) == [b"kept"]
+    consumer.close()
+
+
+def test_librdkafka_reads_transforms_and_writes_exactly_once(address: str, topic: str) -> None:
+    source = rd_producer(address)
+    for number in range(30):
+        source.produce(topic, b"%d" % number, partition=0)
+    source.flush(10)
+    group = fresh("group")
+    consumer = rd_consumer(address, **{"group.id": group, "isolation.level": "read_committed"})
+    consumer.subscribe([topic])
+    producer = rd_producer(address, **{"transactional.id": fresh("tx")})
+    producer.init_transactions(20)
+    position = 0
+    has_aborted = False
+    deadline = time.monotonic() + 30
+    while position < 30 and time.monotonic() < deadline:
+        rows = [m for m in consumer.consume(10, timeout=0.3) if m.partition() == 0]
+        if not rows:
+            continue
+        producer.begin_transaction()
+        for message in rows:
+            producer.produce(topic, b"out-" + message.value(), partition=2)
+        position = rows[-1].offset() + 1
+        producer.send_offsets_to_transaction(
+            [TopicPartition(topic, 0, position)], consumer.consumer_group_metadata()
+        )
+        if has_aborted:
+            producer.commit_transaction(20)
+        else:
+            producer.abort_transaction(20)
+            has_aborted, position = True, 0
+            consumer.seek(TopicPartition(topic, 0, 0))
+    (committed,) = consumer.committed([TopicPartition(topic, 0)], timeout=10)
+    assert committed.offset == 30
+    consumer.close()
+    reader = rd_consumer(address, **{"isolation.level": "read_committed"})
+    reader.assign([TopicPartition(topic, 2, 0)])
+    assert rd_read(reader, 31, within_s=1.5) == [b"out-%d" % number for number in range(30)]
+    reader.close()
+
+
+def test_librdkafkas_groups_rebalance(address: str, topic: str) -> None:
+    group = fresh("group")
+    one = rd_consumer(address, **{"group.id": group})
+    two = rd_consumer(address, **{"group.id": group, "group.instance.id": "two"})
+    one.subscribe([topic])
+    two.subscribe([topic])
+
+    def parts() -> tuple[int, int]:
+        one.poll(0.1)
+        two.poll(0.1)
+        return len(one.assignment()), len(two.assignment())
+
+    wait_for(lambda: sorted(parts()) == [1, 2])
+    two.close()
+    # A static member does not leave by closing: its partitions stay until its session ends.
+    assert parts_of(one) in (1, 2)
+    admin = AdminClient({"bootstrap.servers": address})
+    wait_for(lambda: (one.poll(0.1), len(one.assignment()) == 3)[1])
+    told = admin.describe_consumer_groups([group])[group].result()
+    assert len(told.members) == 1
+    one.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)
+    one.close()
+    assert [future.result() for future in admin.delete_consumer_groups([group]).values()] == [None]
+
+
+def parts_of(consumer: Consumer) -> int:
+    return len(consumer.assignment())
+
+
+def wait_for(is_so: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come true in time"
+
+
+def test_librdkafkas_admin(address: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})
+    name = fresh("made")
+    (made,) = admin.create_topics([NewTopic(name, 2, 1)]).values()
+    assert made.result(10) is None
+    (again,) = admin.create_topics([NewTopic(name, 2, 1)]).values()
+    with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
+        again.result(10)
+    (grown,) = admin.create_partitions([NewPartitions(name, 4)]).values()
+    assert grown.result(10) is None
+    wait_for(lambda: len(admin.list_topics(name, timeout=10).topics[name].partitions) == 4)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+    change = ConfigEntry("retention.ms", "12345", incremental_operation=AlterConfigOpType.SET)
+    resource.add_incremental_config(change)
+    (changed,) = admin.incremental_alter_configs([resource]).values()
+    assert changed.result(10) is None
+    asked = ConfigResource(ConfigResource.Type.TOPIC, name)
+
+    def retention() -> str:
+        return next(iter(admin.describe_configs([asked]).values())).result(10)["retention.ms"].value
+
+    wait_for(lambda: retention() == "12345")
+    (gone,) = admin.delete_topics([name]).values()
+    assert gone.result(10) is None
+    wait_for(lambda: name not in admin.list_topics(timeout=10).topics)
+
+
+def test_aiokafka_writes_and_reads_in_transactions_and_groups(address: str, topic: str) -> None:
+    asyncio.run(_aiokafka(address, topic))
+
+
+async def _write_one(
+    producer: aiokafka.AIOKafkaProducer,
+    topic: str,
+    row: bytes,
+    then: type[Exception] | None = None,
+) -> None:
+    async with producer.transaction():
+        await producer.send_and_wait(topic, row, partition=0)
+        if then is not None:
+            raise then
+
+
+async def _aiokafka(address: str, topic: str) -> None:
+    name = fresh("tx")
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, transactional_id=name)
+    await producer.start()
+    async with producer.transaction():
+        for number in range(5):
+            await producer.send_and_wait(topic, b"kept %d" % number, partition=0)
+    with pytest.raises(ZeroDivisionError):
+        await _write_one(producer, topic, b"dropped", then=ZeroDivisionError)
+    newer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, transactional_id=name)
+    await newer.start()
+    with pytest.raises(AioError):
+        await _write_one(producer, topic, b"of a zombie")
+    group = fresh("group")
+    consumers = [
+        aiokafka.AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=address,
+            group_id=group,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            session_timeout_ms=6_000,
+            heartbeat_interval_ms=300,
+        )
+        for _ in range(2)
+    ]
+    for consumer in consumers:
+        await consumer.start()
+    found: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(found) < 5 and time.monotonic() < deadline:
+        for consumer in consumers:
+            for rows in (await consumer.getmany(timeout_ms=200)).values():
+                found += [row.value for row in rows]
+    assert found == [b"kept %d" % number for number in range(5)]
+    assert sum(len(consumer.assignment()) for consumer in consumers) == 3
+    for consumer in consumers:
+        await consumer.stop()
+    await newer.stop()
+    await producer.stop()
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    await admin.start()
+    made = fresh("made")
+    await admin.create_topics([AioTopic(made, 2, 1)])
+    assert made in await admin.list_topics()
+    await admin.delete_topics([made])
+    await admin.close()
+
+
+@pytest.mark.parametrize("release", ["4.3.1", "3.9.2"])
+def test_the_java_clients_see_the_same_on_both(broker, apache, release: str) -> None:
+    addresses = [broker.address(), apache.address()]
+    with ThreadPoolExecutor() as pool:
+        lines = list(pool.map(lambda address: run_java(address, release), addresses))
+    assert lines[0] == lines[1]
+    assert lines[0][-1] == "done"
+
+
+def run_java(address: str, release: str) -> list[str]:
+    path = jars() if release == "4.3.1" else client_jars(release)
+    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{path}/*", str(JAVA / "Clients.java")]
+    ran = subprocess.run(
+        [*command, address, uuid.uuid4().hex[:8]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()

@@ -1,0 +1,197 @@
+"""
+A driver on a cluster: one pipeline into two sinks, whose attempts leave a note once they prepared.
+
+    python cluster_driver.py <folder> <master> <hold>
+
+`hold` says which attempts wait, and until when: see `HOLDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from epochal.sinks.files import Files
+from epochal.spark.pipeline import Pipeline
+
+EPOCHS, FILES, ROWS = 5, 2, 20
+"""Each epoch has two files, and each file is a partition."""
+SINKS = ("all", "odd")
+WAIT_MAX_S = 60.0
+STARTS_MAX = 5
+_FIRST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""These JVMs live for seconds: the second compiler would cost more than it gives."""
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _FIRST,
+    "spark.executor.extraJavaOptions": _FIRST,
+    "spark.executor.memory": "512m",
+    "spark.locality.wait": "0",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.1",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
+
+
+def make_source(root: Path) -> None:
+    """Numbers: file n has those from n * ROWS on."""
+    for folder in ("in", "notes", "events"):
+        (root / folder).mkdir(parents=True)
+    for at in range(EPOCHS * FILES):
+        file = root / "in" / f"{at:02d}.json"
+        file.write_text("\n".join(f'{{"id": {n}}}' for n in range(at * ROWS, (at + 1) * ROWS)))
+        os.utime(file, (1_700_000_000 + at, 1_700_000_000 + at))
+
+
+def numbers(epoch: int) -> list[int]:
+    return list(range(epoch * FILES * ROWS, (epoch + 1) * FILES * ROWS))
+
+
+def folder(root: Path, sink: str) -> Path:
+    return root / "out" / sink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What an attempt said of itself when its rows were prepared."""
+
+    epoch: int
+    partition: int
+    attempt: int
+    """Spark's task attempt id, which is in the handle too."""
+    number: int
+    """0 is the first attempt of its task."""
+    pid: int
+
+
+def notes(root: Path, sink: str) -> list[Note]:
+    files = sorted((root / "notes").glob(f"{sink}-*.json"))
+    return [Note(**json.loads(file.read_text())) for file in files]
+
+
+@dataclass(frozen=True)
+class NotingFiles(Files):
+    """Files whose attempts leave notes; those that `hold` names wait when their rows are there."""
+
+    root: str = ""
+    hold: str = ""
+
+    def writer(self, task: Any) -> Any:
+        writer, context, handle = super().writer(task), TaskContext.get(), task.handle
+        note = {
+            "epoch": handle.epoch,
+            "partition": handle.partition,
+            "attempt": handle.attempt,
+            "number": context.attemptNumber(),
+            "pid": os.getpid(),
+        }
+        prepare = writer.prepare
+
+        def prepare_and_tell() -> Any:
+            # A first attempt, and not again when a later start repeats the epoch.
+            is_first = context.attemptNumber() == 0 and not self._is_told(handle)
+            is_held = self.hold and handle.partition == 0 and is_first
+            wait = HOLDS[self.hold].get(handle.epoch) if is_held else None
+            if wait == "before":
+                _wait_for(lambda: self._is_told(handle))
+                time.sleep(0.5)
+            receipt = prepare()
+            self._tell(note)
+            if wait == "after":
+                _wait_for(lambda: False)
+            return receipt
+
+        writer.prepare = prepare_and_tell
+        return writer
+
+    def _tell(self, note: dict[str, int]) -> None:
+        file = Path(self.root) / "notes" / f"{self.name}-{note['epoch']}-{note['attempt']}.json"
+        scratch = file.with_suffix(".part")
+        scratch.write_text(json.dumps(note))
+        scratch.rename(file)
+
+    def _is_told(self, handle: Any) -> bool:
+        """Another attempt has prepared the same rows."""
+        return any(
+            (note.epoch, note.partition) == (handle.epoch, handle.partition)
+            for note in notes(Path(self.root), self.name)
+        )
+
+
+def _wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_MAX_S
+    while time.monotonic() < deadline and not what():
+        time.sleep(0.05)
+
+
+HOLDS = {
+    # Until somebody kills them.
+    "killed": {1: "after", 3: "after"},
+    # Until Spark gives up on them; and, before they prepare, until a copy has prepared the same.
+    "speculated": {1: "after", 3: "before"},
+}
+"""What the first attempt on partition 0 of the sink `all` does, by epoch."""
+
+
+def connect(root: Path, master: str, *, speculation: bool) -> SparkSession:
+    builder = SparkSession.builder.master(master).appName("cluster")
+    for name, value in _CONF.items():
+        builder = builder.config(name, value)
+    builder = builder.config("spark.speculation", str(speculation).lower())
+    spark = builder.config("spark.eventLog.dir", f"file://{root}/events").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main(root: Path, master: str, hold: str) -> None:
+    spark = connect(root, master, speculation=hold == "speculated")
+    reader = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", FILES)
+    df = reader.json(str(root / "in"))
+    everything, odd = (str(folder(root, sink)) for sink in SINKS)
+    pipeline = Pipeline(
+        "cluster",
+        [
+            NotingFiles(everything, name="all", root=str(root), hold=hold),
+            NotingFiles(odd, name="odd", root=str(root), format="jsonl", where="id % 2 = 1"),
+        ],
+    )
+    errors: list[str] = []
+    while not _is_at_the_end(pipeline, df, root / "checkpoint", errors):
+        if len(errors) == STARTS_MAX:
+            sys.exit("\n\n".join(errors))
+    # A clean start after a clean stop; the source has nothing more.
+    _is_at_the_end(pipeline, df, root / "checkpoint", errors)
+    (root / "errors.json").write_text(json.dumps(errors))
+    spark.stop()
+
+
+def _is_at_the_end(pipeline: Pipeline, df: Any, checkpoint: Path, errors: list[str]) -> bool:
+    try:
+        pipeline.start(df, checkpoint, availableNow=True).awaitTermination()
+    except StreamingQueryException as error:
+        errors.append(str(pipeline.error or error))
+        return False
+    finally:
+        if pipeline._run is not None:
+            pipeline._run.end()
+    return True
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
