@@ -4,14 +4,12 @@ A driver that dies at any step of an epoch: what readers see in the end equals a
 Here the driver's death is played within one process (see `Killer`), so that many can be afforded;
 `test_kills` does it with SIGKILL.
 
-transformWithState is tried where protobuf is installed, which its Python workers need and PySpark
-does not bring along (4.2.0 wants 6.33.5 or newer).
+transformWithState needs protobuf in its Python workers, which PySpark does not bring along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,6 @@ STORES = {
     "default": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }
-needs_protobuf = pytest.mark.skipif(
-    find_spec("google") is None or find_spec("google.protobuf") is None,
-    reason="the Python workers of transformWithState need protobuf",
-)
 _STORE = "spark.sql.streaming.stateStore.providerClass"
 
 
@@ -142,7 +136,7 @@ def _rows(sink: Memory) -> list[tuple[Any, ...]]:
         pytest.param(_windows, "update", "default", id="windows-update-default"),
         pytest.param(_distinct, "append", "rocksdb", id="distinct-rocksdb"),
         pytest.param(_joined, "append", "default", id="joined-default"),
-        pytest.param(_transformed, "update", "rocksdb", id="transformed", marks=needs_protobuf),
+        pytest.param(_transformed, "update", "rocksdb", id="transformed"),
     ],
 )
 def test_a_stateful_query_whose_driver_dies_ends_like_an_undisturbed_one(

@@ -13,7 +13,7 @@ from epochal.coordinator import life
 from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import GivenUp, State
-from epochal.spark.checkpoint import open_checkpoint
+from epochal.spark import identity
 from epochal.terms import EpochNumber
 
 Place = Annotated[
@@ -40,16 +40,7 @@ def adopt(
 
     A driver that still runs on it is fenced. Stop it first.
     """
-    folder = open_checkpoint(checkpoint)
-    _tell(
-        life.adopt(
-            _log_at(checkpoint),
-            location=folder.location,
-            query_id=folder.query_id,
-            position=folder.position,
-            unfinished=unfinished,
-        )
-    )
+    _tell(identity.adopt(_log_at(checkpoint), checkpoint, unfinished=unfinished))
 
 
 def fork(
@@ -67,8 +58,7 @@ def fork(
 
     What the original has decided and not yet carried out stays the original's.
     """
-    location = open_checkpoint(checkpoint).location
-    _tell(life.fork(_log_at(checkpoint), location=location, is_original_alive=is_original_alive))
+    _tell(identity.fork(_log_at(checkpoint), checkpoint, is_original_alive=is_original_alive))
 
 
 def rename(

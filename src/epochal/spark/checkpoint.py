@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,8 +26,6 @@ from epochal.protocol.admission import Position
 from epochal.terms import EpochNumber, Offsets
 
 if TYPE_CHECKING:
-    import os
-
     from pyspark.sql import SparkSession
 
 OBJECT_STORES = frozenset({"abfs", "abfss", "az", "gs", "s3", "s3a"})
@@ -270,7 +269,7 @@ def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = Non
     """
     A checkpoint's location in the one form that identity is compared by.
 
-    A local folder is its absolute path; anything else is the URL as Spark completes it.
+    A local folder is its absolute path without `..`, anything else the URL as Spark completes it.
     """
     text = str(checkpoint)
     if spark is not None and ":" not in text.split("/", 1)[0]:
@@ -278,7 +277,7 @@ def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = Non
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     if text.startswith("/") or ":" not in text.split("/", 1)[0]:
-        return str(Path(text).absolute())
+        return os.path.normpath(Path(text).absolute())
     return text.rstrip("/")
 
 

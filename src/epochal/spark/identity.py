@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import EpochLog
 from epochal.coordinator import life
+from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import State
 from epochal.spark.checkpoint import open_checkpoint
 
@@ -15,18 +16,31 @@ if TYPE_CHECKING:
 
 
 def adopt(
-    log: EpochLog, checkpoint: str | os.PathLike[str], spark: SparkSession | None = None
+    log: EpochLog,
+    checkpoint: str | os.PathLike[str],
+    spark: SparkSession | None = None,
+    *,
+    unfinished: Unfinished = Unfinished.ASK,
 ) -> State:
     folder = open_checkpoint(checkpoint, spark)
     return life.adopt(
-        log, location=folder.location, query_id=folder.query_id, position=folder.position
+        log,
+        location=folder.location,
+        query_id=folder.query_id,
+        position=folder.position,
+        unfinished=unfinished,
     )
 
 
 def fork(
-    log: EpochLog, checkpoint: str | os.PathLike[str], spark: SparkSession | None = None
+    log: EpochLog,
+    checkpoint: str | os.PathLike[str],
+    spark: SparkSession | None = None,
+    *,
+    is_original_alive: bool = False,
 ) -> State:
-    return life.fork(log, location=open_checkpoint(checkpoint, spark).location)
+    location = open_checkpoint(checkpoint, spark).location
+    return life.fork(log, location=location, is_original_alive=is_original_alive)
 
 
 def rename(log: EpochLog, pipeline: str) -> State:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
 from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
-from epochal.spark.telling import Stopped, is_stop, typed
+from epochal.spark.telling import told
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def prepare_all(
     tags = {part.identity.sink: _tag(part, epoch) for part in parts}
 
     def run(part: Part) -> None:
-        with described(context, _told(part, epoch), tag=tags[part.identity.sink]):
+        with described(context, _title(part, epoch), tag=tags[part.identity.sink]):
             try:
                 frame, job = _job(batch, part, epoch, limits=limits, fingerprint=fingerprint)
                 collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
@@ -66,8 +66,7 @@ def prepare_all(
                 outcome.receipts[part.identity.sink] = receipts
             except Exception as error:  # noqa: BLE001  whatever it is, it ends the epoch
                 if outcome.error is None:
-                    doing = f"epoch {epoch}, sink {part.identity.sink!r}"
-                    outcome.error = Stopped() if is_stop(error) else typed(error, doing)
+                    outcome.error = told(error, f"epoch {epoch}, sink {part.identity.sink!r}")
                     for tag in tags.values():
                         context.cancelJobsWithTag(tag)
 
@@ -143,11 +142,22 @@ def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[D
     """
     context = batch.sparkSession.sparkContext
     with described(context, f"epochal {pipeline} · epoch {epoch} · evaluate"):
-        frame = batch.localCheckpoint(eager=True)
+        # Not eager, which would leave the blocks of a failed evaluation to nobody.
+        frame = batch.localCheckpoint(eager=False)
+        try:
+            _rdd(frame).count()
+        except BaseException:
+            _release(frame)
+            raise
     try:
         yield frame
     finally:
         _release(frame)
+
+
+def _rdd(frame: DataFrame) -> Any:
+    """What a checkpointed frame reads."""
+    return frame._jdf.queryExecution().logical().rdd()
 
 
 def _release(frame: DataFrame) -> None:
@@ -155,13 +165,12 @@ def _release(frame: DataFrame) -> None:
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
 
     try:
-        rdd = frame._jdf.queryExecution().logical().rdd()
-        frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
+        frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(_rdd(frame).id(), False)
     except Py4JError as error:
         logger.warning("blocks of an evaluated batch are left to Spark's cleaner: %s", error)
 
 
-def _told(part: Part, epoch: EpochNumber) -> str:
+def _title(part: Part, epoch: EpochNumber) -> str:
     identity = part.identity
     return f"epochal {identity.pipeline} · epoch {epoch} · {identity.sink} · prepare"
 

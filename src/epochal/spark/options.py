@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from epochal.contract import Sink
 from epochal.errors import Misconfigured
+from epochal.protocol.admission import Unfinished
 
 SinkMaker: TypeAlias = Callable[[Mapping[str, str]], Sink]
 """Makes a sink of its options. Must be importable, as other processes call it too."""
@@ -59,3 +60,12 @@ def _valued(name: str, told: str, text: str) -> Any:
     if kind.startswith(_SEVERAL):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def unfinished_from(word: str) -> Unfinished:
+    """The user's word for what is to become of a batch that other code left unfinished."""
+    try:
+        return Unfinished(word)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in Unfinished)
+        raise Misconfigured(f"unfinished={word!r} is none of {known}", f"one of {known}") from None

@@ -30,10 +30,11 @@ from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Start, Unfinished
 from epochal.spark import identity
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
+from epochal.spark.options import unfinished_from
 from epochal.spark.plans import is_stateless
 from epochal.spark.report import CheckReport, Written, in_html, in_text
 from epochal.spark.runner import Runner
-from epochal.spark.running import Run, take_over
+from epochal.spark.running import Run, query_id_of, require_query_of, take_over
 from epochal.spark.selecting import arrow_schema, empty_like, taken_by
 from epochal.spark.telling import presented
 from epochal.spark.triggers import require_mode, trigger_words
@@ -178,6 +179,8 @@ class Pipeline:
             )
         place = self._run_place(checkpoint, run, df.sparkSession)
         coordinator = self._coordinator(open_log(f"{place}/log", spark=df.sparkSession))
+        if self._run is None or self._run.is_over:
+            self._tracker = coordinator.tracker
         try:
             start = self._start(location=place, run=run)
             coordinator.start(start, self._schemas(df))
@@ -195,7 +198,7 @@ class Pipeline:
         Ask every target what it can promise, for the rows of `df` where it is given.
 
         Raises `Misconfigured` with the fact and the way out where one can't keep the promise.
-        Changes nothing at any target.
+        Changes nothing that a reader of any target sees.
         """
         if df is not None:
             self._require_spark(df.sparkSession)
@@ -220,22 +223,29 @@ class Pipeline:
         return None if self._run is None else self._run.error
 
     def last_epochs(self, count: int = 20) -> Sequence[EpochFigures]:
-        """The newest epochs of the last start, oldest first."""
+        """The newest epochs of the query that runs, or of the last start, oldest first."""
         return self._tracker.last_epochs(count)
 
     def metrics(self) -> Metrics:
-        """Counters and latencies since the last start."""
+        """Counters and latencies of the query that runs, or of the last start."""
         return self._tracker.metrics()
 
     # Identity: see epochal.spark.identity
 
-    def adopt(self, checkpoint: Place) -> None:
+    def adopt(self, checkpoint: Place, *, unfinished: str = "ask") -> None:
         """This checkpoint was moved here, or other code ran it meanwhile: go on where it is."""
-        identity.adopt(self._log_of(checkpoint, _session_or_none()), checkpoint, _session_or_none())
+        spark = _session_or_none()
+        word = unfinished_from(unfinished)
+        identity.adopt(self._log_of(checkpoint, spark), checkpoint, spark, unfinished=word)
 
-    def fork(self, checkpoint: Place) -> None:
-        """This checkpoint is a copy: from here on it is a pipeline of its own."""
-        identity.fork(self._log_of(checkpoint, _session_or_none()), checkpoint, _session_or_none())
+    def fork(self, checkpoint: Place, *, original_lives: bool = False) -> None:
+        """
+        This checkpoint is a copy: from here on it is a pipeline of its own. `original_lives` says
+        that the original will carry out what is decided.
+        """
+        spark = _session_or_none()
+        log = self._log_of(checkpoint, spark)
+        identity.fork(log, checkpoint, spark, is_original_alive=original_lives)
 
     def rename(self, checkpoint: Place) -> None:
         """This checkpoint belongs to this pipeline under its present name."""
@@ -266,11 +276,12 @@ class Pipeline:
 
         def claim() -> Run:
             coordinator = self._coordinator(self._log_of(folder.location, spark))
+            self._tracker = coordinator.tracker
             start = self._start(
                 location=folder.location,
                 run=run,
                 folder=folder,
-                unfinished=_unfinished(unfinished),
+                unfinished=unfinished_from(unfinished),
                 retarget=retarget,
             )
             try:
@@ -307,15 +318,13 @@ class Pipeline:
         )
 
     def _coordinator(self, log: EpochLog) -> Coordinator:
-        coordinator = Coordinator(
+        return Coordinator(
             log=log,
             sinks=self.sinks,
             gates=self.gates,
             limits=self.limits,
             around=Surroundings(watch=self._watch),
         )
-        self._tracker = coordinator.tracker
-        return coordinator
 
     def _runner(self, coordinator: Coordinator, *, stateless: bool) -> Runner:
         return Runner(
@@ -366,12 +375,22 @@ class _EachBatch:
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         # Spark gives each run of a query a job group of its own.
         query_run = batch.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
+        if self._query_run != query_run:
+            # Before anything else: to claim for a query of another checkpoint stops this one's own.
+            self._require_own_query(batch)
         if self._run.is_over or (self._query_run is not None and self._query_run != query_run):
             self._claim_again()
         if self._run.query is None:
             self._follow_end(batch)
         self._query_run = query_run
         self._run.epoch(batch, epoch)
+
+    def _require_own_query(self, batch: DataFrame) -> None:
+        try:
+            require_query_of(self._run.checkpoint, query_id_of(batch))
+        except EpochalError as error:
+            shown = presented(error)
+            raise shown from shown.__cause__
 
     def _claim_again(self) -> None:
         try:
@@ -382,8 +401,7 @@ class _EachBatch:
             raise shown from shown.__cause__
 
     def _follow_end(self, batch: DataFrame) -> None:
-        context = batch.sparkSession.sparkContext
-        query = self._spark.streams.get(context.getLocalProperty("sql.streaming.queryId") or "")
+        query = self._spark.streams.get(query_id_of(batch) or "")
         if query is not None:
             self._run.end_with(query)
 
@@ -392,14 +410,6 @@ def _safe(run: str) -> str:
     """A run's key as a folder's name; what is changed or cut is told apart by a digest."""
     plain = _RUN_KEY_SAFE.sub("-", run)[:_RUN_KEY_CHARS_MAX].lstrip(".")
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
-
-
-def _unfinished(word: str) -> Unfinished:
-    try:
-        return Unfinished(word)
-    except ValueError:
-        known = ", ".join(repr(one.value) for one in Unfinished)
-        raise Misconfigured(f"unfinished={word!r} is none of {known}", f"one of {known}") from None
 
 
 def _active_session() -> SparkSession:

@@ -16,7 +16,7 @@ from epochal.coordinator import Coordinator
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
-from epochal.spark.telling import Stopped, is_stop, typed
+from epochal.spark.telling import told
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class Runner:
                 )
         except _PreparingFailed as failed:
             self.coordinator.abort(failed.receipts)
-            raise _told(failed.error, f"epoch {epoch}") from None
+            raise told(failed.error, f"epoch {epoch}") from None
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised again as ours
             if self.coordinator.phase is Phase.PREPARING:
                 self.coordinator.abort({})
-            raise _told(error, f"epoch {epoch}") from None
+            raise told(error, f"epoch {epoch}") from None
 
     def _prepare(self, frame: DataFrame, epoch: EpochNumber, sinks: Sequence[Sink]) -> Receipts:
         prepared = prepare_all(
@@ -102,9 +102,9 @@ class Runner:
                 self.coordinator.rewrite(self._prepare(frame, epoch, lost))
         except _PreparingFailed as failed:
             # What other sinks prepared again is named by no decision: the next start clears it.
-            raise _told(failed.error, f"epoch {epoch}, replayed") from None
+            raise told(failed.error, f"epoch {epoch}, replayed") from None
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised again as ours
-            raise _told(error, f"epoch {epoch}, replayed") from None
+            raise told(error, f"epoch {epoch}, replayed") from None
 
     def _parts(self, sinks: Sequence[Sink]) -> list[Part]:
         return [
@@ -124,7 +124,3 @@ class _PreparingFailed(Exception):
         super().__init__(str(error))
         self.receipts = receipts
         self.error = error
-
-
-def _told(error: BaseException, doing: str) -> Exception:
-    return Stopped() if is_stop(error) else typed(error, doing)

@@ -65,7 +65,7 @@ class Run:
                 self._runner.run(
                     batch,
                     number,
-                    query_id=_query_id(batch),
+                    query_id=query_id_of(batch),
                     offsets=lambda: self.checkpoint.offsets(number),
                 )
             except EpochalError as error:
@@ -114,21 +114,26 @@ class Run:
                 f"{self.location}: this start of the pipeline is over, and its query still runs",
                 "a later start of the same process has taken over: leave this query stopped",
             )
-        running = _query_id(batch)
-        if running == self._query_id:
-            return
-        mine = self.checkpoint.query_id
-        if running is not None and mine != running:
-            raise Misconfigured(
-                f"query {running} calls this pipeline, but the checkpoint {self.location} belongs "
-                f"to {'no query' if mine is None else mine}",
-                "give each_batch(checkpoint=…) and option('checkpointLocation', …) the same folder",
-            )
-        self._query_id = running
+        running = query_id_of(batch)
+        if running != self._query_id:
+            require_query_of(self.checkpoint, running)
+            self._query_id = running
 
 
-def _query_id(batch: DataFrame) -> str | None:
+def query_id_of(batch: DataFrame) -> str | None:
     return batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+
+
+def require_query_of(checkpoint: Checkpoint, running: str | None) -> None:
+    """Refuse a query that runs on another checkpoint than the pipeline's."""
+    mine = checkpoint.query_id
+    if running is not None and mine != running:
+        raise Misconfigured(
+            f"query {running} calls this pipeline, but the checkpoint {checkpoint.location} "
+            f"belongs to {'no query' if mine is None else mine}",
+            "give each_batch(checkpoint=…) and option('checkpointLocation', …) the same folder; "
+            "each query needs an each_batch(…) of its own",
+        )
 
 
 _runs: dict[str, Run] = {}

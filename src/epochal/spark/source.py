@@ -3,8 +3,8 @@ The data source door: `df.writeStream.format("epochal")`, for one sink that opti
 
 Spark spreads one epoch over three kinds of process, none of which is the driver's own:
 
-    planner     `streamWriter()`, before each batch: claims for the driver at its first batch,
-                carries out what is decided, and says what tasks are to do
+    planner     `streamWriter()`, before each batch: claims where it must, carries out what is
+                decided, and says what tasks are to do
     tasks       `write()`: prepare rows, or drain them where the epoch is decided already
     committer   `commit()` or `abort()`, after each batch: decides, under the planner's claim
 
@@ -13,9 +13,11 @@ key, the planner's writer is pickled to the tasks, their messages reach the comm
 the newest record travels along: a decision is put right after what the planner read, or not at all.
 SETTLED is put on record with each epoch, as the next planner has only the log to go by.
 
-Two notes lie in a folder of the driver's own. One says that it has claimed: without it, a driver
-that was fenced would take each next batch for its first one, and claim back. The other says that a
-decision is being written: where its answer was lost, the slot is closed before anything is aborted.
+Spark plans the next epoch of a run only after `commit()` has returned. So a planner that finds its
+epoch planned before, or the query declared otherwise, belongs to a new run, and claims: a committer
+of the stopped run may still be at work, and only a claim keeps the two from deciding at a time, or
+from aborting what the other one decides. All other planners go on under the claim and abort nothing
+(`notes` tells them apart); what no decision names is swept by the committer, after its own record.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -38,8 +40,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from epochal.contract import DEFAULT_LIMITS, Sink
+from epochal.contract import DEFAULT_LIMITS, EpochLog, Sink
 from epochal.coordinator import Coordinator, this_driver
+from epochal.coordinator.reading import read_state
 from epochal.coordinator.surroundings import fresh_nonce
 from epochal.errors import EpochalError, Fenced, InvariantBroken, Misconfigured, Refused, Unsettled
 from epochal.logs import checkpoint_log, open_log
@@ -47,7 +50,8 @@ from epochal.protocol.admission import Admission, Position, Start, Unfinished
 from epochal.protocol.records import receipt_in, receipt_out
 from epochal.protocol.state import RecordKind
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.options import SinkMaker, default_sinks
+from epochal.spark.notes import Driver, Plan
+from epochal.spark.options import SinkMaker, default_sinks, unfinished_from
 from epochal.spark.selecting import arrow_schema
 from epochal.spark.task import CarriedError, Preparing, prepare
 from epochal.spark.telling import presented, typed
@@ -60,22 +64,7 @@ if TYPE_CHECKING:
 
 _OWN_OPTIONS = ("checkpointlocation", "log", "pipeline", "run", "sink", "unfinished")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    """Who registered the data source: the same in all processes of one driver."""
-
-    key: str
-    folder: str
-    registered_at: float
-
-    def claimed(self, location: str) -> Path:
-        """Is there once this driver has claimed the pipeline at a checkpoint."""
-        return Path(self.folder) / f"{hashlib.sha256(location.encode()).hexdigest()}.claimed"
-
-    def deciding(self, location: str) -> Path:
-        """Is there while a decision is being written, and stays where its answer was lost."""
-        return self.claimed(location).with_suffix(".deciding")
+logger = logging.getLogger("epochal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +80,16 @@ class Settings:
     unfinished: Unfinished
 
     def coordinator(self) -> Coordinator:
-        log = checkpoint_log(self.checkpoint) if self.log is None else open_log(self.log)
-        return Coordinator(log=log, sinks=[self.sink])
+        return Coordinator(log=self.open_log(), sinks=[self.sink])
+
+    def open_log(self) -> EpochLog:
+        return checkpoint_log(self.checkpoint) if self.log is None else open_log(self.log)
+
+    def declared(self, schema: pa.Schema) -> str:
+        """A digest of all that a start compares with the log and with the target."""
+        told = [self.pipeline, self.run, self.log, self.sink.name, self.sink.describe()]
+        text = json.dumps([*told, str(schema)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def start(self, folder: Checkpoint) -> Start:
         return Start(
@@ -201,8 +198,9 @@ class DecidingWriter(DataSourceStreamArrowWriter):
         folder, epoch = open_checkpoint(self.settings.checkpoint), EpochNumber(batchId)
         coordinator = self.settings.coordinator()
         try:
-            coordinator.resume(self.settings.driver.key)
-            _close_slot(self.settings.driver, folder.location, coordinator)
+            coordinator.resume(self.settings.driver.key, record=_record(told))
+            # A decision that was never answered can't come after this: what it named may go.
+            coordinator.restate(RecordKind.PROGRESS)
             offsets = folder.offsets(epoch)
             admission = coordinator.take_up(epoch, query_id=folder.query_id, offsets=offsets)
             if admission is Admission.FRESH:
@@ -216,30 +214,35 @@ class DecidingWriter(DataSourceStreamArrowWriter):
         folder = open_checkpoint(self.settings.checkpoint)
         coordinator = self.settings.coordinator()
         try:
-            record = told[0].record if told else None
-            coordinator.resume(self.settings.driver.key, record=record)
+            coordinator.resume(self.settings.driver.key, record=_record(told))
             # Without a task there is no message: then nothing was prepared that could differ.
             offsets = told[0].offsets if told else folder.offsets(epoch)
             admission = coordinator.take_up(epoch, query_id=folder.query_id, offsets=offsets)
             if admission is Admission.REPLAY:
                 return
-            deciding = self.settings.driver.deciding(folder.location)
-            deciding.touch()
             coordinator.conclude(
                 {self.settings.sink.name: _receipts(told)},
                 offsets=lambda: folder.offsets(epoch),
                 began_with=offsets,
             )
             coordinator.restate()
-            deciding.unlink(missing_ok=True)
+            _sweep(coordinator)
         finally:
             coordinator.leave()
 
 
-def _close_slot(driver: Driver, location: str, coordinator: Coordinator) -> None:
-    """A decision that was never answered can't come after this: what it named may be aborted."""
-    coordinator.restate(RecordKind.PROGRESS)
-    driver.deciding(location).unlink(missing_ok=True)
+def _sweep(coordinator: Coordinator) -> None:
+    """Right after a record of this process. What can't be cleared now is cleared later (I5)."""
+    try:
+        coordinator.recover()
+    except (Fenced, InvariantBroken):
+        raise
+    except (EpochalError, OSError) as error:
+        logger.warning("not all could be cleared yet: %s", error)
+
+
+def _record(told: Sequence[Message]) -> int | None:
+    return told[0].record if told else None
 
 
 def _receipts(told: Sequence[Message]) -> tuple[Receipt, ...]:
@@ -258,9 +261,12 @@ def _plan(settings: Settings, schema: StructType) -> PlannedWriter:
     arrow = arrow_schema(settings.sink, schema)
     coordinator = settings.coordinator()
     try:
-        record = _claim_or_resume(settings, folder, coordinator, arrow)
+        plan = Plan(epoch=position.planned, declared=settings.declared(arrow))
+        record = _claim_or_resume(settings, folder, coordinator, plan, arrow)
         offsets = folder.offsets(position.planned)
-        admission = coordinator.begin(position.planned, query_id=query_id, offsets=offsets)
+        admission = coordinator.begin(
+            position.planned, query_id=query_id, offsets=offsets, is_sweeping=False
+        )
         return PlannedWriter(
             job=Preparing(
                 sink=settings.sink,
@@ -281,26 +287,25 @@ def _plan(settings: Settings, schema: StructType) -> PlannedWriter:
 
 
 def _claim_or_resume(
-    settings: Settings, folder: Checkpoint, coordinator: Coordinator, schema: pa.Schema
+    settings: Settings,
+    folder: Checkpoint,
+    coordinator: Coordinator,
+    plan: Plan,
+    schema: pa.Schema,
 ) -> int:
     """Returns the number of the newest record, which is this driver's own."""
     driver = settings.driver
-    if driver.claimed(folder.location).exists():
-        try:
-            coordinator.resume(driver.key)
-            if driver.deciding(folder.location).exists():
-                _close_slot(driver, folder.location, coordinator)
-        except Fenced as error:
-            raise Fenced(
-                error.message,
-                "leave this driver stopped; to take over again on purpose, "
-                "epochal.spark.register(spark) first",
-            ) from None
-        if coordinator.state.unsettled is not None:
-            coordinator.recover()
-    else:
+    before = driver.last_plan(folder.location)
+    if before is not None:
+        _resume(coordinator, driver)
+    elif not driver.remembers_all:
+        _require_not_fenced(settings)
+    is_same_run = (
+        before is not None and before.declared == plan.declared and before.epoch < plan.epoch
+    )
+    if not is_same_run:
         coordinator.start(settings.start(folder), {settings.sink.name: schema})
-        driver.claimed(folder.location).touch()
+    driver.note(folder.location, plan)
     if coordinator.lost:
         raise Unsettled(
             f"{settings.sink.name} threw prepared rows of a decided epoch away, and through the "
@@ -309,6 +314,33 @@ def _claim_or_resume(
             "where they are",
         )
     return coordinator.record
+
+
+_TAKE_OVER = (
+    "leave this driver stopped; to take over again on purpose, epochal.spark.register(spark) first"
+)
+
+
+def _resume(coordinator: Coordinator, driver: Driver) -> None:
+    try:
+        coordinator.resume(driver.key)
+    except Fenced as error:
+        raise Fenced(error.message, _TAKE_OVER) from None
+
+
+def _require_not_fenced(settings: Settings) -> None:
+    """Without its notes a driver can't know whether it has claimed: another one's claim stands."""
+    log = settings.open_log()
+    try:
+        state = read_state(log)
+    finally:
+        log.close()
+    if state is not None and state.driver != settings.driver.key:
+        raise Fenced(
+            f"{settings.checkpoint}: the newest claim is of {state.driver}, and this driver's "
+            f"notes in {settings.driver.folder}, which would say who came first, were removed",
+            _TAKE_OVER,
+        )
 
 
 def _settings(
@@ -335,7 +367,7 @@ def _settings(
         sink=make({name: text for name, text in rest.items() if name not in _OWN_OPTIONS}),
         log=own["log"],
         run=own["run"],
-        unfinished=Unfinished(own["unfinished"] or "ask"),
+        unfinished=unfinished_from(own["unfinished"] or "ask"),
     )
 
 
@@ -386,6 +418,7 @@ def register_source(spark: SparkSession, sinks: Mapping[str, SinkMaker] | None) 
     driver = Driver(
         key=f"{this_driver()} {fresh_nonce()}", folder=folder, registered_at=time.time()
     )
+    driver.enter()
     # A class of its own: Spark pickles it by value, and so the driver's key reaches every process.
     known = {**default_sinks(), **(sinks or {})}
     spark.dataSource.register(

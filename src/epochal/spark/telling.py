@@ -43,6 +43,13 @@ def is_stop(error: BaseException) -> bool:
     return isinstance(error, Stopped) or _STOP.search(str(error)) is not None
 
 
+def told(error: BaseException, doing: str) -> Exception:
+    """A stop as Spark knows it, and everything else as one of ours."""
+    # Never one of ours: an epoch that is decided and not carried out may cite an interrupt, too.
+    is_ours = isinstance(error, EpochalError)
+    return Stopped() if not is_ours and is_stop(error) else typed(error, doing)
+
+
 def typed(error: BaseException, doing: str) -> EpochalError:
     """An error of Spark's as one of ours: the one its text carries, or the shortest true reason."""
     if isinstance(error, EpochalError):

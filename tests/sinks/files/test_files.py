@@ -158,6 +158,24 @@ def test_lost_files_are_proven_lost_and_nothing_becomes_visible(drive, numbers, 
     assert visible(root) == []
 
 
+def test_a_task_whose_files_are_half_moved_and_half_lost_is_left_to_a_person(drive, root):
+    driver = drive(Files(str(root), partition_by=["p"]))
+    receipt = driver.prepare(pa.table({"n": [1, 2], "p": ["a", "b"]}), 0)
+    moved, gone = (file["path"] for file in receipt.token["files"])
+    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    (root / moved).parent.mkdir()
+    (prepared / moved).rename(root / moved)
+    (prepared / gone).rename(root / "kept elsewhere")
+    # Not PreparedLost: written again, the rows of the moved file would be there twice.
+    with pytest.raises(InvariantBroken) as caught:
+        driver.commit(0, [receipt])
+    assert str(root / moved) in caught.value.message
+    assert str(root / gone) in caught.value.message
+    (root / "kept elsewhere").rename(prepared / gone)
+    driver.commit(0, [receipt])
+    assert whole(root) == [1, 2]
+
+
 def test_an_epoch_can_not_be_committed_with_other_winners(drive, numbers, root):
     driver = drive(Files(str(root)))
     driver.write(numbers(1), 0)

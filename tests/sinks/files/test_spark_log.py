@@ -8,7 +8,11 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import CorruptRecord, Misconfigured
+from epochal.logs.memory import MemoryLog
+from epochal.session import Session
 from epochal.sinks.files import Files
+from epochal.spark.pipeline import Pipeline
+from epochal.terms import EpochNumber
 
 
 @pytest.fixture
@@ -98,9 +102,33 @@ def test_the_log_is_not_begun_over_files_that_it_would_hide(drive, numbers, root
 
 
 def test_a_folder_with_a_log_is_not_written_without_it(drive, numbers, root):
-    drive(Files(str(root), spark_metadata=True)).committer.check(None)
+    drive(Files(str(root), spark_metadata=True)).committer.begin(EpochNumber(0))
     with pytest.raises(Misconfigured, match="spark_metadata=True if this sink wrote it"):
         drive(Files(str(root))).committer.check(None)
+
+
+def test_a_check_alone_shows_no_reader_a_log(drive, root):
+    drive(Files(str(root), spark_metadata=True)).committer.check(None)
+    assert not (root / "_spark_metadata").exists()
+    drive(Files(str(root))).committer.check(None)
+
+
+@pytest.mark.parametrize("has_log", [(False, True), (True, False)])
+def test_two_sinks_of_one_folder_that_differ_in_the_log_are_refused_in_any_order(
+    numbers, root, has_log
+):
+    sinks = [Files(str(root), name=str(one), spark_metadata=one) for one in has_log]
+    assert len(Pipeline("both", sinks).check().abilities) == 2
+
+    def write() -> None:
+        with Session("both", sinks=sinks, log=MemoryLog(), schema=numbers().schema) as session:
+            session.begin(0)
+            session.write(numbers(1))
+            session.commit()
+
+    with pytest.raises(Misconfigured, match="would not see these"):
+        write()
+    assert not list(root.glob("*.parquet"))
 
 
 def test_a_torn_entry_is_named(drive, numbers, root):

@@ -61,19 +61,22 @@ class FileCommitter:
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         abilities = [check_place(self._layout, scratch=self._scratch)]
-        if self._has_log:
-            self._log.claim(scratch=self._scratch)
-        else:
-            self._log.refuse_if_there()
+        self._require_log_fits()
         if schema is not None:
             check_schema(schema, self._format, self._partition_by)
         return [*abilities, _whole_epochs(self._has_log)]
 
     def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+        """Begin Spark's log where it is wanted: from here on Spark's readers go by it."""
+        self._require_log_fits()
+        if self._has_log:
+            self._log.mark(scratch=self._scratch)
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         """See every file from here: executors may have written to a disk of their own."""
+        # Again: another sink of the same folder may have begun a log after this one began.
+        self._require_log_fits()
         for receipt in receipts:
             for file, (source, target) in zip(files_of(receipt), self._moves(receipt), strict=True):
                 check_prepared(source, target, file.bytes)
@@ -81,6 +84,8 @@ class FileCommitter:
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         manifest = manifest_of(self._identity, epoch, receipts)
         if not self._is_done(manifest):
+            if self._has_log:
+                self._log.mark(scratch=self._scratch)
             seen = self._log.last() if self._has_log else -1
             is_first = self._move(epoch, receipts)
             if self._has_log and manifest.files:
@@ -127,6 +132,12 @@ class FileCommitter:
     def close(self) -> None:
         """Nothing is kept open."""
 
+    def _require_log_fits(self) -> None:
+        if self._has_log:
+            self._log.refuse_unless_ours()
+        else:
+            self._log.refuse_if_there()
+
     def _is_done(self, manifest: Manifest) -> bool:
         there = self._ledger.find(manifest.epoch)
         if there is not None and there.handles != manifest.handles:
@@ -150,7 +161,9 @@ class FileCommitter:
         return all(moved)
 
     def _require_all_there(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        lost = tuple(str(receipt.handle) for receipt in receipts if self._is_lost(receipt))
+        gone = [receipt for receipt in receipts if self._is_lost(receipt)]
+        self._require_none_half_moved(epoch, gone)
+        lost = tuple(str(receipt.handle) for receipt in gone)
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
@@ -160,10 +173,23 @@ class FileCommitter:
                 handles=lost,
             )
 
+    def _require_none_half_moved(self, epoch: EpochNumber, gone: Sequence[Receipt]) -> None:
+        """Written again, rows whose files are in their place already would be there twice."""
+        moves = [
+            move for receipt in gone if self._is_moving(receipt) for move in self._moves(receipt)
+        ]
+        if moves:
+            missing = [str(target) for source, target in moves if not _is_there(source, target)]
+            shown = [str(target) for _, target in moves if target.exists()]
+            raise InvariantBroken(
+                f"epoch {epoch} was being committed, and of its files somebody removed {missing} "
+                f"while {shown}, of the same tasks, are in their place",
+                "put the missing files back and start again; or, if they are lost for good, remove "
+                "those in their place too: the epoch's rows are then written again",
+            )
+
     def _is_lost(self, receipt: Receipt) -> bool:
-        return not all(
-            source.exists() or target.exists() for source, target in self._moves(receipt)
-        )
+        return not all(_is_there(source, target) for source, target in self._moves(receipt))
 
     def _any_waits(self, receipt: Receipt) -> bool:
         moves = self._moves(receipt)
@@ -204,6 +230,11 @@ class FileCommitter:
             with suppress(FileNotFoundError):
                 if name.startswith(prefix) and time.time() - path.stat().st_mtime > _SCRATCH_AGE_S:
                     path.unlink()
+
+
+def _is_there(source: Path, target: Path) -> bool:
+    # In this order: of a file that another driver moves meanwhile, one of the two is seen.
+    return source.exists() or target.exists()
 
 
 def _move_one(move: tuple[Path, Path]) -> bool:

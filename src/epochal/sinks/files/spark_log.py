@@ -39,8 +39,8 @@ class SparkLog:
         self._layout = layout
         self._folder = layout.spark_log
 
-    def claim(self, *, scratch: Path) -> None:
-        """Take the log for ours, or refuse where files would vanish for Spark's readers."""
+    def refuse_unless_ours(self) -> None:
+        """Refuse a log of Spark's own, and one that would hide files from Spark's readers."""
         if self._path(_MARK).exists():
             return
         if self.last() >= 0:
@@ -54,7 +54,11 @@ class SparkLog:
                 "would no longer see files that its log does not list",
                 "start on an empty folder, or leave spark_metadata out",
             )
-        disk.put_if_absent(self._path(_MARK), b"written by epochal\n", scratch=scratch)
+
+    def mark(self, *, scratch: Path) -> None:
+        """Take the log for ours. From here on Spark's readers see what it lists, and no more."""
+        if not self._path(_MARK).exists():
+            disk.put_if_absent(self._path(_MARK), b"written by epochal\n", scratch=scratch)
 
     def refuse_if_there(self) -> None:
         """Refuse to add files that Spark's readers would not see."""
