@@ -363,21 +363,25 @@ def test_files_that_the_driver_can_not_move_are_refused_before_the_decision(driv
         driver.committer.rehearse(EpochNumber(0), [receipt])
 
 
-def test_a_partition_on_another_file_system_is_refused_before_the_decision(drive, root):
-    if Path("/dev/shm").stat().st_dev == root.parent.stat().st_dev:
-        pytest.skip("/dev/shm is on the same file system here")
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    """A folder on another file system."""
+    folder = Path("/dev/shm")
+    assert folder.stat().st_dev != tmp_path.stat().st_dev, "this needs a second file system"
+    return folder
+
+
+def test_a_partition_on_another_file_system_is_refused_before_the_decision(drive, root, elsewhere):
     driver = drive(Files(str(root), partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1], "p": ["x"]}), 0)
-    (root / "p=x").symlink_to("/dev/shm")
+    (root / "p=x").symlink_to(elsewhere)
     with pytest.raises(Misconfigured, match="mount of its own"):
         driver.committer.rehearse(EpochNumber(0), [receipt])
 
 
-def test_a_link_to_another_file_system_is_refused(drive, root):
-    if Path("/dev/shm").stat().st_dev == root.parent.stat().st_dev:
-        pytest.skip("/dev/shm is on the same file system here")
+def test_a_link_to_another_file_system_is_refused(drive, root, elsewhere):
     (root / "_epochal").mkdir(parents=True)
-    (root / "_epochal" / "prepared").symlink_to("/dev/shm")
+    (root / "_epochal" / "prepared").symlink_to(elsewhere)
     with pytest.raises(Misconfigured, match="another file system"):
         drive(Files(str(root))).committer.check(None)
 
