@@ -30,8 +30,10 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     ] = None,
 ) -> None:
     """
-    Run a Kafka-protocol broker with a real transaction coordinator, for development, tests and
-    single-machine use. For more than one machine use Apache Kafka: only the address changes.
+    Run a Kafka-protocol broker for one machine, without a JVM.
+
+    It has a real transaction coordinator, for development, tests and single-machine use. For more
+    than one machine use Apache Kafka: only the address changes.
     """
     from epochal.broker.server import serve  # noqa: PLC0415  needs epochal[kafka]
 

@@ -43,8 +43,10 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     ] = None,
 ) -> None:
     """
-    Write a stream into two sinks under one decision, kill the driver with SIGKILL several times,
-    then count every row: none lost, none twice, no epoch in one sink and not in the other.
+    See exactly-once hold while the driver is killed again and again.
+
+    A stream goes into two sinks under one decision, its driver dies by SIGKILL several times, and
+    then every row is counted: none lost, none twice, no epoch in one sink and not in the other.
     """
     chosen = random.randrange(_SEEDS) if seed is None else seed
     parts = min(epochs, rows)
