@@ -10,29 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from epochal.sinks.disk import make_folder, sync
+
+__all__ = ["at_once", "make_folder", "names", "put_if_absent", "read", "remove_empty", "sync"]
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _THREADS = 8
 _TOO_FEW_FOR_THREADS = 8
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder with all its parents, each one durable in the one above it."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's names, outlive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def put_if_absent(path: Path, content: bytes, *, scratch: Path) -> bool:
