@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from epochal.terms import (
     Ability,
@@ -77,6 +77,12 @@ class Task:
     schema: pa.Schema
     handout: Json = None
     """What the driver's `Committer.begin` gave out for this epoch."""
+    is_first: bool = False
+    """
+    No other attempt of this task was or will be told this: it alone may use what the handout keeps
+    for its partition. Never true of retries, of speculative copies, and where a stage may run
+    again.
+    """
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -173,6 +179,18 @@ class Committer(Protocol):
         """Let connections go. Nothing that is prepared changes."""
 
 
+@runtime_checkable
+class TimeBound(Protocol):
+    """A committer whose prepared rows the target keeps for a limited time only."""
+
+    def require_time(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Raise `TryAgain` where too little time is left to decide on these receipts.
+
+        The last word before the decision, after every gate.
+        """
+
+
 class Sink(Protocol):
     """What a user declares. Picklable; opens nothing by itself; its repr shows no secret."""
 
@@ -194,6 +212,13 @@ class Sink(Protocol):
     @property
     def output_modes(self) -> frozenset[str]:
         """Which of Spark's output modes (append, update, complete) this sink can honour."""
+
+    @property
+    def prepares_last(self) -> bool:
+        """
+        Whether prepared rows are in somebody's way at the target until they are decided. Such a
+        sink prepares after the others, and after the gates that don't ask about it.
+        """
 
     def describe(self) -> Mapping[str, Json]:
         """Kind, target and mode for the log and the operator: never a secret."""

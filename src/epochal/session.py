@@ -22,7 +22,7 @@ from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
-from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts, SinkName
+from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
 
 _ONLY_PARTITION = 0
 
@@ -189,6 +189,7 @@ class Session:
                     handle=handle,
                     schema=self._schema,
                     handout=self._coordinator.handout(name),
+                    is_first=True,
                     limits=self._limits,
                 )
             )
@@ -223,23 +224,42 @@ class Session:
                 writer.write(batch)
 
     def _prepared(self) -> Receipts:
-        receipts: Receipts = {}
+        receipts: dict[SinkName, tuple[Receipt, ...]] = {}
+        late = [name for name, sink in self._sinks.items() if sink.prepares_last]
+        self._prepare([name for name in self._sinks if name not in late], receipts)
+        if late:
+            self._examine(receipts)
+            self._prepare(late, receipts)
+        return receipts
+
+    def _prepare(
+        self, sinks: Iterable[SinkName], receipts: dict[SinkName, tuple[Receipt, ...]]
+    ) -> None:
         try:
             self._flush()
-            for name in self._sinks:
-                receipts = {**receipts, name: (self._writers[name].prepare(),)}
+            for name in sinks:
+                receipts[name] = (self._writers[name].prepare(),)
                 del self._writers[name]
         except Exception:
             self._give_up(receipts)
             raise
-        return receipts
+
+    def _examine(self, receipts: Receipts) -> None:
+        try:
+            self._coordinator.examine(receipts)
+        except Exception:
+            self._drop_writers()
+            raise
 
     def _give_up(self, receipts: Receipts) -> None:
+        self._drop_writers()
+        self._coordinator.abort(receipts)
+
+    def _drop_writers(self) -> None:
         for writer in self._writers.values():
             writer.abort()
         self._writers = {}
         self._buffer = []
-        self._coordinator.abort(receipts)
 
 
 def _batches(rows: pa.RecordBatch | pa.Table, rows_max: int) -> Iterable[pa.RecordBatch]:

@@ -3,6 +3,7 @@ The coordinator: carries out what the protocol asks, for one driver and one pipe
 
     start      claim, recover what is decided, abort what is not
     begin      may this epoch go on (I10)?
+    examine    rehearse and gates, for what is prepared while a late sink is still to come
     conclude   rehearse, gates, decide (the commit point), commit every sink, settle
     abort      throw the open epoch away
     rewrite    prepare again what a target lost after the decision
@@ -16,14 +17,22 @@ claims.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Rows, Sink
+from epochal.contract import (
+    DEFAULT_LIMITS,
+    Committer,
+    EpochLog,
+    Limits,
+    Rows,
+    Sink,
+    TimeBound,
+)
 from epochal.coordinator.carrying import Carrier, Lost
-from epochal.coordinator.gates import Gate, PreparedEpoch, run_gates
+from epochal.coordinator.gates import Early, Gate, PreparedEpoch, run_gates
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.starting import by_name, follow, identity_changed, identity_of
 from epochal.coordinator.surroundings import Surroundings
@@ -106,6 +115,8 @@ class Coordinator:
         self._lost: Lost = {}
         self._left: tuple[Judgement, ...] = ()
         self._handouts: dict[SinkName, Json] = {}
+        self._rehearsed: set[SinkName] = set()
+        self._gates_left: Sequence[Gate] = ()
         self._is_silent = False
         self._swept_s = 0.0
 
@@ -192,8 +203,7 @@ class Coordinator:
         if is_replay:
             self._hand_out(epoch, self._lost)
             return admission
-        self._epoch = epoch
-        self._move(Move.BEGIN)
+        self._open(epoch)
         try:
             if query_id is not None:
                 self._state = bound(self.state, query_id)
@@ -210,6 +220,19 @@ class Coordinator:
         """Rows are on their way to the sinks."""
         self._move(Move.PREPARE)
 
+    def examine(self, receipts: Receipts, *, frame: Rows = None) -> None:
+        """
+        Let the sinks that have prepared say no, and the gates that need no more, before the late
+        ones prepare. An epoch that is refused here is aborted, and why is raised.
+        """
+        try:
+            self._require_own(receipts, receipts)
+            awaited = frozenset(self._committers) - receipts.keys()
+            self._question(receipts, Early(receipts, awaited), frame)
+        except Exception:
+            self.abort(receipts)
+            raise
+
     def conclude(
         self,
         receipts: Receipts,
@@ -222,6 +245,7 @@ class Coordinator:
         try:
             self._examine(receipts, frame)
             self._require_same_offsets(began_with, offsets())
+            self._require_time(receipts)
         except Exception:
             self.abort(receipts)
             raise
@@ -295,8 +319,7 @@ class Coordinator:
         """Go on with an epoch that another process of this driver began: its rows are prepared."""
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         if admission is Admission.FRESH:
-            self._epoch = epoch
-            self._move(Move.BEGIN)
+            self._open(epoch)
             self._move(Move.PREPARE)
             if query_id is not None:
                 self._state = bound(self.state, query_id)
@@ -357,6 +380,12 @@ class Coordinator:
             raise Misconfigured("no epoch has begun", "call begin() first")
         return self._epoch
 
+    def _open(self, epoch: EpochNumber) -> None:
+        self._epoch = epoch
+        self._rehearsed = set()
+        self._gates_left = self._gates
+        self._move(Move.BEGIN)
+
     def _move(self, move: Move) -> None:
         self._phase = advance(self._phase, move, self._epoch)
         if self._epoch is not None:
@@ -367,30 +396,44 @@ class Coordinator:
 
     def _examine(self, receipts: Receipts, frame: Rows) -> None:
         """Everything that can still say no, before the decision (I3)."""
-        epoch = self._open_epoch
         self._move(Move.GATHER)
         self.tracker.prepared(receipts)
+        self._require_own(receipts, self._committers)
+        self._around.watch("prepared", self._epoch)
+        self._question(receipts, receipts, frame)
+        self._around.watch("gated", self._epoch)
+
+    def _require_own(self, receipts: Receipts, sinks: Collection[SinkName]) -> None:
         require_own_receipts(
             receipts,
             uid=self.state.uid,
             generation=self.state.generation,
-            epoch=epoch,
-            sinks=self._committers.keys(),
+            epoch=self._open_epoch,
+            sinks=sinks,
         )
-        self._around.watch("prepared", epoch)
+
+    def _question(self, receipts: Receipts, shown: Receipts, frame: Rows) -> None:
+        """Rehearse the sinks and ask the gates that have not passed yet."""
+        epoch = self._open_epoch
         self._rehearse(epoch, receipts)
         self._around.watch("rehearsed", epoch)
-        run_gates(self._gates, PreparedEpoch(number=epoch, prepared=receipts, frame=frame))
-        self._around.watch("gated", epoch)
+        self._gates_left = run_gates(
+            self._gates_left, PreparedEpoch(number=epoch, prepared=shown, frame=frame)
+        )
 
     def _rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        due = {sink: some for sink, some in receipts.items() if sink not in self._rehearsed}
         self._at_once(
-            [
-                partial(self._committers[sink].rehearse, epoch, some)
-                for sink, some in receipts.items()
-            ],
+            [partial(self._committers[sink].rehearse, epoch, some) for sink, some in due.items()],
             give_up_s=max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s),
         )
+        self._rehearsed.update(due)
+
+    def _require_time(self, receipts: Receipts) -> None:
+        for sink, some in receipts.items():
+            committer = self._committers[sink]
+            if isinstance(committer, TimeBound):
+                committer.require_time(self._open_epoch, some)
 
     def _require_same_offsets(self, began_with: Offsets, now: Offsets) -> None:
         if began_with.digest != now.digest:

@@ -4,17 +4,44 @@ Gates: a user's word on a prepared epoch, before it is decided.
 A gate sees what every sink has prepared and, where the engine can show them, the rows. It lets an
 epoch pass by returning None or True. False, a reason as text, or any exception refuses it: the
 epoch is aborted, the query stops with the gate's message, and nothing became visible.
+
+Where a sink prepares late, because its prepared rows are in the way of others, gates are asked
+before it does. One that asks about such a sink breaks off there, and is asked again when the
+answer is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from epochal.contract import Rows
 from epochal.errors import EpochalError, GateRefused
 from epochal.terms import EpochNumber, Receipt, Receipts, SinkName
+
+
+class AskedTooEarly(BaseException):
+    """A gate wants to know what is not prepared yet. No gate's own `except` may swallow it."""
+
+
+class Early(Mapping[SinkName, Sequence[Receipt]]):
+    """What is prepared while other sinks are still to come: nobody may take it for all."""
+
+    def __init__(self, prepared: Receipts, awaited: frozenset[SinkName]) -> None:
+        self._prepared = prepared
+        self._awaited = awaited
+
+    def __getitem__(self, sink: SinkName) -> Sequence[Receipt]:
+        if sink in self._awaited:
+            raise AskedTooEarly(sink)
+        return self._prepared[sink]
+
+    def __iter__(self) -> Iterator[SinkName]:
+        raise AskedTooEarly
+
+    def __len__(self) -> int:
+        raise AskedTooEarly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +74,15 @@ class PreparedEpoch:
 Gate: TypeAlias = Callable[[PreparedEpoch], "bool | str | None"]
 
 
-def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> None:
-    """Ask every gate, in order; the first refusal is raised."""
+def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> Sequence[Gate]:
+    """Ask every gate, in order; the first refusal is raised. Returns those that asked too early."""
+    early = []
     for gate in gates:
-        told = _ask(gate, epoch)
+        try:
+            told = _ask(gate, epoch)
+        except AskedTooEarly:
+            early.append(gate)
+            continue
         if told is None or told is True:
             continue
         reason = told if isinstance(told, str) else "it returned False"
@@ -58,6 +90,7 @@ def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> None:
             f"epoch {epoch.number}: gate {_name(gate)} refused: {reason}",
             "nothing became visible; the epoch is tried again at the next start",
         )
+    return early
 
 
 def _ask(gate: Gate, epoch: PreparedEpoch) -> bool | str | None:

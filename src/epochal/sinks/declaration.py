@@ -41,3 +41,7 @@ class Declaration(ABC):
     @property
     def output_modes(self) -> frozenset[str]:
         return APPEND_ONLY
+
+    @property
+    def prepares_last(self) -> bool:
+        return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
+from epochal.spark.plans import is_narrow_above_batch
 from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
 from epochal.spark.telling import told
@@ -51,8 +52,13 @@ def prepare_all(
     *,
     limits: Limits,
     fingerprint: bool,
+    is_narrow: bool,
 ) -> Prepared:
-    """Prepare the batch at every sink. Only receipts of a job that succeeded count (I6)."""
+    """
+    Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
+
+    `is_narrow` says of the batch what `is_narrow` of a plan says.
+    """
     outcome = Prepared()
     context = batch.sparkSession.sparkContext
     tags = {part.identity.sink: _tag(part, epoch) for part in parts}
@@ -60,7 +66,14 @@ def prepare_all(
     def run(part: Part) -> None:
         with described(context, _title(part, epoch), tag=tags[part.identity.sink]):
             try:
-                frame, job = _job(batch, part, epoch, limits=limits, fingerprint=fingerprint)
+                frame, job = _job(
+                    batch,
+                    part,
+                    epoch,
+                    limits=limits,
+                    fingerprint=fingerprint,
+                    is_narrow=is_narrow,
+                )
                 collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
                 receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
                 outcome.receipts[part.identity.sink] = receipts
@@ -94,7 +107,13 @@ def _at_once(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
 
 
 def _job(
-    batch: DataFrame, part: Part, epoch: EpochNumber, *, limits: Limits, fingerprint: bool
+    batch: DataFrame,
+    part: Part,
+    epoch: EpochNumber,
+    *,
+    limits: Limits,
+    fingerprint: bool,
+    is_narrow: bool,
 ) -> tuple[DataFrame, Preparing]:
     frame = taken_by(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
@@ -106,6 +125,8 @@ def _job(
         schema=schema,
         handout=part.handout,
         limits=limits,
+        # Asked only for sinks that hand something out: the question costs a few calls to the JVM.
+        is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
         is_hashed=hashed is not None,
     )
     return (frame if hashed is None else hashed), job

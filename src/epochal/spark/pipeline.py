@@ -31,7 +31,7 @@ from epochal.protocol.admission import Start, Unfinished
 from epochal.spark import identity
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.options import unfinished_from
-from epochal.spark.plans import is_stateless
+from epochal.spark.plans import is_narrow, is_stateless
 from epochal.spark.report import CheckReport, Written, in_html, in_text
 from epochal.spark.runner import Runner
 from epochal.spark.running import Run, query_id_of, require_query_of, take_over
@@ -112,12 +112,13 @@ class Pipeline:
         words = trigger_words(trigger)
         require_mode(output_mode, self.sinks)
         # Asked now: once the query runs, a batch's plan no longer shows what it was made from.
-        stateless = is_stateless(df)
+        stateless, narrow = is_stateless(df), is_narrow(df)
         started = self._claim(
             df.sparkSession,
             checkpoint,
             schemas=self._schemas(df),
             stateless=stateless,
+            narrow=narrow,
             run=run,
             unfinished=unfinished,
             retarget=retarget,
@@ -158,6 +159,7 @@ class Pipeline:
                 checkpoint,
                 schemas={},
                 stateless=False,
+                narrow=False,
                 run=run,
                 unfinished=unfinished,
                 retarget=retarget,
@@ -186,7 +188,8 @@ class Pipeline:
             coordinator.start(start, self._schemas(df))
             is_repeat = coordinator.state.last is not None
             if not is_repeat or coordinator.lost:
-                self._runner(coordinator, stateless=True).run(df, _ONLY_EPOCH)
+                runner = self._runner(coordinator, stateless=True, narrow=is_narrow(df))
+                runner.run(df, _ONLY_EPOCH)
             last = coordinator.state.last
             rows = {} if last is None else dict(last.rows)
         finally:
@@ -268,6 +271,7 @@ class Pipeline:
         *,
         schemas: Mapping[SinkName, pa.Schema],
         stateless: bool,
+        narrow: bool,
         run: str | None,
         unfinished: str,
         retarget: Collection[str],
@@ -289,7 +293,7 @@ class Pipeline:
             except BaseException:
                 coordinator.stop()
                 raise
-            runner = self._runner(coordinator, stateless=stateless)
+            runner = self._runner(coordinator, stateless=stateless, narrow=narrow)
             return Run(coordinator=coordinator, runner=runner, checkpoint=folder)
 
         self._run = take_over(folder.location, claim)
@@ -326,7 +330,7 @@ class Pipeline:
             around=Surroundings(watch=self._watch),
         )
 
-    def _runner(self, coordinator: Coordinator, *, stateless: bool) -> Runner:
+    def _runner(self, coordinator: Coordinator, *, stateless: bool, narrow: bool) -> Runner:
         return Runner(
             pipeline=self.name,
             coordinator=coordinator,
@@ -335,6 +339,7 @@ class Pipeline:
             has_gates=bool(self.gates),
             fingerprint=self._fingerprint,
             is_stateless=stateless,
+            is_narrow=narrow,
         )
 
     def _log_of(self, checkpoint: Place, spark: SparkSession | None) -> EpochLog:

@@ -1,13 +1,16 @@
 """
-Which query plans keep nothing from one epoch to the next.
+What a query plan is known to do without: state, and shuffles.
 
-A replayed epoch of such a plan may be skipped. All others must be evaluated, as their state stores
-and watermarks advance only when the batch is. So this is a list of what is known to be stateless,
-never of what has state: a node of a later Spark that is not on it costs time, not rows.
+A replayed epoch of a plan that keeps nothing from one epoch to the next may be skipped. All others
+must be evaluated, as their state stores and watermarks advance only when the batch is. And only
+where a stage reads no shuffle is a task's attempt number its own: a stage whose input was lost runs
+again, and counts from zero. So these are lists of what is known to be harmless, never of what is
+not: a node of a later Spark that is not on them costs time, not rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +39,31 @@ _STATELESS = frozenset(
         "View",
     }
 )
+
+_NARROW = _STATELESS - {"Repartition", "RepartitionByExpression"} | {
+    "DataSourceV2Relation",
+    "LocalRelation",
+    "LogicalRelation",
+    "Range",
+}
+_BATCH = "LogicalRDD"
+"""How Spark shows a micro-batch, and a checkpointed frame: what is below it can't be seen."""
+
+
+def is_narrow(frame: DataFrame) -> bool:
+    """Whether a query provably moves no row from one partition to another."""
+    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW)
+
+
+def is_narrow_above_batch(frame: DataFrame) -> bool:
+    """The same of what was asked of a micro-batch."""
+    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | {_BATCH})
+
+
+def _moves_nothing(plan: Any, narrow: Collection[str]) -> bool:
+    return plan.nodeName() in narrow and all(
+        _moves_nothing(child, narrow) for child in _children(plan)
+    )
 
 
 def is_stateless(frame: DataFrame) -> bool:

@@ -39,6 +39,8 @@ class Runner:
     fingerprint: bool
     is_stateless: bool
     """Proven, not assumed: a plan that is not known counts as one with state."""
+    is_narrow: bool
+    """Proven likewise: computing a batch moves no row from one partition to another."""
 
     def run(
         self,
@@ -69,7 +71,9 @@ class Runner:
         try:
             shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
             with shared as frame:
-                receipts = self._prepare(frame, epoch, self.sinks)
+                receipts = self._prepare_in_order(
+                    frame, epoch, is_narrow=self.is_narrow or not is_read_once
+                )
                 # From here on only the coordinator knows whether the epoch may still be aborted.
                 self.coordinator.conclude(
                     receipts, offsets=offsets, began_with=began_with, frame=frame
@@ -82,9 +86,31 @@ class Runner:
                 self.coordinator.abort({})
             raise told(error, f"epoch {epoch}") from None
 
-    def _prepare(self, frame: DataFrame, epoch: EpochNumber, sinks: Sequence[Sink]) -> Receipts:
+    def _prepare_in_order(
+        self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool
+    ) -> Receipts:
+        """Late sinks after the others have prepared, and after all that can say no without them."""
+        late = [sink for sink in self.sinks if sink.prepares_last]
+        early = [sink for sink in self.sinks if not sink.prepares_last]
+        if not late or not (early or self.has_gates):
+            return self._prepare(frame, epoch, self.sinks, is_narrow=is_narrow)
+        first = self._prepare(frame, epoch, early, is_narrow=is_narrow) if early else {}
+        self.coordinator.examine(first, frame=frame)
+        try:
+            return {**first, **self._prepare(frame, epoch, late, is_narrow=is_narrow)}
+        except _PreparingFailed as failed:
+            raise _PreparingFailed({**first, **failed.receipts}, failed.error) from None
+
+    def _prepare(
+        self, frame: DataFrame, epoch: EpochNumber, sinks: Sequence[Sink], *, is_narrow: bool
+    ) -> Receipts:
         prepared = prepare_all(
-            frame, epoch, self._parts(sinks), limits=self.limits, fingerprint=self.fingerprint
+            frame,
+            epoch,
+            self._parts(sinks),
+            limits=self.limits,
+            fingerprint=self.fingerprint,
+            is_narrow=is_narrow,
         )
         if prepared.error is not None:
             raise _PreparingFailed(prepared.receipts, prepared.error)
@@ -99,7 +125,8 @@ class Runner:
                 return
             lost = [sink for sink in self.sinks if sink.name in self.coordinator.lost]
             with evaluated(batch, self.pipeline, epoch) as frame:
-                self.coordinator.rewrite(self._prepare(frame, epoch, lost))
+                # Checkpointed: what a stage of it reads is in its place, or fails the epoch.
+                self.coordinator.rewrite(self._prepare(frame, epoch, lost, is_narrow=True))
         except _PreparingFailed as failed:
             # What other sinks prepared again is named by no decision: the next start clears it.
             raise told(failed.error, f"epoch {epoch}, replayed") from None

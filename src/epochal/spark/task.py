@@ -40,6 +40,8 @@ class Preparing:
     """The sink's rows as Arrow; timestamps are in UTC."""
     handout: Json
     limits: Limits
+    is_narrow: bool = False
+    """No stage of this job reads a shuffle, so that none runs again with attempts from zero."""
     is_hashed: bool
     """The last column that arrives is each row's hash, and is not the sink's."""
 
@@ -50,18 +52,35 @@ class Preparing:
         if context is None:
             raise CarriedError(InvariantBroken("a writer runs outside of a Spark task").to_line())
         receipt = prepare(
-            self, batches, partition=context.partitionId(), attempt=context.taskAttemptId()
+            self,
+            batches,
+            partition=context.partitionId(),
+            attempt=context.taskAttemptId(),
+            is_first=self.is_narrow and context.attemptNumber() == 0,
         )
         told = json.dumps(receipt_out(receipt), ensure_ascii=False)
         yield pa.RecordBatch.from_pydict({RECEIPT_COLUMN: [told]}, schema=_RECEIPTS)
 
 
 def prepare(
-    job: Preparing, batches: Iterator[pa.RecordBatch], *, partition: int, attempt: int
+    job: Preparing,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    partition: int,
+    attempt: int,
+    is_first: bool = False,
 ) -> Receipt:
     """Write a partition's rows and prepare them; whatever fails leaves as one line of text."""
     try:
-        return _prepare(job, batches, partition, attempt)
+        handle = job.identity.handle(job.epoch, partition=partition, attempt=attempt)
+        task = Task(
+            handle=handle,
+            schema=job.schema,
+            handout=job.handout,
+            is_first=is_first,
+            limits=job.limits,
+        )
+        return _prepare(job, batches, task)
     except EpochalError as error:
         raise CarriedError(error.to_line()) from None
     except Exception as error:
@@ -69,11 +88,7 @@ def prepare(
         raise CarriedError(TaskFailed(fact).to_line()) from error
 
 
-def _prepare(
-    job: Preparing, batches: Iterator[pa.RecordBatch], partition: int, attempt: int
-) -> Receipt:
-    handle = job.identity.handle(job.epoch, partition=partition, attempt=attempt)
-    task = Task(handle=handle, schema=job.schema, handout=job.handout, limits=job.limits)
+def _prepare(job: Preparing, batches: Iterator[pa.RecordBatch], task: Task) -> Receipt:
     writer = job.sink.writer(task)
     try:
         seen = _write(job, writer, batches)
@@ -85,7 +100,7 @@ def _prepare(
     if receipt.rows != seen.rows:
         raise InvariantBroken(
             f"sink {job.identity.sink!r}: {seen.rows} rows were written, and the receipt of "
-            f"{handle} says {receipt.rows}",
+            f"{task.handle} says {receipt.rows}",
             "this is a defect of the sink; nothing was decided",
         )
     return replace(receipt, fingerprint=seen)

@@ -166,6 +166,7 @@ class SimSink:
     where: str | None = None
     select: Select = None
     output_modes: frozenset[str] = APPEND_ONLY
+    prepares_last: bool = False
 
     def describe(self) -> Mapping[str, Json]:
         return {"kind": self.kind, "target": self.target}

@@ -168,6 +168,10 @@ class _CountedSink:
     def output_modes(self) -> frozenset[str]:
         return self.real.output_modes
 
+    @property
+    def prepares_last(self) -> bool:
+        return self.real.prepares_last
+
     def describe(self) -> Mapping[str, Json]:
         return self.real.describe()
 

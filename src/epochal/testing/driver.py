@@ -128,7 +128,7 @@ class Driver:
     def _write(self, coordinator: Coordinator, epoch: EpochNumber, offsets: Offsets) -> None:
         try:
             coordinator.preparing()
-            receipts = self._prepared(coordinator, epoch, [sink.name for sink in self.sinks])
+            receipts = self._prepared_in_order(coordinator, epoch)
         except Exception:
             if coordinator.phase in _OPEN:
                 coordinator.abort({})
@@ -136,6 +136,14 @@ class Driver:
         coordinator.conclude(
             receipts, offsets=lambda: self.engine.offsets(epoch), began_with=offsets
         )
+
+    def _prepared_in_order(self, coordinator: Coordinator, epoch: EpochNumber) -> Receipts:
+        late = [sink.name for sink in self.sinks if sink.prepares_last]
+        early = [sink.name for sink in self.sinks if not sink.prepares_last]
+        first = self._prepared(coordinator, epoch, early)
+        if late and early:
+            coordinator.examine(first)
+        return {**first, **self._prepared(coordinator, epoch, late)}
 
     def _prepared(
         self, coordinator: Coordinator, epoch: EpochNumber, names: Iterable[SinkName]
@@ -161,7 +169,7 @@ class Driver:
     ) -> Receipt:
         won = self._attempts(coordinator, sink, epoch, partition, batches)
         if self.engine.twice(epoch, partition):
-            return self._attempt(coordinator, sink, epoch, partition, batches)
+            return self._attempt(coordinator, sink, epoch, partition, batches, is_first=False)
         return won
 
     def _attempts(
@@ -172,9 +180,11 @@ class Driver:
         partition: int,
         batches: Sequence[Any],
     ) -> Receipt:
-        for _ in range(_ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX):
             try:
-                return self._attempt(coordinator, sink, epoch, partition, batches)
+                return self._attempt(
+                    coordinator, sink, epoch, partition, batches, is_first=attempt == 0
+                )
             except (TryAgain, OutcomeUnknown, OSError):
                 continue
         raise JobFailed(f"epoch {epoch}, partition {partition}: no attempt was left")
@@ -186,6 +196,8 @@ class Driver:
         epoch: EpochNumber,
         partition: int,
         batches: Sequence[Any],
+        *,
+        is_first: bool,
     ) -> Receipt:
         self.attempts += 1
         identity = coordinator.identity(sink.name)
@@ -194,6 +206,7 @@ class Driver:
             handle=handle,
             schema=self.schema,
             handout=coordinator.handout(sink.name),
+            is_first=is_first,
             limits=self.limits,
         )
         writer = sink.writer(task)
