@@ -107,6 +107,12 @@ class Fingerprint:
         total = (self.hash_sum + other.hash_sum) % _FINGERPRINT_MODULUS
         return Fingerprint(self.rows + other.rows, total)
 
+    def __sub__(self, other: Fingerprint) -> Fingerprint:
+        if self.hash_sum is None or other.hash_sum is None:
+            return Fingerprint(self.rows - other.rows)
+        rest = (self.hash_sum - other.hash_sum) % _FINGERPRINT_MODULUS
+        return Fingerprint(self.rows - other.rows, rest)
+
 
 NO_ROWS = Fingerprint(0, 0)
 

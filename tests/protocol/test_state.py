@@ -1,10 +1,13 @@
 """Each record's state follows from the one before; a decision is never taken back."""
 
+from dataclasses import replace
+
 import pytest
 
 from epochal.errors import InvariantBroken, Refused
 from epochal.protocol.state import (
     GivenUp,
+    Total,
     adopted,
     bound,
     claimed,
@@ -17,7 +20,7 @@ from epochal.protocol.state import (
     sinks_done,
     stopped,
 )
-from epochal.terms import EpochNumber, Uid
+from epochal.terms import EpochNumber, Fingerprint, Uid
 
 
 def word(sink, epoch=0):
@@ -133,3 +136,39 @@ def test_small_changes_change_one_thing(make):
     assert bound(make.fresh(query_id=None), "q").query_id == "q"
     assert stopped(make.fresh(is_stopped=False)).is_stopped
     assert renamed(make.fresh(), "new").pipeline == "new"
+
+
+def test_totals_count_what_was_decided_and_not_given_up(make):
+    state = settled(sinks_done(make.unsettled(), frozenset({"orders", "audit"})))
+    state = decided(state, make.decision(epoch=1))
+    assert state.totals["orders"] == Total(
+        since=EpochNumber(0), epochs=2, fingerprint=Fingerprint(2, 14), bytes=20, is_whole=True
+    )
+    given = gave_up(state, word("orders", 1))
+    assert given.totals["orders"].fingerprint == Fingerprint(1, 7)
+    assert given.totals["audit"].fingerprint == Fingerprint(2, 14)
+
+
+def test_totals_of_a_log_that_counted_none_before_are_not_whole(make):
+    counted = decided(make.fresh(totals=None), make.decision()).totals["orders"]
+    assert (counted.since, counted.fingerprint.rows, counted.is_whole) == (0, 1, False)
+    assert gave_up(make.unsettled(totals=None), word("orders")).totals is None
+
+
+def test_a_sink_that_moves_to_another_target_is_counted_anew(make):
+    state = settled(sinks_done(make.unsettled(), frozenset({"orders", "audit"})))
+    sinks = {**state.sinks, "orders": {"kind": "memory", "target": "elsewhere"}}
+    after = claimed(state, driver="", sinks=sinks, query_id=None, run=None)
+    assert set(after.totals) == {"audit"}
+    assert claimed(replace(state, totals=None), driver="", sinks=sinks, query_id=None, run=None)
+
+
+def test_a_fork_has_brought_nothing_to_any_target_yet(make):
+    assert forked(make.unsettled(), uid=Uid("22222222222a"), location="/copy").totals == {}
+
+
+def test_a_sum_that_is_taken_away_again_leaves_what_was_there():
+    assert Fingerprint(3, 5) + Fingerprint(1, 2**64 - 1) - Fingerprint(1, 2**64 - 1) == Fingerprint(
+        3, 5
+    )
+    assert Fingerprint(3, 5) - Fingerprint(1) == Fingerprint(2)

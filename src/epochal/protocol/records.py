@@ -1,13 +1,13 @@
 """
-How a record of the epoch log is written down: format 1.
+How a record of the epoch log is written down: format 2.
 
-    epochal-log 1 <sha256 of the body, hex> <length of the body in bytes>\\n
+    epochal-log 2 <sha256 of the body, hex> <length of the body in bytes>\\n
     <body: one JSON object>\\n
 
 The header can be read before anything is believed. A record that is torn, truncated, foreign or
 from a newer release is refused by name and never overwritten. Every release 1.x reads what all
 earlier ones wrote; a key unknown to the reader means a newer writer, and dropping it would lose
-state, so the format number rises with every key added.
+state, so the format number rises with every key added. Format 1 had no totals and no notes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epochal.errors import CorruptRecord
-from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State
+from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State, Total
 from epochal.terms import (
     Decision,
     EpochNumber,
@@ -31,7 +31,7 @@ from epochal.terms import (
     Uid,
 )
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"epochal-log"
 
 
@@ -41,6 +41,7 @@ def encode(record: Record) -> bytes:
             "kind": record.kind.value,
             "nonce": record.nonce,
             "written_at": record.written_at,
+            "note": record.note,
             "state": _state_out(record.state),
         },
         ensure_ascii=False,
@@ -52,14 +53,15 @@ def encode(record: Record) -> bytes:
 
 def decode(data: bytes, name: str) -> Record:
     """The record in `data`; `name` says in errors which object it came from."""
-    body = _checked_body(data, name)
+    body, number = _checked_body(data, name)
     try:
         read = json.loads(body)
         return Record(
             kind=RecordKind(read["kind"]),
             nonce=read["nonce"],
             written_at=read["written_at"],
-            state=_state_in(read["state"]),
+            note=read["note"] if number > 1 else "",
+            state=_state_in(read["state"], number),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _corrupt(
@@ -67,7 +69,8 @@ def decode(data: bytes, name: str) -> Record:
         ) from error
 
 
-def _checked_body(data: bytes, name: str) -> bytes:
+def _checked_body(data: bytes, name: str) -> tuple[bytes, int]:
+    """The body of a record, and the number of its format."""
     header, found, rest = data.partition(b"\n")
     words = header.split(b" ")
     if not found or len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
@@ -87,7 +90,7 @@ def _checked_body(data: bytes, name: str) -> bytes:
     body = rest[:-1]
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise _corrupt(name, "its checksum does not match its content")
-    return body
+    return body, int(words[1])
 
 
 def _corrupt(name: str, fact: str) -> CorruptRecord:
@@ -190,14 +193,48 @@ def _state_out(state: State) -> dict[str, Any]:
                 "kept_at": word.kept_at,
                 "by": word.by,
                 "because": word.because,
+                "evidence": word.evidence,
             }
             for word in state.given_up
         ],
+        "totals": None if state.totals is None else _totals_out(state.totals),
         "is_stopped": state.is_stopped,
     }
 
 
-def _state_in(read: Mapping[str, Any]) -> State:
+def _totals_out(totals: Mapping[SinkName, Total]) -> dict[str, Any]:
+    return {
+        sink: [
+            counted.since,
+            counted.epochs,
+            counted.fingerprint.rows,
+            counted.fingerprint.hash_sum,
+            counted.bytes,
+            counted.is_whole,
+        ]
+        for sink, counted in totals.items()
+    }
+
+
+def _totals_in(read: Mapping[str, Any], number: int) -> dict[SinkName, Total] | None:
+    if number == 1:
+        # Nothing was counted: known to be nothing only where nothing can have been decided.
+        return {} if read["last"] is None and read["first"] == 0 else None
+    if read["totals"] is None:
+        return None
+    return {
+        SinkName(sink): Total(
+            since=EpochNumber(since),
+            epochs=epochs,
+            fingerprint=Fingerprint(rows, hash_sum),
+            bytes=size,
+            is_whole=is_whole,
+        )
+        for sink, (since, epochs, rows, hash_sum, size, is_whole) in read["totals"].items()
+    }
+
+
+def _state_in(read: Mapping[str, Any], number: int) -> State:
     last, unsettled = read["last"], read["unsettled"]
     return State(
         uid=Uid(read["uid"]),
@@ -214,5 +251,6 @@ def _state_in(read: Mapping[str, Any]) -> State:
         done=frozenset(SinkName(sink) for sink in read["done"]),
         sinks={SinkName(sink): told for sink, told in read["sinks"].items()},
         given_up=tuple(GivenUp(**word) for word in read["given_up"]),
+        totals=_totals_in(read, number),
         is_stopped=read["is_stopped"],
     )

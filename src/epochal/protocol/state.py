@@ -16,15 +16,19 @@ from enum import Enum
 from epochal.errors import Refused
 from epochal.protocol.invariants import broken
 from epochal.terms import (
+    NO_ROWS,
     Decision,
     EpochNumber,
+    Fingerprint,
     Generation,
     Handle,
     Json,
     Offsets,
     Receipt,
+    Receipts,
     SinkName,
     Uid,
+    total,
 )
 
 NO_GENERATION = Generation(0)
@@ -42,6 +46,7 @@ class RecordKind(Enum):
     GAVE_UP = "gave-up"
     STOP = "stop"
     IDENTITY = "identity"
+    RESOLVED = "resolved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,21 @@ class GivenUp:
     """Where the rows are kept."""
     by: str
     because: str
+    evidence: str = ""
+    """What the target could prove when the word was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """All that was decided for one sink, less what was given up: what an audit must find."""
+
+    since: EpochNumber
+    """The first epoch counted."""
+    epochs: int
+    fingerprint: Fingerprint
+    bytes: int
+    is_whole: bool
+    """Counted from the sink's first epoch on; an older release kept no totals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +107,8 @@ class State:
     """Sinks of `unsettled` that are proven done, whose own proof may expire meanwhile."""
     sinks: Mapping[SinkName, Mapping[str, Json]] = field(default_factory=dict)
     given_up: tuple[GivenUp, ...] = ()
+    totals: Mapping[SinkName, Total] | None = field(default_factory=dict)
+    """None where an older release decided epochs and counted none."""
     is_stopped: bool = True
     """The driver of this generation let go of the pipeline in good order."""
 
@@ -123,6 +145,8 @@ class Record:
     """Tells a writer whose put went unanswered whether the record in the slot is its own."""
     written_at: float
     state: State
+    note: str = ""
+    """A person's word and the evidence it rests on: for people."""
 
 
 def claimed(
@@ -134,12 +158,14 @@ def claimed(
     run: str | None,
 ) -> State:
     """A new driver takes over: from here on nobody of an earlier generation decides (I7)."""
+    staying = [sink for sink in state.sinks if not _moves(state, sink, sinks)]
     return replace(
         state,
         generation=Generation(state.generation + 1),
         driver=driver,
         sinks={**sinks},
-        last=_proven_by(state, [sink for sink in state.sinks if not _moves(state, sink, sinks)]),
+        last=_proven_by(state, staying),
+        totals=_totals_of(state, staying),
         query_id=query_id or state.query_id,
         run=run or state.run,
         is_stopped=False,
@@ -156,6 +182,13 @@ def _proven_by(state: State, sinks: Collection[SinkName]) -> LastEpoch | None:
         return None
     rows = {sink: rows for sink, rows in state.last.rows.items() if sink in sinks}
     return replace(state.last, rows=rows)
+
+
+def _totals_of(state: State, sinks: Collection[SinkName]) -> Mapping[SinkName, Total] | None:
+    """The totals of these sinks: what a sink brought to another target is not at its new one."""
+    if state.totals is None:
+        return None
+    return {sink: counted for sink, counted in state.totals.items() if sink in sinks}
 
 
 def bound(state: State, query_id: str) -> State:
@@ -176,7 +209,31 @@ def decided(state: State, decision: Decision) -> State:
         rows={sink: sum(r.rows for r in some) for sink, some in decision.receipts.items()},
         decided_at=decision.decided_at,
     )
-    return replace(state, last=last, unsettled=decision, done=frozenset())
+    totals = _counted(state, decision.epoch, decision.receipts)
+    return replace(state, last=last, unsettled=decision, done=frozenset(), totals=totals)
+
+
+def _counted(state: State, epoch: EpochNumber, receipts: Receipts) -> Mapping[SinkName, Total]:
+    totals = {**(state.totals or {})}
+    for sink, some in receipts.items():
+        so_far = totals.get(sink) or Total(
+            since=epoch,
+            epochs=0,
+            fingerprint=NO_ROWS,
+            bytes=0,
+            is_whole=state.totals is not None,
+        )
+        totals[sink] = replace(
+            so_far,
+            epochs=so_far.epochs + 1,
+            fingerprint=so_far.fingerprint + _sum(some),
+            bytes=so_far.bytes + sum(receipt.bytes for receipt in some),
+        )
+    return totals
+
+
+def _sum(receipts: Sequence[Receipt]) -> Fingerprint:
+    return total(receipt.fingerprint for receipt in receipts)
 
 
 def sinks_done(state: State, sinks: frozenset[SinkName]) -> State:
@@ -195,7 +252,27 @@ def gave_up(state: State, word: GivenUp) -> State:
     unsettled = _require_unsettled(state)
     if word.epoch != unsettled.epoch or word.sink not in state.pending:
         raise broken("I4", f"{word.sink} of epoch {word.epoch} has nothing left to give up")
-    return replace(state, given_up=(*state.given_up, word), done=state.done | {word.sink})
+    return replace(
+        state,
+        given_up=(*state.given_up, word),
+        done=state.done | {word.sink},
+        totals=_uncounted(state, word.sink, unsettled.receipts[word.sink]),
+    )
+
+
+def _uncounted(
+    state: State, sink: SinkName, receipts: Sequence[Receipt]
+) -> Mapping[SinkName, Total] | None:
+    if state.totals is None or sink not in state.totals:
+        return state.totals
+    so_far = state.totals[sink]
+    less = replace(
+        so_far,
+        epochs=so_far.epochs - 1,
+        fingerprint=so_far.fingerprint - _sum(receipts),
+        bytes=so_far.bytes - sum(receipt.bytes for receipt in receipts),
+    )
+    return {**state.totals, sink: less}
 
 
 def settled(state: State) -> State:
@@ -235,6 +312,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         unsettled=None,
         done=frozenset(),
         given_up=(),
+        totals={},
         is_stopped=True,
     )
 
