@@ -9,6 +9,7 @@ out in the time given stays decided (I4): the query stops, and the next start go
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from epochal.contract import Committer, Limits
@@ -31,6 +32,8 @@ class Carrier:
     around: Surroundings
     note_done: Callable[[frozenset[SinkName]], None]
     """Writes to the log that these sinks are done."""
+    timing: Callable[[SinkName], AbstractContextManager[None]] = lambda _sink: nullcontext()
+    """Measures one sink's attempt."""
     lost: dict[SinkName, tuple[str, ...]] = field(default_factory=dict)
 
     def carry_out(self, pending: Receipts) -> Lost:
@@ -66,7 +69,11 @@ class Carrier:
         return failed
 
     def _job(self, sink: SinkName, receipts: Sequence[Receipt]) -> Callable[[], None]:
-        return lambda: self._commit(self.committers[sink], receipts)
+        def job() -> None:
+            with self.timing(sink):
+                self._commit(self.committers[sink], receipts)
+
+        return job
 
     def _sort(self, sink: SinkName, result: Result, failed: dict[SinkName, BaseException]) -> None:
         if isinstance(result, PreparedLost):

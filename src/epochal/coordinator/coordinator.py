@@ -172,6 +172,7 @@ class Coordinator:
         self._state = self._journal.claim(lambda before: follow(before, start, uid))
         if identity_changed(hoped, self.state):
             self._open_committers(self.state)
+        self.tracker.claimed(self.state)
         self._around.watch("claimed", None)
         self._compare_marks(start.run)
         self._recover()
@@ -210,8 +211,8 @@ class Coordinator:
             if is_sweeping:
                 self._sweep_if_due()
             self._hand_out(epoch, self._committers)
-        except Exception:
-            self.abort({})
+        except Exception as error:
+            self.abort({}, because=error)
             raise
         self._around.watch("begun", epoch)
         return admission
@@ -229,8 +230,8 @@ class Coordinator:
             self._require_own(receipts, receipts)
             awaited = frozenset(self._committers) - receipts.keys()
             self._question(receipts, Early(receipts, awaited), frame)
-        except Exception:
-            self.abort(receipts)
+        except Exception as error:
+            self.abort(receipts, because=error)
             raise
 
     def conclude(
@@ -246,18 +247,20 @@ class Coordinator:
             self._examine(receipts, frame)
             self._require_same_offsets(began_with, offsets())
             self._require_time(receipts)
-        except Exception:
-            self.abort(receipts)
+        except Exception as error:
+            self.abort(receipts, because=error)
             raise
         self._decide(receipts, began_with)
         self._carry_out()
         self._raise_if_lost()
 
-    def abort(self, receipts: Receipts) -> None:
+    def abort(self, receipts: Receipts, *, because: BaseException | None = None) -> None:
         """
         Throw the open epoch away. Only a fenced driver's abort raises: what can't be cleared now is
         listed by its target and cleared later (I5).
         """
+        if because is not None:
+            self.tracker.troubled(because)
         self._move(Move.ABORT)
         try:
             self._clear(receipts)
@@ -310,6 +313,7 @@ class Coordinator:
             )
         self._state = state
         self._open_committers(state)
+        self.tracker.claimed(state)
 
     def recover(self) -> None:
         """Carry out what the last process left decided, and clear up."""
@@ -336,6 +340,7 @@ class Coordinator:
         """Close connections and say nothing: another process of this driver goes on."""
         self._close_committers()
         self._journal.close()
+        self.tracker.close()
 
     # Starting
 
@@ -367,6 +372,7 @@ class Coordinator:
         if self.state.unsettled is not None:
             self._epoch = self.state.unsettled.epoch
             self._move(Move.RESUME)
+            self.tracker.prepared(self.state.unsettled.receipts)
             self._carry_out()
             if not self._lost:
                 self._append(RecordKind.SETTLED, self.state)
@@ -473,10 +479,12 @@ class Coordinator:
             limits=self._limits,
             around=replace(self._around, together=self._together),
             note_done=self._note_done,
+            timing=partial(self.tracker.timing, phase=Phase.COMMITTING),
         )
         try:
             self._lost = carrier.carry_out(self.state.pending)
-        except BaseException:
+        except BaseException as error:
+            self.tracker.troubled(error)
             self._move(Move.FAIL)
             raise
         if self._lost:
@@ -575,7 +583,12 @@ class Coordinator:
         """Abort what no decision names, as the targets list it (I5), and forget old proofs."""
         self._swept_s = self._around.clock.monotonic()
         self._journal.require_newest()
-        self._left = sweep(self._committers, self.state, alarm_s=self._limits.in_doubt_alarm_s)
+        self._left = sweep(
+            self._committers,
+            self.state,
+            alarm_s=self._limits.in_doubt_alarm_s,
+            note=self.tracker.swept,
+        )
         if self.state.last is not None:
             for committer in self._committers.values():
                 committer.prune(self.state.last.epoch)

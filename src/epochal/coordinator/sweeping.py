@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from epochal.contract import Committer
 from epochal.protocol.invariants import require_unnamed
@@ -15,8 +15,20 @@ from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Receipt, SinkName
 logger = logging.getLogger("epochal")
 
 
+Note = Callable[[SinkName, Sequence[Judgement], int], None]
+"""Told per sink what was found, and how much of it is left for a person."""
+
+
+def note_nothing(sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
+    """Nobody takes notes."""
+
+
 def sweep(
-    committers: Mapping[SinkName, Committer], state: State, *, alarm_s: float
+    committers: Mapping[SinkName, Committer],
+    state: State,
+    *,
+    alarm_s: float,
+    note: Note = note_nothing,
 ) -> tuple[Judgement, ...]:
     """Abort what may be aborted; returns what is left for a person."""
     left: list[Judgement] = []
@@ -24,7 +36,9 @@ def sweep(
         judged = [judge(found, state) for found in committer.in_doubt()]
         _alarm(sink, judged, alarm_s)
         _abort(committer, judged, state)
-        left += [one for one in judged if one.verdict is Verdict.LEAVE]
+        stays = [one for one in judged if one.verdict is Verdict.LEAVE]
+        note(sink, judged, len(stays))
+        left += stays
     for one in left:
         logger.error("%s is left for a person: %s", one.found.name, one.because)
     return tuple(left)

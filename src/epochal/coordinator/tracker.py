@@ -1,23 +1,37 @@
 """
 What an operator may ask about epochs: phases, rows, bytes, how long each phase took.
 
-Figures of a bounded number of epochs are kept; counters run from the start of this driver.
+Figures of a bounded number of epochs are kept; counters run from the start of this driver. Whoever
+wants more (a history, metrics, traces) listens: listeners are told after the fact, on the driver's
+own thread, so they only take note, and what they raise is logged and changes nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from epochal.contract import Clock
+from epochal.errors import EpochalError
 from epochal.protocol.machine import Phase
+from epochal.protocol.recovery import Judgement
+from epochal.protocol.state import State
 from epochal.terms import EpochNumber, Receipts, SinkName
 
+logger = logging.getLogger("epochal")
+
 EPOCHS_KEPT = 1000
+ENDS = frozenset({Phase.COMMITTED, Phase.ABORTED, Phase.FAILED})
+"""Phases in which an epoch rests: FAILED until the next start."""
 _SAMPLES_KEPT = 1024
+_MESSAGE_CHARS_MAX = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +39,16 @@ class SinkFigures:
     rows: int = 0
     bytes: int = 0
     phase: Phase = Phase.ACTIVE
+    seconds: dict[Phase, float] = field(default_factory=dict)
+    """How long this sink alone took to prepare and to commit, where it was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why an epoch, or a start, did not go on."""
+
+    code: str
+    message: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,10 +62,40 @@ class EpochFigures:
     sinks: dict[SinkName, SinkFigures] = field(default_factory=dict)
     seconds: dict[Phase, float] = field(default_factory=dict)
     """How long the epoch stayed in each phase."""
+    entered_at: dict[Phase, float] = field(default_factory=dict)
+    """When it came into each phase, first."""
+    trouble: Trouble | None = None
 
     @property
     def rows(self) -> int:
         return sum(sink.rows for sink in self.sinks.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubtFigures:
+    """What one target listed at the last sweep, before anything was cleared."""
+
+    count: int
+    oldest_since: float | None
+    """Seconds since 1970, where the target could tell."""
+    left: int
+    """How many of them only a person can settle."""
+
+
+class Listener(Protocol):
+    """Takes note of what one driver does. Called on the driver's thread: quick, and never waits."""
+
+    def claimed(self, state: State) -> None:
+        """This driver speaks for the pipeline from here on."""
+
+    def troubled(self, trouble: Trouble) -> None:
+        """Something went wrong, in an epoch or between two."""
+
+    def ended(self, epoch: EpochFigures) -> None:
+        """An epoch came to rest. The figures are the listener's own to keep."""
+
+    def close(self) -> None:
+        """The driver leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +163,18 @@ class Tracker:
         self._samples: dict[Phase, _Samples] = {}
         self._entered_s = 0.0
         self._commits = self._aborts = self._commit_failures = self._rows = self._bytes = 0
+        self._in_doubt: dict[SinkName, InDoubtFigures] = {}
+        self._listeners: list[Listener] = []
+        self._last_error: BaseException | None = None
+
+    # What the coordinator tells
+
+    def listen(self, listener: Listener) -> None:
+        """From here on `listener` is told, until `close`."""
+        self._listeners.append(listener)
+
+    def claimed(self, state: State) -> None:
+        self._tell(lambda listener: listener.claimed(state))
 
     def enter(self, epoch: EpochNumber, phase: Phase) -> None:
         with self._lock:
@@ -120,24 +186,78 @@ class Tracker:
                 self._leave(self._epochs[-1], now_s)
             self._entered_s = now_s
             self._arrive(self._epochs[-1], phase)
+            ended = deepcopy(self._epochs[-1]) if phase in ENDS and self._listeners else None
+        if ended is not None:
+            self._tell(lambda listener: listener.ended(ended))
 
     def prepared(self, receipts: Receipts) -> None:
         with self._lock:
             for sink, some in receipts.items():
-                self._epochs[-1].sinks[sink] = SinkFigures(
-                    rows=sum(receipt.rows for receipt in some),
-                    bytes=sum(receipt.bytes for receipt in some),
-                    phase=Phase.PREPARED,
-                )
+                figures = self._epochs[-1].sinks.setdefault(sink, SinkFigures())
+                figures.rows = sum(receipt.rows for receipt in some)
+                figures.bytes = sum(receipt.bytes for receipt in some)
+                figures.phase = Phase.PREPARED
 
     def sink_committed(self, sink: SinkName) -> None:
         with self._lock:
             self._epochs[-1].sinks.setdefault(sink, SinkFigures()).phase = Phase.COMMITTED
 
+    @contextmanager
+    def timing(self, sink: SinkName, phase: Phase) -> Iterator[None]:
+        """Measure what one sink does in a phase, also on a thread of its own."""
+        began_s = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            spent_s = self._clock.monotonic() - began_s
+            with self._lock:
+                if self._epochs:
+                    seconds = self._epochs[-1].sinks.setdefault(sink, SinkFigures()).seconds
+                    seconds[phase] = seconds.get(phase, 0.0) + spent_s
+
+    def troubled(self, error: BaseException) -> None:
+        """Told once an error, however many layers pass it on."""
+        if error is self._last_error:
+            return
+        self._last_error = error
+        trouble = _trouble(error)
+        with self._lock:
+            if self._epochs and self._epochs[-1].phase not in ENDS:
+                self._epochs[-1].trouble = trouble
+        self._tell(lambda listener: listener.troubled(trouble))
+
+    def swept(self, sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
+        """What a target listed as in doubt."""
+        ages = [one.found.age_s for one in judged if one.found.age_s is not None]
+        oldest = self._clock.now() - max(ages) if ages else None
+        self._in_doubt[sink] = InDoubtFigures(count=len(judged), oldest_since=oldest, left=left)
+
+    def close(self) -> None:
+        self._tell(lambda listener: listener.close())
+        self._listeners = []
+
+    # What anybody asks
+
     def last_epochs(self, count: int = EPOCHS_KEPT) -> Sequence[EpochFigures]:
         """The newest epochs, oldest first."""
         with self._lock:
             return tuple(self._epochs)[-count:]
+
+    def current(self) -> EpochFigures | None:
+        """The newest epoch as it stands, the time in its present phase included."""
+        with self._lock:
+            if not self._epochs:
+                return None
+            figures = deepcopy(self._epochs[-1])
+            if figures.phase not in ENDS:
+                spent_s = self._clock.monotonic() - self._entered_s
+                before_s = figures.seconds.get(figures.phase, 0.0)
+                figures.seconds[figures.phase] = before_s + spent_s
+            return figures
+
+    def in_doubt(self) -> Mapping[SinkName, InDoubtFigures]:
+        """What the targets listed at the last sweep."""
+        return dict(self._in_doubt)
 
     def metrics(self) -> Metrics:
         with self._lock:
@@ -150,6 +270,8 @@ class Tracker:
                 latency={phase: some.latency() for phase, some in self._samples.items()},
             )
 
+    # Inside
+
     def _leave(self, figures: EpochFigures, now_s: float) -> None:
         spent_s = now_s - self._entered_s
         figures.seconds[figures.phase] = figures.seconds.get(figures.phase, 0.0) + spent_s
@@ -157,6 +279,7 @@ class Tracker:
 
     def _arrive(self, figures: EpochFigures, phase: Phase) -> None:
         figures.phase = phase
+        figures.entered_at.setdefault(phase, self._clock.now())
         if phase is Phase.COMMITTED:
             self._commits += 1
             self._rows += figures.rows
@@ -165,5 +288,18 @@ class Tracker:
             self._aborts += 1
         elif phase is Phase.FAILED:
             self._commit_failures += 1
-        if phase in (Phase.COMMITTED, Phase.ABORTED, Phase.FAILED):
+        if phase in ENDS:
             figures.finished_at = self._clock.now()
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        for listener in self._listeners:
+            try:
+                tell(listener)
+            except Exception as error:  # noqa: BLE001  whoever takes notes must not stop an epoch
+                logger.warning("%s could not take note: %s", type(listener).__name__, error)
+
+
+def _trouble(error: BaseException) -> Trouble:
+    code = error.code if isinstance(error, EpochalError) else type(error).__name__
+    message = error.message if isinstance(error, EpochalError) else str(error)
+    return Trouble(code=code, message=message[:_MESSAGE_CHARS_MAX])
