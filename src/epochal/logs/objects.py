@@ -62,15 +62,7 @@ class ObjectsLog:
     @classmethod
     def at(cls, url: str) -> ObjectsLog:
         """The log under `url`; credentials and endpoints come from the usual variables."""
-        try:
-            store = from_url(url, client_options=_client_options(), retry_config=_retries())
-        except (BaseError, ValueError) as error:
-            raise Misconfigured(
-                f"no object store opens at {without_secrets(url)}: {first_line(str(error))}",
-                hint="s3://bucket/folder, gs://bucket/folder or "
-                "abfss://container@account.dfs.core.windows.net/folder",
-            ) from None
-        return cls(store, place=url)
+        return cls(open_store(url), place=url)
 
     @property
     def place(self) -> str:
@@ -140,17 +132,35 @@ class ObjectsLog:
         self._has_answered = True
 
     def _sorted(self, error: Exception, verb: str, *, is_put: bool) -> EpochalError:
-        """The same error, by what the caller may do next."""
-        told = first_line(str(error))
-        fact = f"cannot {verb} the epoch log {self.place}: {told}"
-        if any(sign in told for sign in _NO_CREDENTIALS):
-            # Nothing was sent. Where it worked before, the machine's role is only out of reach now.
-            kind = TryAgain if self._has_answered else Misconfigured
-            return kind(fact, hint=_CREDENTIALS_HINT)
-        for sign, hint in _FOR_A_PERSON.items():
-            if sign in told:
-                return Misconfigured(fact, hint)
-        return OutcomeUnknown(fact) if is_put else TryAgain(fact)
+        fact = f"cannot {verb} the epoch log {self.place}: {first_line(str(error))}"
+        return sorted_error(error, fact, is_put=is_put, has_answered=self._has_answered)
+
+
+def open_store(url: str) -> ObjectStore:
+    """The object store at a URL; credentials and endpoints come from the usual variables."""
+    try:
+        return from_url(url, client_options=_client_options(), retry_config=_retries())
+    except (BaseError, ValueError) as error:
+        raise Misconfigured(
+            f"no object store opens at {without_secrets(url)}: {first_line(str(error))}",
+            hint="s3://bucket/folder, gs://bucket/folder or "
+            "abfss://container@account.dfs.core.windows.net/folder",
+        ) from None
+
+
+def sorted_error(
+    error: Exception, fact: str, *, is_put: bool = False, has_answered: bool = False
+) -> EpochalError:
+    """What an object store said, as an error of ours, by what the caller may do next."""
+    told = first_line(str(error))
+    if any(sign in told for sign in _NO_CREDENTIALS):
+        # Nothing was sent. Where it worked before, the machine's role is only out of reach now.
+        kind = TryAgain if has_answered else Misconfigured
+        return kind(fact, hint=_CREDENTIALS_HINT)
+    for sign, hint in _FOR_A_PERSON.items():
+        if sign in told:
+            return Misconfigured(fact, hint)
+    return OutcomeUnknown(fact) if is_put else TryAgain(fact)
 
 
 def _client_options() -> ClientConfig:

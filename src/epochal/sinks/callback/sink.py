@@ -1,0 +1,64 @@
+"""The declaration of a function as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, ClassVar
+
+from epochal.contract import Limits, Task
+from epochal.errors import Misconfigured
+from epochal.logs.names import without_secrets
+from epochal.sinks.callback.delivery import CallbackDelivery, CallbackEpoch
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
+from epochal.terms import Identity, Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callback(Declaration):
+    """
+    A function that is called on the driver with each decided epoch that has rows.
+
+    At least once an epoch, with a token that is the same at every call; never with rows of an
+    epoch that is not decided. It has no way to say no: what it raises is `TryAgain` or an `OSError`
+    (called again soon) or stops the query (called again at the next start).
+    """
+
+    kind: ClassVar[str] = "callback"
+
+    function: Callable[[CallbackEpoch], Any] = field(kw_only=False)
+    """Importable where it is pickled: a function of a module."""
+    spool: str | PathLike[str] | None = None
+    """Where rows wait: a folder that driver and executors share, or an object store's URL."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise Misconfigured(
+                f"Callback: {self.function!r} is not a function", "Callback(f, spool=…)"
+            )
+        object.__setattr__(self, "spool", spool_url("Callback", self.spool))
+        super().__post_init__()
+
+    @property
+    def target(self) -> str:
+        module = getattr(self.function, "__module__", type(self.function).__module__)
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{module}.{name}"
+
+    def describe(self) -> Mapping[str, Json]:
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "mode": "append",
+            "spool": without_secrets(str(self.spool)),
+        }
+
+    def writer(self, task: Task) -> SpoolingWriter:
+        return SpoolingWriter(task, RowSpool.at(str(self.spool)))
+
+    def committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:  # noqa: ARG002
+        spool = RowSpool.at(str(self.spool))
+        delivery = CallbackDelivery(identity, spool, self.function)
+        return SpoolCommitter(identity, spool, SpoolLedger(spool.place, identity), delivery)

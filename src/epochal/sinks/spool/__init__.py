@@ -1,0 +1,25 @@
+"""Rows that wait, decided or not, for a target that can't hold them back itself.
+
+A `RowSpool` keeps rows by handle at a URL; a `SpoolLedger` beside it remembers what was delivered.
+On these two, `SpoolingWriter` and `SpoolCommitter` are a whole sink but for its `Delivery`. A sink
+that only wants to be able to send again what it has sent uses the `RowSpool` alone: `writer` in the
+task, `read` on the driver, `listed` and `remove` as prepared work is listed and aborted (I5).
+"""
+
+from epochal.sinks.spool.committer import Delivery, SpoolCommitter
+from epochal.sinks.spool.ledger import SpoolLedger
+from epochal.sinks.spool.places import open_place, spool_url
+from epochal.sinks.spool.rows import RowSpool, Spooled, SpoolWriter
+from epochal.sinks.spool.writer import SpoolingWriter
+
+__all__ = [
+    "Delivery",
+    "RowSpool",
+    "SpoolCommitter",
+    "SpoolLedger",
+    "SpoolWriter",
+    "Spooled",
+    "SpoolingWriter",
+    "open_place",
+    "spool_url",
+]

@@ -1,0 +1,169 @@
+"""
+Carries decisions out by delivering spooled rows.
+
+    no entry in the ledger     not delivered, or not yet known to be: deliver
+    delivery has begun         some rows may be outside already, so they can't be written anew
+    an entry in the ledger     delivered; rows and acknowledgements may go
+
+The order is what makes a crash harmless: the word that delivery begins, the calls, the entry, and
+only then is anything removed. A crash in between delivers again what was not acknowledged, under
+the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
+from epochal.sinks.spool.ledger import Delivered, SpoolLedger
+from epochal.sinks.spool.rows import RowSpool
+from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
+
+_PROBE = "ledger/.probe-{}"
+
+
+class Delivery(Protocol):
+    """What is particular to a target: how rows get there."""
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]: ...
+
+    def deliver(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Mapping[str, Json]:
+        """
+        Deliver all rows that are not acknowledged yet. What is returned is kept in the ledger.
+
+        Called for a decided epoch, perhaps again after a crash, perhaps by two drivers at a time.
+        """
+
+    def close(self) -> None: ...
+
+
+class SpoolCommitter:
+    """The whole committer of a sink that delivers from a spool."""
+
+    def __init__(
+        self, identity: Identity, spool: RowSpool, ledger: SpoolLedger, delivery: Delivery
+    ) -> None:
+        self._identity = identity
+        self._spool = spool
+        self._ledger = ledger
+        self._delivery = delivery
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        self._require_writable()
+        return self._delivery.check(schema)
+
+    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+        return None
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """See every row from here: executors may have written to a disk of their own."""
+        lost = self._lost(receipts)
+        if lost:
+            raise Misconfigured(
+                f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "
+                f"{len(receipts)} tasks wrote to the spool {self._spool.place.told}",
+                "driver and executors must share it: name a mounted folder or an object store",
+            )
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        handles = frozenset(str(receipt.handle) for receipt in receipts)
+        if not self._is_delivered(epoch, handles):
+            self._require_rows(epoch, receipts)
+            self._ledger.acknowledge(epoch, [])
+            facts = self._delivery.deliver(epoch, receipts)
+            self._ledger.settle(epoch, handles, facts)
+        self._spool.remove([receipt.handle for receipt in receipts if receipt.rows])
+        self._ledger.forget_acknowledgements(epoch)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        self._spool.remove([receipt.handle for receipt in receipts])
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        listed = self._spool.listed(self._identity.uid, self._identity.tag)
+        epochs = {found.handle.epoch for found in listed if found.handle is not None}
+        entries = {epoch: self._ledger.find(epoch) for epoch in epochs}
+        return [found for found in listed if not self._is_done(found, entries)]
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        entry = self._ledger.find(epoch)
+        if entry is not None and str(receipt.handle) in entry.handles:
+            return Proof.COMMITTED
+        if not receipt.rows or self._spool.has(receipt.handle):
+            return Proof.UNKNOWN
+        if entry is not None:
+            return Proof.ABORTED
+        is_open = self._ledger.acknowledged(epoch) is not None or self._is_pruned(epoch)
+        return Proof.UNKNOWN if is_open else Proof.ABORTED
+
+    def newest(self) -> Sequence[Mark]:
+        return self._ledger.newest()
+
+    def prune(self, below: EpochNumber) -> None:
+        self._ledger.prune(below)
+
+    def close(self) -> None:
+        self._delivery.close()
+
+    def _is_delivered(self, epoch: EpochNumber, handles: frozenset[str]) -> bool:
+        entry = self._ledger.find(epoch)
+        if entry is not None and entry.handles != handles:
+            raise InvariantBroken(
+                f"epoch {epoch} of {entry.uid} is delivered from {sorted(entry.handles)}, and a "
+                f"commit now names {sorted(handles)}"
+            )
+        return entry is not None
+
+    def _require_rows(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        lost = self._lost(receipts)
+        if not lost:
+            return
+        told = f"epoch {epoch}: the spool {self._spool.place.told} no longer holds "
+        if self._is_pruned(epoch):
+            raise OutcomeUnknown(
+                f"{told}{list(lost)}, and its ledger has forgotten epochs this old",
+                "a later epoch is delivered, so this one was: leave this driver stopped",
+            )
+        if self._ledger.acknowledged(epoch) is not None:
+            # Written anew, rows that were delivered before would go out under other numbers.
+            raise InvariantBroken(
+                f"{told}{list(lost)}, and their delivery had begun",
+                "put the files back; or, once the rows are brought by hand, `epochal give-up`",
+            )
+        raise PreparedLost(
+            f"{told}{len(lost)} of {len(receipts)} prepared attempts",
+            "somebody removed them: files of a spool belong to the pipeline",
+            handles=lost,
+        )
+
+    def _lost(self, receipts: Sequence[Receipt]) -> tuple[str, ...]:
+        return tuple(
+            str(receipt.handle)
+            for receipt in receipts
+            if receipt.rows and not self._spool.has(receipt.handle)
+        )
+
+    def _is_pruned(self, epoch: EpochNumber) -> bool:
+        newest = self._ledger.newest_epoch()
+        return newest is not None and epoch < newest
+
+    def _is_done(self, found: InDoubt, entries: Mapping[EpochNumber, Delivered | None]) -> bool:
+        """Delivered and only not removed yet: a commit was cut short after its proof."""
+        entry = None if found.handle is None else entries[found.handle.epoch]
+        if found.handle is None or entry is None or found.name not in entry.handles:
+            return False
+        self._spool.remove([found.handle])
+        return True
+
+    def _require_writable(self) -> None:
+        name = _PROBE.format(self._identity.uid)
+        try:
+            self._spool.place.put(name, b"")
+            self._spool.place.remove([name])
+        except OSError as error:
+            raise Misconfigured(
+                f"the spool {self._spool.place.told} can't be written to: {error.strerror}",
+                "name a folder that driver and executors may create files in",
+            ) from error
