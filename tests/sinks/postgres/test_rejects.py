@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from epochal.errors import Misconfigured, RowRejected
+from epochal.errors import RowRejected
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres.applying import read_apply
-from epochal.sinks.postgres.names import staging_name
 from epochal.sinks.postgres.rejects import REJECTED, Search
+from epochal.sinks.sql.names import staging_name
 
 
 def with_bad(count: int, *bad: int) -> pa.Table:
@@ -41,7 +41,7 @@ def test_a_bad_row_costs_few_subtransactions(uuids):
     receipt = life.prepare(
         rows.set_column(1, "name", [["x" if n == 7777 else "0" * 32 for n in range(19_999)]]), 0
     )
-    with life.committer._pool.connection() as connection:
+    with life.committer.pool.connection() as connection:
         connection.execute("BEGIN")
         apply = read_apply(connection, life.sink, {staging_name(receipt.handle): 0})
         search = Search(connection, apply, limit=10, check_now=lambda: None)
@@ -53,13 +53,11 @@ def test_a_bad_row_costs_few_subtransactions(uuids):
 
 def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
     life = uuids.life(on_reject=Memory(name="bad orders"))
-    handed = []
-    life.committer.deliver_rejected = handed.append
     life.start(with_bad(1))
     receipts = [life.prepare(with_bad(40, 7, 30), 0, 0), life.prepare(with_bad(5), 0, 1)]
     life.rehearse(0, receipts)
-    (rows,) = handed
-    assert rows.schema == REJECTED
+    rows = life.committer.rejected(0)
+    assert rows.schema == REJECTED == life.committer.rejected_schema
     told = rows.to_pylist()
     assert [row["row"] for row in told] == [
         '{"id":7,"name":"bad7"}',
@@ -82,25 +80,16 @@ def test_rows_that_exclude_each_other_are_found_too(place):
     place.sql(f"INSERT INTO {place.schema}.orders VALUES (3)")
     life = place.life(on_reject=Memory(name="twice"))
     rows = pa.table({"id": pa.array([1, 2, 2, 3, 4], pa.int64())})
-    handed = []
-    life.committer.deliver_rejected = handed.append
     life.start(rows)
     receipt = life.prepare(rows, 0)
     life.rehearse(0, [receipt])
     life.commit(0, [receipt])
-    assert [row["row"] for row in handed[0].to_pylist()] == ['{"id":2}', '{"id":3}']
+    assert [row["row"] for row in life.committer.rejected(0).to_pylist()] == ['{"id":2}', '{"id":3}']
     assert place.rows() == [(1,), (2,), (3,), (4,)]
-
-
-def test_without_somebody_to_take_them_the_start_is_refused(uuids):
-    life = uuids.life(on_reject=Memory(name="bad orders"))
-    with pytest.raises(Misconfigured, match="nothing here takes rejected rows"):
-        life.start(with_bad(1))
 
 
 def test_too_many_rejected_rows_fail_the_epoch(uuids):
     life = uuids.life(on_reject=Memory(name="bad orders"), rejects_max=2)
-    life.committer.deliver_rejected = lambda rows: None
     life.start(with_bad(1))
     with pytest.raises(RowRejected, match="more than 2 rows"):
         life.rehearse(0, [life.prepare(with_bad(10, 3, 5, 7), 0)])

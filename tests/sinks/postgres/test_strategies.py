@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, TryAgain
-from epochal.sinks.postgres.names import parse_staging_name, staging_name
+from epochal.sinks.sql.names import parse_staging_name, staging_name
 from epochal.terms import NO_ROWS, EpochNumber, Generation, Handle, Proof, Receipt, SinkTag, Uid
 
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -263,7 +263,8 @@ def test_a_session_that_the_server_still_believes_in_does_not_block_its_own_driv
     life.start(some(1))
     receipts = [life.prepare(some(1), 0)]
     life.rehearse(0, receipts)
-    half_open, life.committer._open = life.committer._open, None
+    transaction = life.committer._transaction
+    half_open, transaction._open = transaction._open, None
     life.commit(0, receipts)
     assert len(orders.rows()) == 1
     half_open.connection.close()

@@ -15,8 +15,9 @@ from epochal.sinks.postgres.catalog import Column, Table, UniqueIndex, identifie
 from epochal.sinks.postgres.grants import needs
 from epochal.sinks.postgres.ledger import Ledger
 from epochal.sinks.postgres.names import require_identifier
-from epochal.sinks.postgres.plan import missing_columns, plan, staged_fields, steering_fields
+from epochal.sinks.postgres.plan import plan
 from epochal.sinks.postgres.types import Sent, Type, create_as, sent_as
+from epochal.sinks.sql.columns import created_columns, missing_columns, staged_fields
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def sent_fields(schema: pa.Schema, sink: Postgres) -> dict[str, Sent]:
             f"{sink.table}: {'; '.join(problems)}",
             "cast it to another type, or leave it out: select=",
         )
-    types = {name: one.type for name, one in sent.items()}
-    return {name: sent[name] for name in staged_fields(types, sink.column_map, sink.write_mode)}
+    return {name: sent[name] for name in staged_fields(sent, sink.column_map, sink.write_mode)}
 
 
 class Checker:
@@ -139,17 +139,11 @@ class Checker:
 
     def _wanted(self) -> dict[str, str]:
         """Fields that a table of our making gets a column for."""
-        sent, sink = self._must_sent(), self._sink
-        if sink.column_map is not None:
-            return {name: column for name, column in sink.column_map.items() if name in sent}
-        types = {name: one.type for name, one in sent.items()}
-        only_steers = steering_fields(types, sink.write_mode) if sink.write_mode.delete_when else ()
-        kept = set(sink.write_mode.order_by)
-        return {name: name for name in sent if name not in only_steers or name in kept}
+        return created_columns(self._must_sent(), self._sink.column_map, self._sink.write_mode)
 
     def _missing(self, table: Table) -> dict[str, str]:
-        types = {name: one.type for name, one in self._must_sent().items()}
-        return missing_columns(types, table, self._sink.column_map, self._sink.write_mode)
+        sink = self._sink
+        return missing_columns(self._must_sent(), table.columns, sink.column_map, sink.write_mode)
 
     def _must_sent(self) -> dict[str, Sent]:
         return self._sent or {}

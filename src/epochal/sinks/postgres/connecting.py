@@ -8,6 +8,7 @@ for a server that takes writes, so that a proof is never read on a replica (I9).
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,12 +24,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.postgres.sorting import sorted_error, sorting
 from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.terms import Identity
+from epochal.terms import Generation, Identity, SinkTag, Uid
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
 _KEPT_IDLE_MAX = 4
+_DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
 _DEFAULTS: Mapping[str, str] = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -120,11 +122,17 @@ def parse_url(kind: str, url: str, password: Secret | None) -> tuple[dict[str, s
 
 def driver_name(identity: Identity) -> str:
     """By which the sessions of a driver are found again, also by the driver that follows it."""
-    return f"{driver_prefix(identity)}{identity.generation}"
+    return f"{driver_prefix(identity.uid)}{identity.tag}-g{identity.generation}"
 
 
-def driver_prefix(identity: Identity) -> str:
-    return f"epochal-{identity.uid}-s{identity.tag}-g"
+def driver_prefix(uid: Uid) -> str:
+    return f"epochal-{uid}-s"
+
+
+def parse_driver_name(name: str) -> tuple[SinkTag, Generation] | None:
+    """The sink and the generation in a session's name; None where it is not a driver's."""
+    found = _DRIVER_NAME.fullmatch(name)
+    return None if found is None else (SinkTag(found["sink"]), Generation(int(found["generation"])))
 
 
 class Pool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from epochal.errors import Misconfigured
-from epochal.sinks.postgres.connecting import driver_prefix
+from epochal.sinks.postgres.connecting import driver_prefix, parse_driver_name
 from epochal.sinks.postgres.ledger import LEDGER, Ledger
-from epochal.sinks.postgres.names import parse_staging_name, staging_prefix
-from epochal.terms import Identity, InDoubt
+from epochal.sinks.sql.names import parse_staging_name, staging_prefix
+from epochal.terms import Generation, Identity, InDoubt, SinkTag
 
 _MAKING = 0x65706F63  # "epoc": one at a time makes the schema, whoever else wants to
 
@@ -114,25 +114,30 @@ def _age_s(text: str | None) -> float | None:
 # Sessions that were left behind
 
 
-def end_older_sessions(connection: psycopg.Connection[Any], identity: Identity) -> int:
+def end_older_sessions(connection: psycopg.Connection[Any], identities: Sequence[Identity]) -> int:
     """
-    End transactions that an earlier driver of this sink left open, and hold locks with.
+    End transactions that an earlier driver of these sinks left open, and holds locks with.
 
     Nothing is lost: what was decided is applied again from staging, by whoever comes (I7). Only
-    sessions up to one's own generation are ended; of a later one, this driver is the zombie.
+    sessions up to one's own generation are ended; of a later one, this driver is the zombie. A
+    transaction goes by the name of one of the sinks that share it, perhaps of one that is no longer
+    declared: of other sinks only what is truly older is ended.
     """
+    mine, tags = identities[0], {identity.tag for identity in identities}
     rows = connection.execute(
         "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
         " AND pid <> pg_backend_pid() AND starts_with(application_name, %s)"
         " AND state IN ('active', 'idle in transaction', 'idle in transaction (aborted)')",
-        (driver_prefix(identity),),
+        (driver_prefix(mine.uid),),
     ).fetchall()
-    older = [
-        pid
-        for pid, name in rows
-        if (number := name.removeprefix(driver_prefix(identity))).isdigit()
-        and int(number) <= identity.generation
-    ]
+    older = [pid for pid, name in rows if _is_older(name, mine.generation, tags)]
     for pid in older:
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
     return len(older)
+
+
+def _is_older(session: str, generation: Generation, tags: Collection[SinkTag]) -> bool:
+    found = parse_driver_name(session)
+    return found is not None and (
+        found[1] < generation or (found[1] == generation and found[0] in tags)
+    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from epochal.errors import Misconfigured
 from epochal.sinks.postgres.catalog import Column, Table
 from epochal.sinks.postgres.names import require_identifier
 from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between
+from epochal.sinks.sql.columns import Problems, columns_of, missing_column, require_arriving
 from epochal.sinks.sql.modes import WriteMode
 
 
@@ -38,77 +37,15 @@ class Plan:
         return tuple(key for key in self.keys if not key.column.is_not_null)
 
 
-@dataclass(slots=True)
-class _Problems:
-    """All that is wrong is told at once, each with its way out."""
-
-    facts: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-
-    def add(self, fact: str, hint: str) -> None:
-        self.facts.append(fact)
-        if hint not in self.hints:
-            self.hints.append(hint)
-
-    def raise_if_any(self, table: Table) -> None:
-        if self.facts:
-            raise Misconfigured(
-                f"{table.kind} {table}: " + "; ".join(self.facts), "; ".join(self.hints)
-            )
-
-
-def columns_of(
-    fields: Mapping[str, Type], table: Table, columns: Mapping[str, str] | None, mode: WriteMode
-) -> dict[str, str]:
-    """Which column each field is meant for. What only steers the write needs none."""
-    if columns is not None:
-        return {name: column for name, column in columns.items() if name in fields}
-    steering = steering_fields(fields, mode)
-    return {name: name for name in fields if name not in steering or name in table.columns}
-
-
-def steering_fields(fields: Mapping[str, Type], mode: WriteMode) -> frozenset[str]:
-    """Fields that say which row wins or which is a delete: written only where a column is there."""
-    steering = {name for name in mode.order_by if name not in mode.keys}
-    if mode.delete_when is not None:
-        steering |= {
-            name
-            for name in fields
-            if name not in mode.keys
-            and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", mode.delete_when)
-        }
-    return frozenset(steering)
-
-
-def staged_fields(
-    fields: Mapping[str, Type], columns: Mapping[str, str] | None, mode: WriteMode
-) -> tuple[str, ...]:
-    """What must travel: the fields that are written, and those that steer the write."""
-    if columns is None:
-        return tuple(fields)
-    steering = steering_fields(fields, mode)
-    return tuple(name for name in fields if name in columns or name in steering)
-
-
-def missing_columns(
-    fields: Mapping[str, Type], table: Table, columns: Mapping[str, str] | None, mode: WriteMode
-) -> dict[str, str]:
-    """Fields, by name, whose column the table does not have."""
-    wanted = columns_of(fields, table, columns, mode)
-    return {name: column for name, column in wanted.items() if column not in table.columns}
-
-
 def plan(
     fields: Mapping[str, Type], table: Table, columns: Mapping[str, str] | None, mode: WriteMode
 ) -> Plan:
     """How these fields are written to this table, or `Misconfigured` with everything against it."""
-    problems = _Problems()
+    problems = Problems()
     for name in fields:
         require_identifier(name, "field")
-    for name in (*(columns or ()), *mode.keys, *mode.order_by):
-        if name not in fields:
-            problems.add(f'no field "{name}" arrives', f"the fields are {', '.join(fields)}")
-    wanted = columns_of(fields, table, columns, mode)
+    require_arriving(fields, columns, mode, problems)
+    wanted = columns_of(fields, table.columns, columns, mode)
     mapped = [
         one
         for name, column in wanted.items()
@@ -118,16 +55,16 @@ def plan(
     keys = tuple(one for key in mode.keys for one in mapped if one.field == key)
     if mode.is_keyed:
         _require_keys(mode, keys, table, problems)
-    problems.raise_if_any(table)
+    problems.raise_if_any(f"{table.kind} {table}")
     return Plan(mapped=tuple(mapped), keys=keys)
 
 
 def _mapped(
-    name: str, source: Type, column_name: str, table: Table, problems: _Problems
+    name: str, source: Type, column_name: str, table: Table, problems: Problems
 ) -> Mapped | None:
     column = table.columns.get(column_name)
     if column is None:
-        problems.add(*_missing(name, column_name, table))
+        problems.add(*missing_column(name, column_name, table.columns))
         return None
     if column.is_generated:
         problems.add(
@@ -147,17 +84,7 @@ def _mapped(
     return Mapped(field=name, source=source, column=column, cast=cast)
 
 
-def _missing(name: str, column_name: str, table: Table) -> tuple[str, str]:
-    alike = [known for known in table.columns if known.lower() == column_name.lower()]
-    way_out = (
-        f'columns={{"{name}": "{alike[0]}"}}: names are taken exactly as they are written'
-        if alike
-        else "ALTER TABLE … ADD COLUMN, evolve='add_columns', or leave the field out with select="
-    )
-    return f'there is no column "{column_name}"', way_out
-
-
-def _require_all_filled(mapped: list[Mapped], table: Table, problems: _Problems) -> None:
+def _require_all_filled(mapped: list[Mapped], table: Table, problems: Problems) -> None:
     filled = {one.column.name for one in mapped}
     for column in table.columns.values():
         if column.needs_value and column.name not in filled:
@@ -168,7 +95,7 @@ def _require_all_filled(mapped: list[Mapped], table: Table, problems: _Problems)
 
 
 def _require_keys(
-    mode: WriteMode, keys: tuple[Mapped, ...], table: Table, problems: _Problems
+    mode: WriteMode, keys: tuple[Mapped, ...], table: Table, problems: Problems
 ) -> None:
     names = [key.column.name for key in keys]
     if len(keys) < len(mode.keys):

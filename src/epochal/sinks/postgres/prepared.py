@@ -82,11 +82,11 @@ class PreparedCommitter(Committing):
 
     def in_doubt(self) -> Sequence[InDoubt]:
         def ask(connection: psycopg.Connection[Any]) -> Sequence[InDoubt]:
-            rows = connection.execute(_LISTED, (handle_prefix(self._identity.uid),)).fetchall()
+            rows = connection.execute(_LISTED, (handle_prefix(self.identity.uid),)).fetchall()
             listed = [
                 InDoubt(name=gid, handle=Handle.parse(gid), age_s=age_s) for gid, age_s in rows
             ]
-            mine = self._identity.tag
+            mine = self.identity.tag
             return [one for one in listed if one.handle is None or one.handle.sink == mine]
 
         return self._read("list prepared transactions", ask, missing=[])
@@ -103,23 +103,23 @@ class PreparedCommitter(Committing):
         return self._read("ask for proof", ask, missing=Proof.ABORTED)
 
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
 
     def _read_handout(self) -> Json:
         """What tasks must know of the table: its columns, and under whose name they write."""
         table = self._read(
             "read the table",
-            lambda connection: read_table(connection, self._sink.table_name),
+            lambda connection: read_table(connection, self.sink.table_name),
             missing=None,
         )
         if table is None:
             raise Misconfigured(
-                f"there is no table {self._sink.table}", "create it, or create_table='if_missing'"
+                f"there is no table {self.sink.table}", "create it, or create_table='if_missing'"
             )
         return {
             "table": to_json(table),
-            "pipeline": self._identity.pipeline,
-            "run": self._identity.run,
+            "pipeline": self.identity.pipeline,
+            "run": self.identity.run,
         }
 
     def _each(
@@ -128,13 +128,13 @@ class PreparedCommitter(Committing):
         """The same for many at a time: each COMMIT PREPARED waits for the disk by itself."""
         if len(receipts) <= 1:
             return [verb(receipt) for receipt in receipts]
-        workers = min(len(receipts), self._sink.server.pool_max)
+        workers = min(len(receipts), self.sink.server.pool_max)
         with ThreadPoolExecutor(workers, thread_name_prefix="epochal-commit") as threads:
             return list(threads.map(verb, receipts))
 
     def _commit(self, epoch: EpochNumber, receipt: Receipt) -> Handle | None:
         """The handle where its rows were thrown away, else None."""
-        with self._pool.connection() as connection:
+        with self.pool.connection() as connection:
             try:
                 self._end(connection, "COMMIT PREPARED {}", receipt.handle)
             except psycopg.Error as error:
@@ -147,7 +147,7 @@ class PreparedCommitter(Committing):
         return receipt.handle if proof is Proof.ABORTED else None
 
     def _roll_back(self, epoch: EpochNumber, receipt: Receipt) -> None:
-        with self._pool.connection() as connection:
+        with self.pool.connection() as connection:
             try:
                 self._end(connection, "ROLLBACK PREPARED {}", receipt.handle)
             except psycopg.Error as error:
@@ -158,14 +158,14 @@ class PreparedCommitter(Committing):
         connection.execute(sql.SQL(verb).format(sql.Literal(str(handle))))
 
     def _sorted(self, error: psycopg.Error, epoch: EpochNumber, handle: Handle) -> Exception:
-        doing = self._doing(f"end {handle} of epoch {epoch}")
+        doing = self.doing(f"end {handle} of epoch {epoch}")
         if sqlstate_of(error) == OBJECT_BUSY:
             return TryAgain(f"{doing}: another process is at it", "it is asked again")
         return sorted_error(error, doing, is_commit=True)
 
     def _record_empty(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Tasks without rows prepared nothing: their epoch is proven all the same (I8)."""
-        with self._pool.transaction(self._doing(f"record epoch {epoch}")) as connection:
+        with self.pool.transaction(self.doing(f"record epoch {epoch}")) as connection:
             if self._ledger.claim_epoch(connection, epoch, 0) and receipts:
                 connection.execute(self._ledger.record(receipts))
 

@@ -19,6 +19,7 @@ from psycopg import sql
 from epochal.errors import RowRejected
 from epochal.sinks.postgres.sorting import is_data_error, sqlstate_of, told
 from epochal.sinks.postgres.sql import Apply, Source
+from epochal.terms import EpochNumber, Handle, Receipt
 
 REJECTED = pa.schema(
     [
@@ -179,14 +180,45 @@ def rows_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
     )
 
 
-def removals(rejected: Sequence[Rejected]) -> Iterator[sql.Composed]:
-    """Statements that take rejected rows out of staging."""
-    tables = {one.source.table: one.source for one in rejected}
-    for table, source in tables.items():
-        places = [one.at for one in rejected if one.source.table == table]
-        yield sql.SQL("DELETE FROM {} s WHERE {}").format(
-            source.identifier, _Rows(tuple(places)).condition
-        )
+class SetApart:
+    """
+    The rows of one rehearsal that the table refuses.
+
+    They are gathered over all its attempts: what was once set apart stays so, or a row that another
+    attempt would take after all could be both in the table and among the rejected.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[EpochNumber, frozenset[Handle]] | None = None
+        self._found: dict[tuple[str, str], Rejected] = {}
+        self.is_removed = True
+        """All of them are out of staging, durably."""
+
+    def begin(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        of = (epoch, frozenset(receipt.handle for receipt in receipts))
+        if of != self._of:
+            self._of, self._found, self.is_removed = of, {}, True
+
+    def add(self, found: Sequence[Rejected]) -> None:
+        self._found |= {(one.source.table, one.at): one for one in found}
+        self.is_removed = False
+
+    @property
+    def rows(self) -> Sequence[Rejected]:
+        return tuple(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def removals(self) -> Iterator[sql.Composed]:
+        """Statements that take them out of staging; none where that is done."""
+        if self.is_removed:
+            return
+        for source in {one.source.table: one.source for one in self.rows}.values():
+            places = tuple(one.at for one in self.rows if one.source.table == source.table)
+            yield sql.SQL("DELETE FROM {} s WHERE {}").format(
+                source.identifier, _Rows(places).condition
+            )
 
 
 def refusal(

@@ -10,7 +10,9 @@ from epochal.contract import Committer, Limits, Sink, Task
 from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.sinks.sql.columns import column_map, require_choice
 from epochal.sinks.sql.modes import Mode, Strategy, WriteMode, write_mode
+from epochal.sinks.sql.names import TableName
 from epochal.sinks.sql.pressure import DEFAULT_PRESSURE, PressureLimits
 from epochal.terms import Identity, Json, SinkName
 
@@ -20,7 +22,7 @@ try:
     from epochal.sinks.postgres.committer import StagedCommitter
     from epochal.sinks.postgres.connecting import Server, parse_url
     from epochal.sinks.postgres.grants import grants
-    from epochal.sinks.postgres.names import TableName, parse_table, require_identifier
+    from epochal.sinks.postgres.names import parse_table, require_identifier
     from epochal.sinks.postgres.prepared import PreparedCommitter
     from epochal.sinks.postgres.writer import PostgresWriter, PreparedWriter, StagedWriter
 except ImportError as error:
@@ -87,11 +89,13 @@ class Postgres(Declaration):
         self._set("table_name", parse_table(self.table))
         self._set("server", self._server())
         self._set("write_mode", self._write_mode())
-        self._set("column_map", _column_map(self.columns))
+        self._set("column_map", column_map("Postgres", self.columns, require_identifier))
         require_identifier(self.meta_schema, "meta_schema")
-        _require_choice("create_table", self.create_table, ("never", "if_missing"))
-        _require_choice("evolve", self.evolve, ("never", "add_columns"))
-        if self.on_reject != "fail" and self.strategy != "staged":
+        require_choice("Postgres", "create_table", self.create_table, ("never", "if_missing"))
+        require_choice("Postgres", "evolve", self.evolve, ("never", "add_columns"))
+        if isinstance(self.on_reject, str):
+            require_choice("Postgres", "on_reject", self.on_reject, ("fail",))
+        elif self.strategy != "staged":
             raise Misconfigured(
                 "Postgres: on_reject=<sink> with strategy='prepared', which looks at no row again",
                 "strategy='staged'",
@@ -140,6 +144,17 @@ class Postgres(Declaration):
     def output_modes(self) -> frozenset[str]:
         return self.write_mode.output_modes
 
+    @property
+    def rejects_to(self) -> Sink | None:
+        return None if isinstance(self.on_reject, str) else self.on_reject
+
+    @property
+    def transaction_key(self) -> str | None:
+        """One role on one database; prepared transactions are each task's own."""
+        if self.strategy != "staged":
+            return None
+        return f"{self.kind} {make_conninfo(**dict(self.server.parameters))}"
+
     def describe(self) -> Mapping[str, Json]:
         return {
             "kind": self.kind,
@@ -160,23 +175,3 @@ class Postgres(Declaration):
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         kind = StagedCommitter if self.strategy == "staged" else PreparedCommitter
         return kind(self, identity, limits)
-
-
-def _column_map(columns: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str] | None:
-    if columns is None:
-        return None
-    pairs = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
-    if isinstance(columns, str) or not pairs:
-        raise Misconfigured(
-            f"Postgres: columns={columns!r}", 'columns={"field": "column"}, or a list of names'
-        )
-    if len(set(pairs.values())) < len(pairs):
-        raise Misconfigured(f"Postgres: columns={pairs} fills one column from two fields")
-    for column in pairs.values():
-        require_identifier(column, "column")
-    return pairs
-
-
-def _require_choice(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise Misconfigured(f"Postgres: {option}={value!r}", f"one of {', '.join(known)}")

@@ -23,7 +23,6 @@ from epochal.sinks.postgres.catalog import Table, from_json
 from epochal.sinks.postgres.checking import sent_fields
 from epochal.sinks.postgres.connecting import TaskConnection
 from epochal.sinks.postgres.ledger import Ledger
-from epochal.sinks.postgres.names import staging_name
 from epochal.sinks.postgres.plan import Plan, plan
 from epochal.sinks.postgres.sorting import (
     BAD_ENCODING,
@@ -35,6 +34,7 @@ from epochal.sinks.postgres.sorting import (
 from epochal.sinks.postgres.sql import Apply, Source
 from epochal.sinks.postgres.types import arrow_of, is_direct
 from epochal.sinks.sql.buffer import Buffer, BufferLimits
+from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.pressure import Pressure
 from epochal.terms import Fingerprint, Identity, Receipt
 
