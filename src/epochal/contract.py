@@ -25,8 +25,10 @@ from epochal.terms import (
     InDoubt,
     Json,
     Mark,
+    Offsets,
     Proof,
     Receipt,
+    Receipts,
     SinkName,
 )
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = Any
 """A DataFrame of the engine that runs the pipeline; this room knows no engine."""
-Select: TypeAlias = "Sequence[str] | Callable[[Rows], Rows] | None"
+Select: TypeAlias = Sequence[str] | Callable[[Rows], Rows] | None
 
 APPEND_ONLY = frozenset({"append"})
 
@@ -62,6 +64,8 @@ class Limits:
     """How often, between epochs, targets are asked for what late attempts left behind (I5)."""
     log_records_kept: int = 32
     """Records of the epoch log kept below the newest, for people; none is ever needed."""
+    history_epochs_kept: int = 100_000
+    """Epochs whose figures are kept beside the log, for people; 0 keeps no history."""
     fence_on_start: bool = True
     """Take over from a driver that did not stop cleanly; False refuses to start instead."""
 
@@ -180,6 +184,14 @@ class Committer(Protocol):
 
 
 @runtime_checkable
+class OffsetsBound(Protocol):
+    """A committer that also keeps where in their sources an epoch's rows end."""
+
+    def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:
+        """Called before every `rehearse`, of a rewrite too. Nothing may become visible by it."""
+
+
+@runtime_checkable
 class TimeBound(Protocol):
     """A committer whose prepared rows the target keeps for a limited time only."""
 
@@ -188,6 +200,50 @@ class TimeBound(Protocol):
         Raise `TryAgain` where too little time is left to decide on these receipts.
 
         The last word before the decision, after every gate.
+        """
+
+
+@runtime_checkable
+class Rejecting(Protocol):
+    """A committer that sets rows apart which its target will never take: see `Sink.rejects_to`."""
+
+    @property
+    def rejected_schema(self) -> pa.Schema:
+        """How rejected rows are told: what the sink that gets them is checked with."""
+
+    def rejected(self, epoch: EpochNumber) -> pa.Table | None:
+        """
+        The rows that the last `rehearse` set apart, each with the reason; None where there are
+        none.
+
+        Asked once a rehearsal has passed. By then it is durable that they are set apart: whoever
+        commits these receipts, from whatever process, leaves out exactly these rows.
+        """
+
+
+class SharedTransaction(Protocol):
+    """
+    Several sinks of a pipeline whose rows become visible by one act of their target.
+
+    Given for some or all of the sinks that share it, in any order; it works in the order in which
+    they are declared. The promises are those of `Committer.rehearse` and `Committer.commit`. What
+    it holds open is given up when any of its committers aborts, begins or closes.
+    """
+
+    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None: ...
+
+    def commit(self, epoch: EpochNumber, receipts: Receipts) -> None: ...
+
+
+@runtime_checkable
+class SharesTransaction(Protocol):
+    """A committer that can share one transaction with others: see `Sink.transaction_key`."""
+
+    def share(self, members: Sequence[Committer]) -> SharedTransaction:
+        """
+        Called once a start, on the first of `members`, all of one key, in the order of declaration.
+
+        Everything else is still asked of each by itself: proofs, listings, aborts.
         """
 
 
@@ -220,6 +276,20 @@ class Sink(Protocol):
         sink prepares after the others, and after the gates that don't ask about it.
         """
 
+    @property
+    def rejects_to(self) -> Sink | None:
+        """
+        Another sink, which gets the rows that this one's target refuses, in the same epoch and
+        under the same decision. Its committer is then `Rejecting`.
+        """
+
+    @property
+    def transaction_key(self) -> str | None:
+        """
+        Sinks of a pipeline with the same key, which holds no secret, become visible in one
+        transaction, in the order of their declaration. Their committers are `SharesTransaction`.
+        """
+
     def describe(self) -> Mapping[str, Json]:
         """Kind, target and mode for the log and the operator: never a secret."""
 
@@ -228,6 +298,26 @@ class Sink(Protocol):
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         """Called on the driver, once a start, and by tools that reach a target without Spark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the engine makes of a sink's rows, after `where` and `select`, before tasks get them."""
+
+    select: Sequence[str]
+    """SQL expressions with their names: the columns that cross to the tasks."""
+    cluster_by: str | None = None
+    """An expression whose equal rows must meet in one task."""
+    order_by: Sequence[str] = ()
+    """How each task's rows are sorted."""
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A sink that has a part of its work done by the engine. Where none is, rows come whole."""
+
+    @property
+    def shape(self) -> Shape: ...
 
 
 class EpochLog(Protocol):

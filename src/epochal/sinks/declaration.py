@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from epochal.contract import APPEND_ONLY, Select
+from epochal.contract import APPEND_ONLY, Select, Sink
 from epochal.errors import Misconfigured
 from epochal.terms import SinkName
 
@@ -45,3 +45,11 @@ class Declaration(ABC):
     @property
     def prepares_last(self) -> bool:
         return False
+
+    @property
+    def rejects_to(self) -> Sink | None:
+        return None
+
+    @property
+    def transaction_key(self) -> str | None:
+        return None
