@@ -22,6 +22,7 @@ from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
+from epochal.telemetry.recording import record_history
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
 
 _ONLY_PARTITION = 0
@@ -59,6 +60,7 @@ class Session:
         self._coordinator = Coordinator(
             log=log, sinks=sinks, gates=gates, limits=limits, around=around
         )
+        record_history(self._coordinator.tracker, log, epochs_kept=limits.history_epochs_kept)
         self._writers: dict[SinkName, Writer] = {}
         self._buffer: list[Mapping[str, Any]] = []
         self._attempt = 0
@@ -123,8 +125,8 @@ class Session:
         self._require_open()
         try:
             self._take(rows)
-        except Exception:
-            self._give_up({})
+        except Exception as error:
+            self._give_up({}, because=error)
             raise
 
     def commit(self) -> None:
@@ -240,8 +242,8 @@ class Session:
             for name in sinks:
                 receipts[name] = (self._writers[name].prepare(),)
                 del self._writers[name]
-        except Exception:
-            self._give_up(receipts)
+        except Exception as error:
+            self._give_up(receipts, because=error)
             raise
 
     def _examine(self, receipts: Receipts) -> None:
@@ -251,9 +253,9 @@ class Session:
             self._drop_writers()
             raise
 
-    def _give_up(self, receipts: Receipts) -> None:
+    def _give_up(self, receipts: Receipts, *, because: BaseException | None = None) -> None:
         self._drop_writers()
-        self._coordinator.abort(receipts)
+        self._coordinator.abort(receipts, because=because)
 
     def _drop_writers(self) -> None:
         for writer in self._writers.values():

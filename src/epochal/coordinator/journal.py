@@ -62,14 +62,18 @@ class Journal:
         return self._insist(self._newest)[1]
 
     def claim(
-        self, follow: Callable[[State | None], State], kind: RecordKind = RecordKind.CLAIM
+        self,
+        follow: Callable[[State | None], State],
+        kind: RecordKind = RecordKind.CLAIM,
+        *,
+        note: str = "",
     ) -> State:
         """Append what `follow` makes of the newest state. From here on older drivers are fenced."""
         for _ in range(_RACES_MAX):
             number, before = self._insist(self._newest)
             self._number = number
             state = follow(before)
-            if self._fill(number + 1, kind, state):
+            if self._fill(number + 1, kind, state, note):
                 self._require_nothing_above(number + 1)
                 self._number = number + 1
                 return state
@@ -83,10 +87,10 @@ class Journal:
         self._number, state = self._insist(self._newest)
         return self._number, state
 
-    def append(self, kind: RecordKind, state: State) -> None:
+    def append(self, kind: RecordKind, state: State, *, note: str = "") -> None:
         """Make `state` the truth, durably, or raise `Fenced` where somebody else's is newer."""
         number = self._number + 1
-        if not self._fill(number, kind, state):
+        if not self._fill(number, kind, state, note):
             raise self._fenced(f"record {number} was written by another driver")
         self._require_nothing_above(number)
         self._number = number
@@ -119,10 +123,12 @@ class Journal:
                 return numbers[-1], decode(data, f"{self.place}, record {numbers[-1]}").state
         raise InvariantBroken(f"{self.place}: records are listed that can't be read")
 
-    def _fill(self, number: int, kind: RecordKind, state: State) -> bool:
+    def _fill(self, number: int, kind: RecordKind, state: State, note: str) -> bool:
         """True if the slot holds this record, whatever answers were lost on the way."""
         nonce = self._nonce()
-        record = Record(kind=kind, nonce=nonce, written_at=self._clock.now(), state=state)
+        record = Record(
+            kind=kind, nonce=nonce, written_at=self._clock.now(), state=state, note=note
+        )
         data = encode(record)
         return self._insist(
             lambda: self._log.put_if_absent(number, data) or self._holds(number, nonce)

@@ -112,7 +112,7 @@ def give_up(log: EpochLog, word: GivenUp, *, around: Surroundings | None = None)
             )
         return gave_up(state, word)
 
-    return _change(log, follow, around, RecordKind.GAVE_UP)
+    return _change(log, follow, around, RecordKind.GAVE_UP, note=f"{word.by}: {word.because}")
 
 
 def rename(log: EpochLog, *, pipeline: str, around: Surroundings | None = None) -> State:
@@ -125,6 +125,8 @@ def _change(
     follow: Callable[[State], State],
     around: Surroundings | None,
     kind: RecordKind = RecordKind.IDENTITY,
+    *,
+    note: str = "",
 ) -> State:
     around = around or Surroundings()
     journal = Journal(
@@ -140,6 +142,6 @@ def _change(
         return follow(state)
 
     try:
-        return journal.claim(known, kind)
+        return journal.claim(known, kind, note=note)
     finally:
         journal.close()

@@ -39,6 +39,7 @@ from epochal.spark.selecting import arrow_schema, empty_like, taken_by
 from epochal.spark.telling import presented
 from epochal.spark.triggers import require_mode, trigger_words
 from epochal.spark.versions import require_classic, require_streaming, require_supported
+from epochal.telemetry.recording import record_history
 from epochal.terms import EpochNumber, Generation, Identity, SinkName
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ class Pipeline:
     Named sinks under one decision: each micro-batch appears in all of them once, or in none.
 
     `gates` are functions of the prepared epoch that may still refuse it. `log` is where decisions
-    live, inside the checkpoint by default. `fingerprint=False` saves the hashing of rows, and with
-    it the proof by which rows that a target lost could be written again.
+    live, inside the checkpoint by default. `checkpoint` is where `start` goes unless it is told
+    otherwise, and where `epochal recover module:pipeline` and its like look. `fingerprint=False`
+    saves the hashing of rows, and with it the proof by which rows that a target lost could be
+    written again.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Pipeline:
         *,
         limits: Limits = DEFAULT_LIMITS,
         log: Place | None = None,
+        checkpoint: Place | None = None,
         fingerprint: bool = True,
         watch: Watch = watch_nothing,
     ) -> None:
@@ -80,6 +84,7 @@ class Pipeline:
         self.sinks = tuple(sinks)
         self.gates = tuple(gates)
         self.limits = limits
+        self.checkpoint = checkpoint
         self._log = log
         self._fingerprint = fingerprint
         self._watch = watch
@@ -92,7 +97,7 @@ class Pipeline:
     def start(
         self,
         df: DataFrame,
-        checkpoint: Place,
+        checkpoint: Place | None = None,
         *,
         run: str | None = None,
         output_mode: str = "append",
@@ -115,7 +120,7 @@ class Pipeline:
         stateless, narrow = is_stateless(df), is_narrow(df)
         started = self._claim(
             df.sparkSession,
-            checkpoint,
+            self._place(checkpoint),
             schemas=self._schemas(df),
             stateless=stateless,
             narrow=narrow,
@@ -136,7 +141,7 @@ class Pipeline:
 
     def each_batch(
         self,
-        checkpoint: Place,
+        checkpoint: Place | None = None,
         *,
         spark: SparkSession | None = None,
         run: str | None = None,
@@ -152,11 +157,12 @@ class Pipeline:
         """
         session = spark or _active_session()
         self._require_spark(session)
+        place = self._place(checkpoint)
 
         def claim() -> Run:
             return self._claim(
                 session,
-                checkpoint,
+                place,
                 schemas={},
                 stateless=False,
                 narrow=False,
@@ -218,6 +224,12 @@ class Pipeline:
                 committer.close()
         return CheckReport(pipeline=self.name, abilities=abilities)
 
+    def log_of(self, checkpoint: Place | None = None) -> EpochLog:
+        """The epoch log of this pipeline on a checkpoint, for tools that look without Spark."""
+        if self._log is not None:
+            return open_log(self._log)
+        return checkpoint_log(self._place(checkpoint))
+
     # What became of it
 
     @property
@@ -263,6 +275,15 @@ class Pipeline:
         return in_html(self.name, self.sinks, self._status(), self.last_epochs())
 
     # Inside
+
+    def _place(self, checkpoint: Place | None) -> Place:
+        place = self.checkpoint if checkpoint is None else checkpoint
+        if place is None:
+            raise Misconfigured(
+                f"pipeline {self.name!r} has no checkpoint",
+                "name one where it starts, or once for all: Pipeline(…, checkpoint=…)",
+            )
+        return place
 
     def _claim(
         self,
@@ -322,13 +343,15 @@ class Pipeline:
         )
 
     def _coordinator(self, log: EpochLog) -> Coordinator:
-        return Coordinator(
+        coordinator = Coordinator(
             log=log,
             sinks=self.sinks,
             gates=self.gates,
             limits=self.limits,
             around=Surroundings(watch=self._watch),
         )
+        record_history(coordinator.tracker, log, epochs_kept=self.limits.history_epochs_kept)
+        return coordinator
 
     def _runner(self, coordinator: Coordinator, *, stateless: bool, narrow: bool) -> Runner:
         return Runner(

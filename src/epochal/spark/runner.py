@@ -79,12 +79,14 @@ class Runner:
                     receipts, offsets=offsets, began_with=began_with, frame=frame
                 )
         except _PreparingFailed as failed:
-            self.coordinator.abort(failed.receipts)
-            raise told(failed.error, f"epoch {epoch}") from None
+            why = told(failed.error, f"epoch {epoch}")
+            self.coordinator.abort(failed.receipts, because=why)
+            raise why from None
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised again as ours
+            why = told(error, f"epoch {epoch}")
             if self.coordinator.phase is Phase.PREPARING:
-                self.coordinator.abort({})
-            raise told(error, f"epoch {epoch}") from None
+                self.coordinator.abort({}, because=why)
+            raise why from None
 
     def _prepare_in_order(
         self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool

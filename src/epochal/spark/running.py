@@ -70,6 +70,7 @@ class Run:
                 )
             except EpochalError as error:
                 self.error = error
+                self.coordinator.tracker.troubled(error)
                 shown = presented(error)
                 raise shown from shown.__cause__
 

@@ -1,0 +1,221 @@
+"""
+The history of a pipeline: one line an epoch that came to rest, in segments of a few hundred.
+
+    00000000000000000120-0000000003-0000.jsonl    first epoch, generation, part
+    live.json                                     what the driver does now, put every few seconds
+
+A segment begins with a line that says whose it is. Only the newest of a driver is still written to,
+and each time as a whole, so a reader never sees half a line. Names sort as time went, because epoch
+numbers never fall within one log: a page is found by one listing, whatever the number of epochs.
+
+The history is for people. It may lack the last seconds of a driver that was killed, and nothing is
+ever decided by it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from epochal.coordinator import EpochFigures, InDoubtFigures, SinkFigures, Trouble
+from epochal.errors import CorruptRecord
+from epochal.protocol.machine import Phase
+from epochal.telemetry.places import HistoryPlace
+from epochal.terms import EpochNumber, Generation, SinkName
+
+LIVE = "live.json"
+_VERSION = 1
+_SEGMENT = re.compile(r"(?P<first>\d{20})-(?P<generation>\d{10})-(?P<part>\d{4,})\.jsonl")
+_CURSOR = re.compile(r"(?P<segment>\d{20}-\d{10}-\d{4,}\.jsonl):(?P<line>\d+)")
+_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastSink:
+    rows: int
+    bytes: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastEpoch:
+    """One attempt at one epoch, as its driver saw it end."""
+
+    epoch: EpochNumber
+    generation: Generation
+    outcome: str
+    """committed, aborted (tried again under the same number) or failed (decided, goes on later)."""
+    opened_at: float
+    finished_at: float | None
+    seconds: Mapping[str, float]
+    """By phase."""
+    sinks: Mapping[SinkName, PastSink]
+    trouble: Trouble | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(sink.rows for sink in self.sinks.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Epochs, newest first, and where the next page begins."""
+
+    epochs: Sequence[PastEpoch]
+    cursor: str | None
+    """None where there is nothing older."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What a driver said about itself, and when."""
+
+    at: float
+    every_s: float
+    """How often it says so: one that has been silent for much longer is gone."""
+    generation: Generation
+    driver: str
+    epoch: EpochNumber | None = None
+    phase: str = Phase.IDLE.value
+    opened_at: float | None = None
+    rows: int = 0
+    rows_per_s: float = 0.0
+    """Over its last epochs, up to now."""
+    epochs_per_minute: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    in_doubt: Mapping[SinkName, InDoubtFigures] = field(default_factory=dict)
+
+
+def past(figures: EpochFigures, generation: Generation) -> PastEpoch:
+    return PastEpoch(
+        epoch=figures.epoch,
+        generation=generation,
+        outcome=figures.phase.value,
+        opened_at=figures.opened_at,
+        finished_at=figures.finished_at,
+        seconds=_rounded(figures.seconds),
+        sinks={name: _past_sink(sink) for name, sink in figures.sinks.items()},
+        trouble=figures.trouble,
+    )
+
+
+def _past_sink(sink: SinkFigures) -> PastSink:
+    return PastSink(rows=sink.rows, bytes=sink.bytes, seconds=_rounded(sink.seconds))
+
+
+def _rounded(seconds: Mapping[Phase, float]) -> dict[str, float]:
+    return {phase.value: round(spent_s, _DIGITS) for phase, spent_s in seconds.items()}
+
+
+# The written form
+
+
+def segment_name(first: EpochNumber, generation: Generation, part: int) -> str:
+    return f"{first:020d}-{generation:010d}-{part:04d}.jsonl"
+
+
+def header(*, uid: str, pipeline: str, generation: Generation, driver: str) -> bytes:
+    told = {"history": _VERSION, "uid": uid, "pipeline": pipeline}
+    return _line({**told, "generation": generation, "driver": driver})
+
+
+def epoch_line(epoch: PastEpoch) -> bytes:
+    return _line(asdict(epoch))
+
+
+def live_bytes(live: Live) -> bytes:
+    return _line({"live": _VERSION, **asdict(live)})
+
+
+def _line(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _epoch_in(line: bytes) -> PastEpoch:
+    read = json.loads(line)
+    read["sinks"] = {name: PastSink(**sink) for name, sink in read["sinks"].items()}
+    read["trouble"] = None if read["trouble"] is None else Trouble(**read["trouble"])
+    return PastEpoch(**read)
+
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a place holds, for readers."""
+
+    place: HistoryPlace
+
+    def segments(self) -> list[str]:
+        return [name for name in self.place.names() if _SEGMENT.fullmatch(name)]
+
+    def page(self, *, limit: int, cursor: str | None = None) -> Page:
+        """The newest epochs, or those older than a cursor."""
+        segments = self.segments()
+        below: int | None = None
+        if cursor is not None:
+            found = _CURSOR.fullmatch(cursor)
+            if found is None:
+                raise ValueError(f"{cursor!r} is not a cursor")
+            segments = [name for name in segments if name <= found["segment"]]
+            below = int(found["line"]) if found["segment"] in segments else None
+        taken: list[PastEpoch] = []
+        while segments:
+            name = segments.pop()
+            epochs = self.read(name)
+            for at in range(min(len(epochs), len(epochs) if below is None else below) - 1, -1, -1):
+                taken.append(epochs[at])
+                if len(taken) == limit:
+                    is_last = at == 0 and not segments
+                    return Page(epochs=taken, cursor=None if is_last else f"{name}:{at}")
+            below = None
+        return Page(epochs=taken, cursor=None)
+
+    def attempts(self, epoch: EpochNumber) -> list[PastEpoch]:
+        """Every attempt at one epoch, oldest first."""
+        found: list[PastEpoch] = []
+        for name in reversed([name for name in self.segments() if _first(name) <= epoch]):
+            found[:0] = [past_ for past_ in self.read(name) if past_.epoch == epoch]
+            if _first(name) < epoch:
+                break
+        return found
+
+    def read(self, segment: str) -> list[PastEpoch]:
+        lines = (self.place.read(segment) or b"").splitlines()
+        try:
+            if lines and json.loads(lines[0])["history"] > _VERSION:
+                raise CorruptRecord(
+                    f"{segment}: history of version {json.loads(lines[0])['history']}, this "
+                    f"release reads {_VERSION}",
+                    "read it with the release that wrote it, or a newer one",
+                )
+            return [_epoch_in(line) for line in lines[1:]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptRecord(
+                f"{segment}: not a readable part of a history: {error!r}",
+                "the history is for people: the file may be removed, nothing depends on it",
+            ) from error
+
+    def live(self) -> Live | None:
+        """What the newest driver said last; None where nothing readable is there."""
+        try:
+            read = json.loads(self.place.read(LIVE) or b"null")
+            if read is None or read.pop("live") > _VERSION:
+                return None
+            doubts = {name: InDoubtFigures(**told) for name, told in read["in_doubt"].items()}
+            return Live(**{**read, "in_doubt": doubts})
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    def all(self) -> Iterator[PastEpoch]:
+        """Every epoch, oldest first."""
+        for name in self.segments():
+            yield from self.read(name)
+
+
+def _first(segment: str) -> int:
+    return int(segment.partition("-")[0])

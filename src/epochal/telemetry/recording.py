@@ -1,0 +1,198 @@
+"""Writes a history: takes note on the driver's thread, and puts on one of its own.
+
+A storage that hangs or fails costs lines of history and nothing else: they wait in a bounded queue,
+and the oldest go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from epochal.contract import EpochLog
+from epochal.coordinator import EpochFigures, Tracker, Trouble
+from epochal.protocol.machine import Phase
+from epochal.protocol.state import State
+from epochal.telemetry.history import (
+    LIVE,
+    History,
+    Live,
+    epoch_line,
+    header,
+    live_bytes,
+    past,
+    segment_name,
+)
+from epochal.telemetry.places import HistoryPlace, history_place
+from epochal.terms import EpochNumber, Generation
+
+logger = logging.getLogger("epochal")
+
+FLUSH_EVERY_S = 5.0
+_CLOSE_WAIT_MAX_S = 3.0
+_SEGMENT_EPOCHS = 500
+_WAITING_MAX = 10_000
+_RATE_EPOCHS = 20
+
+
+def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None:
+    """Keep a history of what this tracker sees, where the log's storage has room for one."""
+    if epochs_kept <= 0:
+        return
+    try:
+        place = history_place(log)
+    except Exception as error:  # noqa: BLE001  never the reason why a pipeline does not start
+        logger.warning("%s: no history will be kept: %s", log.place, error)
+        return
+    if place is not None:
+        tracker.listen(Recorder(tracker, place, epochs_kept=epochs_kept))
+
+
+@dataclass(slots=True)
+class _Segment:
+    name: str
+    lines: list[bytes] = field(default_factory=list)
+
+
+class Recorder:
+    """One driver's history. Every put is made by one thread, which ends with the driver."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        place: HistoryPlace,
+        *,
+        epochs_kept: int,
+        flush_every_s: float = FLUSH_EVERY_S,
+    ) -> None:
+        self._tracker = tracker
+        self._place = place
+        self._segments_kept = max(1, -(-epochs_kept // _SEGMENT_EPOCHS))
+        self._flush_every_s = flush_every_s
+        self._waiting: deque[tuple[EpochNumber, bytes]] = deque(maxlen=_WAITING_MAX)
+        self._lock = threading.Lock()
+        self._is_closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state: State | None = None
+        self._segment: _Segment | None = None
+        self._parts = 0
+        self._is_failing = False
+
+    # On the driver's thread
+
+    def claimed(self, state: State) -> None:
+        self._state = state
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="epochal-history", daemon=True)
+            self._thread.start()
+
+    def troubled(self, trouble: Trouble) -> None:
+        """An epoch's trouble is in its own line."""
+
+    def ended(self, epoch: EpochFigures) -> None:
+        line = epoch_line(past(epoch, self._generation))
+        with self._lock:
+            self._waiting.append((epoch.epoch, line))
+
+    def close(self) -> None:
+        self._is_closing.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_WAIT_MAX_S)
+
+    # On a thread of its own
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            self._say(is_last=False)
+            self._is_closing.wait(self._flush_every_s)
+        self._say(is_last=True)
+
+    def _say(self, *, is_last: bool) -> None:
+        try:
+            self._flush()
+            self._tell_live(is_last=is_last)
+            self._is_failing = False
+        except Exception as error:  # noqa: BLE001  a history must not stop what it tells about
+            level = logging.DEBUG if self._is_failing else logging.WARNING
+            logger.log(level, "the history can't be written for now: %s", error)
+            self._is_failing = True
+
+    def _flush(self) -> None:
+        while self._waiting:
+            first = self._waiting[0][0]
+            segment = self._segment or self._begin(first)
+            room = _SEGMENT_EPOCHS + 1 - len(segment.lines)
+            with self._lock:
+                waiting = list(self._waiting)[:room]
+            taken = [line for _, line in waiting]
+            self._place.put(segment.name, b"".join([*segment.lines, *taken]))
+            segment.lines += taken
+            with self._lock:
+                # By identity: a full queue may have dropped its oldest meanwhile.
+                while self._waiting and any(self._waiting[0] is one for one in waiting):
+                    self._waiting.popleft()
+            self._segment = segment if len(segment.lines) <= _SEGMENT_EPOCHS else None
+
+    def _begin(self, first: EpochNumber) -> _Segment:
+        state = self._state
+        if state is None:
+            raise RuntimeError("an epoch ended before its driver claimed")
+        name = segment_name(first, state.generation, self._parts)
+        self._parts += 1
+        told = header(
+            uid=state.uid,
+            pipeline=state.pipeline,
+            generation=state.generation,
+            driver=state.driver,
+        )
+        self._forget_old()
+        return _Segment(name, [told])
+
+    def _forget_old(self) -> None:
+        segments = History(place=self._place).segments()
+        if len(segments) >= self._segments_kept:
+            self._place.delete(segments[: len(segments) - self._segments_kept + 1])
+
+    def _tell_live(self, *, is_last: bool) -> None:
+        state = self._state
+        if state is None:
+            return
+        live = Live(
+            at=time.time(),
+            every_s=0.0 if is_last else self._flush_every_s,
+            generation=state.generation,
+            driver=state.driver,
+            in_doubt=self._tracker.in_doubt(),
+        )
+        figures = self._tracker.current()
+        if figures is not None:
+            rows_per_s, epochs_per_minute = _rates(self._tracker.last_epochs(_RATE_EPOCHS), live.at)
+            live = replace(
+                live,
+                epoch=figures.epoch,
+                phase=figures.phase.value,
+                opened_at=figures.opened_at,
+                rows=figures.rows,
+                rows_per_s=rows_per_s,
+                epochs_per_minute=epochs_per_minute,
+                seconds={phase.value: round(s, 3) for phase, s in figures.seconds.items()},
+            )
+        self._place.put(LIVE, live_bytes(live))
+
+    @property
+    def _generation(self) -> Generation:
+        return Generation(0) if self._state is None else self._state.generation
+
+
+def _rates(epochs: Sequence[EpochFigures], now: float) -> tuple[float, float]:
+    """Rows a second and epochs a minute, from the first of these epochs up to now."""
+    done = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED]
+    if not done:
+        return 0.0, 0.0
+    window_s = max(now - done[0].opened_at, 0.001)
+    rows = sum(epoch.rows for epoch in done)
+    return round(rows / window_s, 3), round(60 * len(done) / window_s, 3)
