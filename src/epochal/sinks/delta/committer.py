@@ -1,0 +1,242 @@
+"""
+Carries decisions out on a Delta table: one version an epoch.
+
+The ledger is in the log itself, in the commit that shows the rows (see `names`). It is read on the
+handle on which the commit is made, so of two drivers that carry out one decision at the same time
+one is refused, looks again, and finds it done. After any error the same: look, and only then again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+from epochal.contract import Limits
+from epochal.errors import (
+    Fenced,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    Refused,
+    TryAgain,
+)
+from epochal.sinks.delta.names import Lives, ledger_id
+from epochal.sinks.delta.place import require_ours
+from epochal.sinks.delta.table import (
+    Table,
+    active_paths,
+    add_of,
+    handles_in_history,
+    looking,
+    properties,
+    removals,
+    sorting,
+)
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    handle_prefix,
+)
+
+if TYPE_CHECKING:
+    from epochal.sinks.delta.sink import Delta
+
+
+class DeltaCommitter:
+    def __init__(self, sink: Delta, identity: Identity, limits: Limits) -> None:
+        self._sink = sink
+        self._identity = identity
+        self._limits = limits
+        self._place = sink.place()
+        self._table = Table(self._place)
+        self._lives = Lives(identity)
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        return []
+
+    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+        return None
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        table = self._table.require()
+        if self._proves(table, epoch):
+            raise self._committed_elsewhere(table, epoch)
+        try:
+            self._require_files(epoch, receipts)
+        except PreparedLost as error:
+            raise TryAgain(
+                f"{error.message}; no decision was made", "the epoch is tried again whole"
+            ) from error
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        for wait_ms in (*self._limits.retry_backoff_ms, None):
+            table = self._table.require()
+            if self._proves(table, epoch):
+                self._table.make_recent_durable(table)
+                break
+            self._require_files(epoch, receipts)
+            try:
+                with sorting(self._doing(f"commit epoch {epoch}")):
+                    self._write(table, epoch, receipts)
+                self._table.make_durable(table.version())
+                break
+            except (CommitFailedError, TryAgain) as error:
+                # Refused, or unanswered: the ledger says which, on a handle of its own (I9).
+                if wait_ms is None:
+                    raise OutcomeUnknown(
+                        f"{self._doing(f'commit epoch {epoch}')}: {error}"
+                    ) from error
+                time.sleep(wait_ms / 1000)
+        self._let_go(receipts)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        noted = [receipt for receipt in receipts if self._place.has_note(receipt.handle)]
+        if not noted:
+            return
+        table = self._table.open()
+        is_proven = table is not None and self._proves(table, epoch)
+        for receipt in noted:
+            if is_proven and table is not None and self._is_named(table, receipt.handle):
+                continue
+            self._place.remove(self._files_of(receipt))
+            self._place.remove_note(receipt.handle)
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        prefix = handle_prefix(self._identity.uid)
+        with sorting(self._doing("list what is prepared")):
+            notes = [note for note in self._place.notes() if note.name.startswith(prefix)]
+        listed = [
+            InDoubt(name=note.name, handle=Handle.parse(note.name), age_s=note.age_s)
+            for note in notes
+        ]
+        tag = self._identity.tag
+        return [one for one in listed if one.handle is None or one.handle.sink == tag]
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        if self._place.has_note(receipt.handle):
+            return Proof.UNKNOWN
+        table = self._table.open()
+        if table is not None and self._proves(table, epoch):
+            named = handles_in_history(table, epoch, handle_prefix(receipt.handle.uid))
+            if named is None:
+                return Proof.UNKNOWN
+            return Proof.COMMITTED if str(receipt.handle) in named else Proof.ABORTED
+        # A task without rows leaves nothing: that there is nothing proves nothing.
+        return Proof.ABORTED if _files(receipt) else Proof.UNKNOWN
+
+    def newest(self) -> Sequence[Mark]:
+        table = self._table.open()
+        return [] if table is None else self._lives.newest(looking(table))
+
+    def prune(self, below: EpochNumber) -> None:
+        """The log keeps one number a pipeline, whatever the number of its epochs."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    # The commit
+
+    def _doing(self, verb: str) -> str:
+        return f"sink {self._identity.sink!r} on {self._place.uri}: {verb}"
+
+    def _proves(self, table: DeltaTable, epoch: EpochNumber) -> bool:
+        newest = looking(table)(ledger_id(self._identity.uid, self._identity.tag))
+        return newest is not None and newest >= epoch
+
+    def _write(self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        columns = table.metadata().partition_columns
+        files = [file for receipt in receipts for file in _files(receipt)]
+        adds = [add_of(file) for file in files]
+        taken = []
+        if self._sink.mode == "overwrite_partitions":
+            taken = removals(table, [file["partition"] for file in files], columns)
+        table.create_write_transaction(
+            [*adds, *taken],
+            mode="append",
+            schema=table.schema(),
+            partition_by=columns,
+            commit_properties=self._properties(table, epoch, receipts),
+        )
+
+    def _properties(
+        self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> Any:
+        return properties(
+            self._lives.to_write(looking(table), epoch),
+            epoch=epoch,
+            handles=[receipt.handle for receipt in receipts],
+        )
+
+    def _require_files(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """See every file from here: a commit would take missing ones, and no reader would."""
+        wanted = [(receipt, file) for receipt in receipts for file in _files(receipt)]
+        with sorting(self._doing("look for prepared files")):
+            sizes = self._place.sizes([file["path"] for _, file in wanted])
+        lost = {
+            str(receipt.handle)
+            for (receipt, file), size in zip(wanted, sizes, strict=True)
+            if size != file["bytes"]
+        }
+        if lost:
+            raise PreparedLost(
+                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are not below "
+                f"{self._place.uri} as their tasks wrote them, and the log does not prove them "
+                "committed",
+                "somebody removed them (VACUUM with a short retention does), or driver and "
+                "executors don't see the same folder",
+                handles=tuple(sorted(lost)),
+            )
+
+    def _let_go(self, receipts: Sequence[Receipt]) -> None:
+        """The rows are visible: nothing of these attempts is in doubt any more."""
+        for receipt in receipts:
+            if _files(receipt):
+                self._place.remove_note(receipt.handle)
+
+    def _committed_elsewhere(self, table: DeltaTable, epoch: EpochNumber) -> Fenced | Refused:
+        fact = f"epoch {epoch} is being written, and {self._place.uri} proves it committed"
+        named = handles_in_history(table, epoch, handle_prefix(self._identity.uid)) or ()
+        handles = [handle for one in named if (handle := Handle.parse(one)) is not None]
+        newest = max((handle.generation for handle in handles), default=None)
+        if newest is not None and newest > self._identity.generation:
+            return Fenced(
+                f"{fact} by generation {newest}; this driver is {self._identity.generation}",
+                "another driver has taken this checkpoint over: leave this one stopped",
+            )
+        return Refused(
+            f"{fact} already: the epoch log is older than the table",
+            "the log or the checkpoint was restored from a backup: start with the newer one, or "
+            "with a run= of its own",
+        )
+
+    # Clearing up
+
+    def _is_named(self, table: DeltaTable, handle: Handle) -> bool:
+        """Whether the commit of its epoch named a handle, or may have: such files are not ours."""
+        if any(f"{handle}-" in path for path in active_paths(table)):
+            return True
+        named = handles_in_history(table, handle.epoch, handle_prefix(handle.uid))
+        return named is None or str(handle) in named
+
+    def _files_of(self, receipt: Receipt) -> list[str]:
+        told = [require_ours(file["path"], receipt.handle) for file in _files(receipt)]
+        if told:
+            return told
+        noted = self._place.noted_files(receipt.handle)
+        return list(noted) if noted is not None else self._place.named(receipt.handle)
+
+
+def _files(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
+    return cast("Sequence[Mapping[str, Any]]", receipt.token.get("files", ()))

@@ -1,0 +1,185 @@
+"""The declaration of a Delta table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike, fspath
+from os.path import normpath
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from epochal.contract import APPEND_ONLY, Committer, Limits, Task
+from epochal.errors import Misconfigured
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.delta.place import Place, local_folder
+from epochal.sinks.delta.writer import DeltaWriter, Shape
+from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.terms import Identity, Json
+
+Mode = Literal["append", "overwrite_partitions", "merge"]
+
+_MODES = ("append", "overwrite_partitions", "merge")
+_COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
+
+
+@dataclass(frozen=True)
+class Delta(Declaration):
+    """
+    A Delta table: each epoch is one version of it, whole or not there at all.
+
+    `mode="append"` adds rows; `"overwrite_partitions"` replaces the partitions that an epoch has
+    rows for; `"merge"` updates, inserts and deletes by `keys`. Tasks write the files, the driver
+    commits them with the epoch's number as the table's application transaction.
+    """
+
+    kind: ClassVar[str] = "delta"
+
+    table: str | PathLike[str]
+    """A folder, or a URL that deltalake knows: s3://bucket/path, gs://…, abfss://…"""
+    _: KW_ONLY
+    mode: Mode = "append"
+    keys: Sequence[str] | str = ()
+    """Columns that say which row is meant, for merge."""
+    order_by: Sequence[str] | str = ()
+    """Of several rows of one key in one epoch the highest by these columns wins."""
+    delete_when: str | None = None
+    """A condition in SQL (DataFusion's) over the columns that arrive: rows that delete their key."""
+    partition_by: Sequence[str] | None = None
+    """Columns of a table that is made here; of one that exists it must be what the table has."""
+    create_table: Literal["never", "if_missing"] = "never"
+    evolve: Literal["never", "add_columns"] = "never"
+    storage_options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
+    """As deltalake takes them; a value may be `env(…)` or `file(…)`."""
+    compression: str = "snappy"
+    max_file_bytes: int = 256 * 1024 * 1024
+    """A file that has reached this is closed and another begun."""
+    buffer_bytes_max: int = 64 * 1024 * 1024
+    """How much a task holds in memory, over all partition values."""
+    open_files_max: int = 64
+    recovery_window_s: float = 3 * 24 * 3600.0
+    """How long a pipeline may be down and still go on: the table must remember it that long."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", _address(self.table))
+        for option in ("keys", "order_by"):
+            object.__setattr__(self, option, _names(getattr(self, option)))
+        if self.partition_by is not None:
+            object.__setattr__(self, "partition_by", _names(self.partition_by))
+        held = {
+            name: HeldSecret(value) if isinstance(value, str) else value
+            for name, value in self.storage_options.items()
+        }
+        object.__setattr__(self, "storage_options", held)
+        super().__post_init__()
+        self._require_options()
+
+    def _require_options(self) -> None:
+        for option, known in (
+            ("mode", _MODES),
+            ("create_table", ("never", "if_missing")),
+            ("evolve", ("never", "add_columns")),
+            ("compression", _COMPRESSIONS),
+        ):
+            value = getattr(self, option)
+            if value not in known:
+                raise Misconfigured(f"Delta: {option}={value!r}", f"one of {', '.join(known)}")
+        if self.mode == "merge" and not self.keys:
+            raise Misconfigured("Delta: mode='merge' without keys", 'keys=["id"]')
+        for option in ("keys", "order_by", "delete_when"):
+            if self.mode != "merge" and getattr(self, option):
+                raise Misconfigured(
+                    f"Delta: {option} with mode={self.mode!r}, which looks at no key",
+                    f"mode='merge', or no {option}",
+                )
+        for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max"):
+            if getattr(self, option) < 1:
+                raise Misconfigured(f"Delta: {option}={getattr(self, option)}", "a number above 0")
+
+    @property
+    def target(self) -> str:
+        return str(self.table)
+
+    @property
+    def output_modes(self) -> frozenset[str]:
+        return frozenset({"append", "update"}) if self.mode == "merge" else APPEND_ONLY
+
+    def describe(self) -> Mapping[str, Json]:
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "mode": self.mode,
+            "keys": list(self.keys),
+            "partition_by": None if self.partition_by is None else list(self.partition_by),
+        }
+
+    def place(self) -> Place:
+        """The table's files, with secrets read now."""
+        revealed = {
+            name: value if isinstance(value, str) else value.reveal()
+            for name, value in self.storage_options.items()
+        }
+        return Place(self.target, revealed)
+
+    def writer(self, task: Task) -> DeltaWriter:
+        handout = task.handout if isinstance(task.handout, Mapping) else {}
+        is_staged = self.mode == "merge"
+        declared = handout.get("partition_by", self.partition_by) or ()
+        shape = Shape(
+            partition_by=() if is_staged else _names(declared),  # type: ignore[arg-type]
+            is_staged=is_staged,
+            types=_types(task.schema, handout.get("types")),
+            compression=self.compression,
+            max_file_bytes=self.max_file_bytes,
+            buffer_bytes_max=self.buffer_bytes_max,
+            open_files_max=self.open_files_max,
+            stats_columns_max=int(str(handout.get("stats_columns", 32))),
+        )
+        return DeltaWriter(task, self.place(), shape)
+
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        try:
+            # Here, as tasks do without it: a fresh worker pays for every import.
+            from epochal.sinks.delta.committer import DeltaCommitter  # noqa: PLC0415
+        except ImportError as error:
+            raise Misconfigured(
+                f"the Delta sink needs a package that is not installed: {error.name}",
+                "pip install 'epochal[delta]'",
+            ) from error
+        return DeltaCommitter(self, identity, limits)
+
+
+def _address(table: str | PathLike[str]) -> str:
+    """Absolute from here on: executors have a working directory of their own."""
+    given = fspath(table)
+    if not given:
+        raise Misconfigured("Delta needs a table, and its path is empty")
+    parts = urlsplit(given)
+    if "://" in given and (parts.username or parts.password):
+        raise Misconfigured(
+            f"Delta: the URL of {parts.scheme}://{parts.hostname} carries credentials",
+            "give them as storage_options, each as env(…) or file(…)",
+        )
+    local = local_folder(given)
+    return given.rstrip("/") if local is None else normpath(Path(local).absolute())
+
+
+def _names(given: Sequence[str] | str) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _types(schema: pa.Schema, wider: Json) -> dict[str, pa.DataType]:
+    """The types that the driver told by name, each as a simple type's alias."""
+    told = wider if isinstance(wider, Mapping) else {}
+    return {name: _alias(str(told[name])) for name in schema.names if name in told}
+
+
+def _alias(text: str) -> pa.DataType:
+    decimal = re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text)
+    if decimal is not None:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    return pa.type_for_alias(text)

@@ -1,0 +1,36 @@
+"""The promises of `contract`, judged as every sink is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sinks.delta.delta_stage import leftovers, made, rows
+
+from epochal.sinks.delta import Delta
+from epochal.testing.conformance import SinkConformance, Target
+from epochal.testing.trial import SCHEMA
+
+SECRET = "hunter2-s3cret"
+
+
+class _Conformance(SinkConformance):
+    options: Mapping[str, Any] = MappingProxyType({})
+    partitioned: tuple[str, ...] = ()
+
+    def make(self, tmp_path: Path) -> Target:
+        folder = tmp_path / "table"
+        made(folder, SCHEMA, partition_by=list(self.partitioned))
+        options = {"storage_options": {"secret_access_key": SECRET}, **self.options}
+        return Target(
+            sink=Delta(folder, partition_by=self.partitioned or None, **options),
+            visible=lambda: rows(folder),
+            leftovers=lambda: leftovers(folder),
+            secrets=[SECRET],
+        )
+
+
+class TestAppend(_Conformance):
+    pass
