@@ -1,0 +1,86 @@
+"""`epochal receiver`: takes rows of `Http` sinks in, and commits them when it is told to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.errors import Misconfigured
+from epochal.receiver.door import Door
+from epochal.receiver.handlers import load_handler
+
+
+def receiver(  # noqa: PLR0917  typer reads the options off the signature
+    data: Annotated[Path, typer.Option(help="The folder that holds receiver.sqlite.")],
+    port: Annotated[int, typer.Option(help="0 takes a free one and tells it.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Loopback unless tokens or client certificates are asked for.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option(help="Bearer tokens, one a line; any of them opens.")
+    ] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Called inside the transaction of every commit."
+        ),
+    ] = None,
+    keeps_rows: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-rows/--drop-rows",
+            help="Keep committed rows in the table `rows`; by default where there is no handler.",
+        ),
+    ] = None,
+    body_mb_max: Annotated[int, typer.Option(min=1, help="The largest body taken, in MB.")] = 64,
+    certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="TLS: ask clients for a certificate.")
+    ] = None,
+) -> None:
+    """
+    Receive rows of Http sinks in two phases, durable in one SQLite file.
+
+    Committed rows can be read by SQL, by GET /rows, or are handed to a function of yours.
+    """
+    from epochal.receiver.server import Tls, serve  # noqa: PLC0415  needs epochal[receiver]
+
+    if (certificate is None) != (key is None) or (client_ca is not None and key is None):
+        raise Misconfigured("TLS needs both a certificate and its key", "--certificate and --key")
+    serve(
+        data,
+        host=host,
+        port=port,
+        door=Door(tokens=_tokens(token_file), body_bytes_max=body_mb_max * 1024 * 1024),
+        tls=(
+            None
+            if certificate is None or key is None
+            else Tls(certificate=certificate, key=key, client_ca=client_ca)
+        ),
+        handler=None if handler is None else load_handler(handler),
+        keeps_rows=handler is None if keeps_rows is None else keeps_rows,
+        ready=lambda address: _tell(f"ready at {address}, Ctrl-C stops it"),
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _tokens(file: Path | None) -> tuple[bytes, ...]:
+    if file is None:
+        return ()
+    try:
+        lines = [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise Misconfigured(
+            f"--token-file: {file}: {error.strerror}", "name a readable file"
+        ) from error
+    if not lines:
+        raise Misconfigured(f"--token-file: {file} holds no token", "one token a line")
+    return tuple(lines)

@@ -1,0 +1,8 @@
+"""The receiving end of `Http`: two-phase commit over HTTP, durable in one SQLite file.
+
+What it promises a sink is in `store`, its answers in `answers`, its address book in `openapi`.
+"""
+
+from epochal.receiver.handlers import ReceivedCommit
+
+__all__ = ["ReceivedCommit"]

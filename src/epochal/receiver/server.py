@@ -1,0 +1,101 @@
+"""Runs the receiver as a process."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from epochal.errors import Misconfigured
+from epochal.receiver.database import Database
+from epochal.receiver.door import Door
+from epochal.receiver.handlers import Handler
+from epochal.receiver.store import Store
+
+try:
+    import uvicorn
+
+    from epochal.receiver.app import make_app
+except ImportError as error:
+    raise Misconfigured(
+        f"the receiver needs a package that is not installed: {error.name}",
+        "pip install 'epochal[receiver]'",
+    ) from error
+
+_FILE = "receiver.sqlite"
+_DRAIN_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    """Ask clients for a certificate of this authority."""
+
+
+def serve(
+    data: Path,
+    *,
+    host: str,
+    port: int,
+    door: Door,
+    tls: Tls | None = None,
+    handler: Handler | None = None,
+    keeps_rows: bool = True,
+    ready: Callable[[str], None],
+) -> None:
+    """Answer until a signal comes. `ready` hears the address once it can be reached."""
+    _require_guarded(host, door, tls)
+    store = Store(Database(data / _FILE), handler=handler, keeps_rows=keeps_rows)
+    config = uvicorn.Config(
+        make_app(store, door),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_S,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else str(tls.key),
+        ssl_ca_certs=None if tls is None or tls.client_ca is None else str(tls.client_ca),
+        ssl_cert_reqs=(
+            ssl.CERT_NONE if tls is None or tls.client_ca is None else ssl.CERT_REQUIRED
+        ),
+    )
+    _Telling(config, lambda at: ready(f"{'http' if tls is None else 'https'}://{at}")).run()
+
+
+class _Telling(uvicorn.Server):
+    """Says where it listens: with port 0 nobody else knows."""
+
+    def __init__(self, config: uvicorn.Config, tell: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._tell = tell
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._tell(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _require_guarded(host: str, door: Door, tls: Tls | None) -> None:
+    is_asked_who = bool(door.tokens) or (tls is not None and tls.client_ca is not None)
+    if not _is_loopback(host) and not is_asked_who:
+        raise Misconfigured(
+            f"the receiver would listen on {host} for everybody",
+            "give it --token-file, or --certificate, --key and --client-ca; or listen on 127.0.0.1",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

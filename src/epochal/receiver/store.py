@@ -1,0 +1,297 @@
+"""
+What the receiver remembers, and how it changes. Every verb is one SQLite transaction.
+
+    unknown ──part──► open ──seal──► prepared ──commit──► committed
+       └───────abort─────┴──────abort────┴──► aborted
+
+Aborted is a stone that stays: a part that arrives late finds it. Committed is never left. Both are
+forgotten when their sink says that their epoch is settled; names of such epochs are then refused.
+Committing the last transaction of an epoch is followed by its mark, which proves the whole epoch,
+also one without any transaction (I8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from epochal.receiver.answers import Refusal, State, Transaction, out_of_state
+from epochal.receiver.bodies import Rows
+from epochal.receiver.database import Database
+from epochal.receiver.handlers import Handler, ReceivedCommit, without_transactions
+from epochal.terms import Handle
+
+_PREFIX_END = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose rows these are, by the names that people gave."""
+
+    pipeline: str
+    sink: str
+    run: str | None
+
+
+class Store:
+    def __init__(
+        self, database: Database, *, handler: Handler | None = None, keeps_rows: bool = True
+    ) -> None:
+        self._database = database
+        self._handler = handler
+        self._keeps_rows = keeps_rows
+
+    # Preparing
+
+    def prepare(self, txn: str, rows: Rows) -> Transaction:
+        """A whole transaction in one request: durable and invisible afterwards."""
+        handle = _handle(txn)
+        with self._database.writing() as db:
+            self._take_part(db, handle, 0, rows)
+            return self._seal(db, handle, 1)
+
+    def take_part(self, txn: str, part: int, rows: Rows) -> Transaction:
+        """One part of a transaction. The same part again is the same; another content replaces."""
+        handle = _handle(txn)
+        with self._database.writing() as db:
+            self._take_part(db, handle, part, rows)
+            return _find(db, handle)
+
+    def seal(self, txn: str, parts: int) -> Transaction:
+        """All parts are there: prepared."""
+        handle = _handle(txn)
+        with self._database.writing() as db:
+            return self._seal(db, handle, parts)
+
+    def _take_part(self, db: sqlite3.Connection, handle: Handle, part: int, rows: Rows) -> None:
+        txn, found = str(handle), _find(db, handle)
+        digest = hashlib.sha256(rows.lines).digest()
+        known = db.execute("SELECT digest FROM parts WHERE txn = ? AND part = ?", (txn, part))
+        if found.state is State.PREPARED and known.fetchone() == (digest,):
+            return
+        if found.state not in (State.UNKNOWN, State.OPEN):
+            raise out_of_state(txn, found.state, "prepared with other rows")
+        if found.state is State.UNKNOWN:
+            _put(db, handle, State.OPEN)
+        db.execute(
+            "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)",
+            (txn, part, rows.count, digest, zlib.compress(rows.lines, 1)),
+        )
+
+    def _seal(self, db: sqlite3.Connection, handle: Handle, parts: int) -> Transaction:
+        txn, found = str(handle), _find(db, handle)
+        if found.state is State.PREPARED:
+            return found
+        if found.state is not State.OPEN:
+            raise out_of_state(txn, found.state, "sealed")
+        held = db.execute("SELECT part, rows FROM parts WHERE txn = ? ORDER BY part", (txn,))
+        counts = dict(held.fetchall())
+        if sorted(counts) != list(range(parts)):
+            raise Refusal(409, f"{txn} has the parts {sorted(counts)}, not {parts}", State.OPEN)
+        db.execute(
+            "UPDATE transactions SET state = 'prepared', rows = ? WHERE txn = ?",
+            (sum(counts.values()), txn),
+        )
+        return _find(db, handle)
+
+    # Deciding
+
+    def rehearse(self, txns: Sequence[str], owner: Owner) -> None:
+        """Apply prepared transactions and take all of it back: what can fail fails now (I3)."""
+        handles = [_handle(txn) for txn in txns]
+        with self._database.trying() as db:
+            for handle in handles:
+                found = _find(db, handle)
+                if found.state is not State.PREPARED:
+                    raise out_of_state(found.txn, found.state, "rehearsed")
+                try:
+                    self._apply(db, handle, owner)
+                except Exception as error:  # whatever the handler says no with
+                    told = f"{type(error).__name__}: {error}"
+                    raise Refusal(422, f"the handler refused {handle}: {told}") from error
+
+    def commit(self, txn: str, owner: Owner) -> Transaction:
+        """Make a prepared transaction visible. Again is the same."""
+        handle = _handle(txn)
+        with self._database.writing() as db:
+            found = _find(db, handle)
+            if found.state is State.COMMITTED:
+                return found
+            if found.state is not State.PREPARED:
+                raise out_of_state(txn, found.state, "committed")
+            self._apply(db, handle, owner)
+            db.execute("DELETE FROM parts WHERE txn = ?", (txn,))
+            _put(db, handle, State.COMMITTED, rows=found.rows)
+            return _find(db, handle)
+
+    def abort(self, txn: str) -> Transaction:
+        """Throw a transaction away, for good. A committed one is left alone, and that is told."""
+        handle = _handle(txn)
+        with self._database.writing() as db:
+            found = _find(db, handle)
+            if found.state is State.COMMITTED:
+                raise out_of_state(txn, found.state, "aborted")
+            if found.state not in (State.ABORTED, State.FORGOTTEN):
+                db.execute("DELETE FROM parts WHERE txn = ?", (txn,))
+                _put(db, handle, State.ABORTED)
+            return _find(db, handle)
+
+    def _apply(self, db: sqlite3.Connection, handle: Handle, owner: Owner) -> None:
+        txn = str(handle)
+        if self._keeps_rows:
+            whose = (owner.pipeline, owner.sink, owner.run, handle.uid, handle.sink, handle.epoch)
+            db.executemany(
+                "INSERT INTO rows (pipeline, sink, run, uid, tag, epoch, txn, row)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                ((*whose, txn, line) for line in _lines(db, txn)),
+            )
+        if self._handler is not None:
+            commit = ReceivedCommit(
+                connection=db,
+                txn=txn,
+                pipeline=owner.pipeline,
+                sink=owner.sink,
+                run=owner.run,
+                epoch=handle.epoch,
+                rows=partial(_parsed, db, txn),
+            )
+            with without_transactions(db):
+                self._handler(commit)
+
+    # Asking
+
+    def find(self, txn: str) -> Transaction:
+        handle = _handle(txn)
+        with self._database.reading() as db:
+            found = _find(db, handle)
+        if found.state in (State.UNKNOWN, State.FORGOTTEN):
+            raise out_of_state(txn, found.state, "shown")
+        return found
+
+    def in_doubt(self, prefix: str, *, after: str, limit: int) -> Sequence[Transaction]:
+        """What is open or prepared, by name: at most `limit`, those that follow `after`."""
+        with self._database.reading() as db:
+            rows = db.execute(
+                "SELECT txn, state, rows, since FROM transactions"
+                " WHERE state IN ('open', 'prepared') AND txn >= ? AND txn < ? AND txn > ?"
+                " ORDER BY txn LIMIT ?",
+                (prefix, prefix + _PREFIX_END, after, limit),
+            ).fetchall()
+        return [_transaction(row) for row in rows]
+
+    def rows(self, *, after: int, limit: int, is_whole: bool) -> Sequence[Mapping[str, Any]]:
+        """Visible rows in the order in which they became so."""
+        place = "whole_epochs" if is_whole else "rows"
+        with self._database.reading() as db:
+            found = db.execute(
+                f"SELECT seq, pipeline, sink, run, epoch, txn, row FROM {place}"  # noqa: S608
+                " WHERE seq > ? ORDER BY seq LIMIT ?",
+                (after, limit),
+            ).fetchall()
+        names = ("seq", "pipeline", "sink", "run", "epoch", "txn", "row")
+        return [dict(zip(names, (*row[:-1], json.loads(row[-1])), strict=True)) for row in found]
+
+    # Proofs of epochs
+
+    def mark(self, uid: str, tag: str, epoch: int, owner: Owner, txns: Sequence[str]) -> None:
+        """An epoch is whole: all these transactions are committed, and there are no others (I2)."""
+        told = json.dumps(sorted(txns))
+        with self._database.writing() as db:
+            if epoch < _settled_below(db, uid, tag):
+                raise Refusal(410, f"epoch {epoch} of {uid} is settled", State.FORGOTTEN)
+            known = db.execute(
+                "SELECT txns FROM marks WHERE uid = ? AND tag = ? AND epoch = ?", (uid, tag, epoch)
+            ).fetchone()
+            if known is not None and known[0] != told:
+                raise Refusal(409, f"epoch {epoch} of {uid} is marked with {known[0]}")
+            states = {txn: _find(db, _handle(txn)).state for txn in txns}
+            open_ = [txn for txn, state in states.items() if state is not State.COMMITTED]
+            if open_:
+                raise Refusal(409, f"epoch {epoch} of {uid} is not whole: {open_}")
+            db.execute(
+                "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (uid, tag, epoch, owner.pipeline, owner.sink, owner.run, told),
+            )
+
+    def newest(self, pipeline: str, sink: str) -> Sequence[Mapping[str, Any]]:
+        with self._database.reading() as db:
+            found = db.execute(
+                "SELECT uid, max(epoch), run FROM marks WHERE pipeline = ? AND sink = ?"
+                " GROUP BY uid, tag",
+                (pipeline, sink),
+            ).fetchall()
+        return [{"uid": uid, "epoch": epoch, "run": run} for uid, epoch, run in found]
+
+    def forget(self, uid: str, tag: str, below: int) -> int:
+        """Forget proofs of epochs under `below`, and under the newest: returns the new limit."""
+        with self._database.writing() as db:
+            (newest,) = db.execute(
+                "SELECT max(epoch) FROM marks WHERE uid = ? AND tag = ?", (uid, tag)
+            ).fetchone()
+            limit = max(_settled_below(db, uid, tag), min(below, newest or 0))
+            db.execute("INSERT OR REPLACE INTO lives VALUES (?, ?, ?)", (uid, tag, limit))
+            old = (uid, tag, limit)
+            db.execute("DELETE FROM marks WHERE uid = ? AND tag = ? AND epoch < ?", old)
+            db.execute(
+                "DELETE FROM transactions WHERE uid = ? AND tag = ? AND epoch < ?"
+                " AND state IN ('committed', 'aborted')",
+                old,
+            )
+        return limit
+
+
+def _handle(txn: str) -> Handle:
+    handle = Handle.parse(txn)
+    if handle is None:
+        raise Refusal(400, f"{txn!r} is not the name of a transaction")
+    return handle
+
+
+def _find(db: sqlite3.Connection, handle: Handle) -> Transaction:
+    row = db.execute(
+        "SELECT txn, state, rows, since FROM transactions WHERE txn = ?", (str(handle),)
+    ).fetchone()
+    if row is not None:
+        return _transaction(row)
+    is_old = handle.epoch < _settled_below(db, handle.uid, handle.sink)
+    return Transaction(txn=str(handle), state=State.FORGOTTEN if is_old else State.UNKNOWN)
+
+
+def _transaction(row: tuple[str, str, int, float]) -> Transaction:
+    txn, state, rows, since = row
+    return Transaction(txn=txn, state=State(state), rows=rows, age_s=max(0.0, time.time() - since))
+
+
+def _put(db: sqlite3.Connection, handle: Handle, state: State, *, rows: int = 0) -> None:
+    db.execute(
+        "INSERT OR REPLACE INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (str(handle), handle.uid, handle.sink, handle.epoch, state.value, rows, time.time()),
+    )
+
+
+def _settled_below(db: sqlite3.Connection, uid: str, tag: str) -> int:
+    row = db.execute(
+        "SELECT settled_below FROM lives WHERE uid = ? AND tag = ?", (uid, tag)
+    ).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _lines(db: sqlite3.Connection, txn: str) -> Iterator[str]:
+    parts = db.execute("SELECT part FROM parts WHERE txn = ? ORDER BY part", (txn,)).fetchall()
+    for (part,) in parts:
+        query = "SELECT body FROM parts WHERE txn = ? AND part = ?"
+        (body,) = db.execute(query, (txn, part)).fetchone()
+        lines = zlib.decompress(body)
+        # Only at newlines: text may hold other characters that Python takes for line ends.
+        yield from (line.decode() for line in lines.split(b"\n") if line)
+
+
+def _parsed(db: sqlite3.Connection, txn: str) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in _lines(db, txn))
