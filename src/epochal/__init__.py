@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from epochal.session import Session
     from epochal.sinks.files import Files, read_epochs
+    from epochal.sinks.iceberg import Iceberg
     from epochal.sinks.memory import Memory
     from epochal.sinks.postgres import Postgres
     from epochal.sinks.secrets import env, file
@@ -38,6 +39,7 @@ _HOMES = {
     "Fenced": "epochal.errors",
     "Files": "epochal.sinks.files",
     "GateRefused": "epochal.errors",
+    "Iceberg": "epochal.sinks.iceberg",
     "InvariantBroken": "epochal.errors",
     "Limits": "epochal.contract",
     "Memory": "epochal.sinks.memory",
@@ -60,6 +62,7 @@ __all__ = [
     "Fenced",
     "Files",
     "GateRefused",
+    "Iceberg",
     "InvariantBroken",
     "Limits",
     "Memory",

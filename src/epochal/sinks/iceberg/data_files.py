@@ -1,0 +1,111 @@
+"""What a receipt says of a data file: all that a manifest needs, as JSON (never a pickle).
+
+Bounds and partition values are written as the bytes that Iceberg's own format defines for single
+values, so that they come back exactly, whatever their type.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+from pyiceberg.types import StructType
+
+from epochal.errors import InvariantBroken
+from epochal.terms import Json, Receipt
+
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+
+
+def file_out(file: DataFile, name: str, metadata: TableMetadata) -> dict[str, Json]:
+    """One file of a receipt; its place is the receipt's folder, so only its name is kept."""
+    told: dict[str, Json] = {
+        "name": name,
+        "rows": file.record_count,
+        "bytes": file.file_size_in_bytes,
+        "splits": list(file.split_offsets or ()),
+        "sorted": file.sort_order_id,
+    }
+    for field in _COUNTS:
+        told[field] = {str(key): count for key, count in (getattr(file, field) or {}).items()}
+    for field in _BOUNDS:
+        told[field] = {
+            str(key): b64encode(bound).decode()
+            for key, bound in (getattr(file, field) or {}).items()
+        }
+    kinds = partition_type(metadata, file.spec_id)
+    told["partition"] = [
+        None if value is None else b64encode(to_bytes(field.field_type, value)).decode()
+        for field, value in zip(kinds.fields, _values(file.partition), strict=True)
+    ]
+    return told
+
+
+def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
+    """The data files that a receipt names, for the manifest of a snapshot."""
+    listed = receipt.token.get("files", ())
+    if not listed:
+        return []
+    folder, spec_id = str(receipt.token["folder"]), int(receipt.token["spec"])  # type: ignore[arg-type]
+    if str(receipt.handle) != folder.rsplit("/", 1)[-1]:
+        raise InvariantBroken(f"the receipt of {receipt.handle} names files in {folder}")
+    if spec_id not in metadata.specs():
+        raise InvariantBroken(
+            f"{receipt.handle} wrote for partition spec {spec_id}, which the table no longer has",
+            "was the table dropped and made again under the same name?",
+        )
+    return [_file_in(told, folder, spec_id, metadata) for told in listed]  # type: ignore[union-attr]
+
+
+def locations_in(receipt: Receipt) -> list[str]:
+    """Where the files of a receipt are."""
+    listed: Any = receipt.token.get("files", ())
+    return [f"{receipt.token['folder']}/{told['name']}" for told in listed]
+
+
+def partition_type(metadata: TableMetadata, spec_id: int) -> StructType:
+    return metadata.specs()[spec_id].partition_type(metadata.schema())
+
+
+def _file_in(told: Any, folder: str, spec_id: int, metadata: TableMetadata) -> DataFile:
+    kinds = partition_type(metadata, spec_id)
+    partition = Record(
+        *(
+            None if value is None else from_bytes(field.field_type, b64decode(value))
+            for field, value in zip(kinds.fields, told["partition"], strict=True)
+        )
+    )
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{folder}/{told['name']}",
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        record_count=told["rows"],
+        file_size_in_bytes=told["bytes"],
+        **{field: _counts(told[field]) for field in _COUNTS},
+        **{field: _bounds(told[field]) for field in _BOUNDS},
+        key_metadata=None,
+        split_offsets=told["splits"] or None,
+        equality_ids=None,
+        sort_order_id=told["sorted"],
+    )
+    file.spec_id = spec_id
+    return file
+
+
+def _values(record: Record) -> list[Any]:
+    return [record[at] for at in range(len(record))]
+
+
+def _counts(told: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): count for key, count in told.items()}
+
+
+def _bounds(told: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(key): b64decode(bound) for key, bound in told.items()}

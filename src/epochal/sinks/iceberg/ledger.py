@@ -1,0 +1,149 @@
+"""The ledger: properties of the table, set in the very metadata commit that adds the rows (I9).
+
+One property an epoch, and only of the newest epoch of a life: a commit removes those below its own.
+Properties outlive the expiry of snapshots and any compaction. There is a key for each epoch, not
+one that is overwritten, because a catalog compares and swaps a branch's snapshot but never a
+property: a driver that wakes up late may set the key of an old epoch again, which changes nothing,
+and can't set back what a newer driver wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from epochal.terms import EpochNumber, Handle, Identity, Mark, Uid
+
+_KEY = re.compile(r"epochal\.(?P<uid>[a-z2-7]{12})\.(?P<tag>[0-9a-f]{8})\.(?P<epoch>\d{1,19})")
+
+Winner = tuple[int, int, int]
+"""Generation, partition and attempt: what tells a handle of one epoch of one sink from others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the table proves of one epoch."""
+
+    uid: Uid
+    epoch: EpochNumber
+    pipeline: str
+    sink: str
+    run: str | None
+    generation: int
+    winners: frozenset[Winner]
+
+    def names(self, handle: Handle) -> bool:
+        return winner(handle) in self.winners
+
+
+class Ledger:
+    """The ledger of one sink of one pipeline, read from a table's properties."""
+
+    def __init__(self, identity: Identity, properties: Mapping[str, str]) -> None:
+        self._identity = identity
+        self._properties = properties
+
+    @property
+    def newest(self) -> Entry | None:
+        """The newest epoch of this life of the pipeline that the table proves."""
+        mine = self._keys()
+        return (
+            _entry(max(mine), self._properties[mine[max(mine)]], self._identity) if mine else None
+        )
+
+    def find(self, epoch: EpochNumber) -> Entry | None:
+        key = self._key(epoch)
+        return (
+            _entry(epoch, self._properties[key], self._identity)
+            if key in self._properties
+            else None
+        )
+
+    def is_done(self, epoch: EpochNumber) -> bool:
+        """Whether this epoch or a later one is committed: then this one was, long ago."""
+        return any(known >= epoch for known in self._keys())
+
+    def marks(self) -> list[Mark]:
+        """The newest epoch of every uid that wrote under this pipeline's and this sink's name."""
+        newest: dict[Uid, Mark] = {}
+        for key, value in self._properties.items():
+            found = _KEY.fullmatch(key)
+            if found is None or found["tag"] != self._identity.tag:
+                continue
+            told = json.loads(value)
+            if (told["pipeline"], told["sink"]) != (self._identity.pipeline, self._identity.sink):
+                continue
+            mark = Mark(
+                uid=Uid(found["uid"]), epoch=EpochNumber(int(found["epoch"])), run=told["run"]
+            )
+            if mark.uid not in newest or newest[mark.uid].epoch < mark.epoch:
+                newest[mark.uid] = mark
+        return list(newest.values())
+
+    def written(self, epoch: EpochNumber, handles: Iterable[Handle]) -> dict[str, str]:
+        """The property that proves an epoch."""
+        told = {
+            "pipeline": self._identity.pipeline,
+            "sink": self._identity.sink,
+            "run": self._identity.run,
+            "generation": self._identity.generation,
+            "won": _runs(sorted(winner(handle) for handle in handles)),
+        }
+        return {self._key(epoch): json.dumps(told, separators=(",", ":"))}
+
+    def outdated(self, epoch: EpochNumber) -> list[str]:
+        """The properties of older epochs, all settled before this one began."""
+        return sorted(key for known, key in self._keys().items() if known < epoch)
+
+    def _key(self, epoch: EpochNumber) -> str:
+        return f"epochal.{self._identity.uid}.{self._identity.tag}.{epoch}"
+
+    def _keys(self) -> dict[EpochNumber, str]:
+        prefix = f"epochal.{self._identity.uid}.{self._identity.tag}."
+        return {
+            EpochNumber(int(key[len(prefix) :])): key
+            for key in self._properties
+            if key.startswith(prefix) and key[len(prefix) :].isdigit()
+        }
+
+
+def winner(handle: Handle) -> Winner:
+    return int(handle.generation), handle.partition, handle.attempt
+
+
+def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
+    told: dict[str, Any] = json.loads(value)
+    return Entry(
+        uid=identity.uid,
+        epoch=epoch,
+        pipeline=told["pipeline"],
+        sink=told["sink"],
+        run=told["run"],
+        generation=told["generation"],
+        winners=frozenset(_unrolled(told["won"])),
+    )
+
+
+def _runs(winners: Sequence[Winner]) -> list[list[int]]:
+    """
+    Winners as runs: Spark gives the tasks of a stage numbers in a row, so a thousand first attempts
+    are one run and the property stays short.
+    """
+    runs: list[list[int]] = []
+    for generation, partition, attempt in winners:
+        if runs:
+            of, first, number, count = runs[-1]
+            if (generation, partition, attempt) == (of, first + count, number + count):
+                runs[-1][3] += 1
+                continue
+        runs.append([generation, partition, attempt, 1])
+    return runs
+
+
+def _unrolled(runs: Iterable[Sequence[int]]) -> Iterable[Winner]:
+    for generation, partition, attempt, count in runs:
+        for step in range(count):
+            yield generation, partition + step, attempt + step

@@ -1,0 +1,138 @@
+"""The declaration of an Iceberg sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from epochal.contract import APPEND_ONLY, Limits, Task
+from epochal.errors import Misconfigured
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.secrets import Secret
+from epochal.terms import Identity, Json, SinkName
+
+try:
+    from epochal.sinks.iceberg.attempt import FileLimits
+    from epochal.sinks.iceberg.committer import IcebergCommitter
+    from epochal.sinks.iceberg.opening import Place, parse_place
+    from epochal.sinks.iceberg.writer import IcebergWriter
+except ImportError as error:
+    raise Misconfigured(
+        f"the Iceberg sink needs a package that is not installed: {error.name}",
+        "pip install 'epochal[iceberg]'",
+    ) from error
+
+Mode = Literal["append", "upsert", "overwrite_partitions"]
+Evolve = Literal["never", "add_columns"]
+_MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Iceberg(Declaration):
+    """
+    A table of an Iceberg catalog, in format version 1 or 2, with Parquet files.
+
+    An epoch is one snapshot: readers see it whole or not at all. The table must exist.
+
+    `mode="append"` adds rows. `mode="upsert"` replaces rows of the same `keys`; files that hold
+    such rows are written anew, by the driver. `mode="overwrite_partitions"` replaces the partitions
+    that an epoch has rows for, and the whole of a table without partitions.
+    """
+
+    kind: ClassVar[str] = "iceberg"
+
+    catalog: str
+    """`lake.shop.orders`; or the catalog alone, with the table apart."""
+    table: str | None = None
+    _: KW_ONLY
+    properties: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
+    """The catalog's, as pyiceberg names them, beside those in its own configuration."""
+    mode: Mode = "append"
+    keys: Sequence[str] | str = ()
+    """Fields that say which row is meant, for upsert."""
+    order_by: Sequence[str] | str = ()
+    """Of several rows of one key in one epoch the highest by these fields wins."""
+    evolve: Evolve = "never"
+    branch: str = _MAIN
+    """Which branch of the table is written."""
+    audit_branch: str | None = None
+    """A branch where gates find each epoch before it is decided; removed afterwards."""
+    snapshots_kept: int | None = None
+    """How many of this sink's own snapshots stay; older ones are expired with each commit."""
+    file_bytes_max: int = 128 * 1024 * 1024
+    """A file that holds this much, as it is in memory, is closed and another begun."""
+    buffer_bytes_max: int = 64 * 1024 * 1024
+    """How much a task holds in memory; up to two files' worth where the table has a sort order."""
+    open_files_max: int = 64
+    """How many files a task keeps open; one more closes the one that rested longest."""
+
+    place: Place = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set("place", parse_place(self.catalog, self.table, self.properties))
+        self._set("catalog", self.place.catalog)
+        self._set("table", self.place.table)
+        self._set("properties", dict(self.place.properties))
+        for option in ("keys", "order_by"):
+            given = getattr(self, option)
+            self._set(option, (given,) if isinstance(given, str) else tuple(given))
+        if not self.name and self.branch != _MAIN:
+            self._set("name", SinkName(f"{self.kind}:{self.target}"))
+        super().__post_init__()
+        self._check_options()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_options(self) -> None:
+        for option, known in (("mode", get_args(Mode)), ("evolve", get_args(Evolve))):
+            if getattr(self, option) not in known:
+                raise Misconfigured(
+                    f"Iceberg: {option}={getattr(self, option)!r}", f"one of {', '.join(known)}"
+                )
+        is_upsert = self.mode == "upsert"
+        if is_upsert and not self.keys:
+            raise Misconfigured("Iceberg: mode='upsert' without keys", 'keys=["id"]')
+        for option in ("keys", "order_by"):
+            if getattr(self, option) and not is_upsert:
+                raise Misconfigured(
+                    f"Iceberg: {option} with mode={self.mode!r}, which looks at no key",
+                    f"mode='upsert', or no {option}",
+                )
+        for option in ("file_bytes_max", "buffer_bytes_max", "open_files_max", "snapshots_kept"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise Misconfigured(f"Iceberg: {option}={value}", "give a number above zero")
+        if self.audit_branch in (self.branch, _MAIN, ""):
+            raise Misconfigured(
+                f"Iceberg: audit_branch={self.audit_branch!r}, which is where readers are",
+                f'another name, such as audit_branch="{self.table}_audit"',
+            )
+
+    @property
+    def target(self) -> str:
+        return str(self.place) if self.branch == _MAIN else f"{self.place}@{self.branch}"
+
+    @property
+    def output_modes(self) -> frozenset[str]:
+        return frozenset({"append", "update"}) if self.mode == "upsert" else APPEND_ONLY
+
+    @property
+    def file_limits(self) -> FileLimits:
+        return FileLimits(file_bytes_max=self.file_bytes_max, open_files_max=self.open_files_max)
+
+    def describe(self) -> Mapping[str, Json]:
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "mode": self.mode,
+            "branch": self.branch,
+            "evolve": self.evolve,
+        }
+
+    def writer(self, task: Task) -> IcebergWriter:
+        return IcebergWriter(self, task)
+
+    def committer(self, identity: Identity, limits: Limits) -> IcebergCommitter:
+        return IcebergCommitter(self, identity, limits)

@@ -1,0 +1,173 @@
+"""A warehouse with a SQL catalog, and a pipeline in miniature for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import LongType, NestedField, StringType
+
+from epochal.contract import Limits, Task
+from epochal.sinks.iceberg import Iceberg
+from epochal.sinks.iceberg.committer import IcebergCommitter
+from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+
+UID = Uid("abcdefgh2345")
+ORDERS = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+
+
+@dataclass
+class Warehouse:
+    """A catalog as its users open it, and a reader of its tables that knows nothing of ours."""
+
+    properties: dict[str, str]
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    catalog: Catalog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.catalog = load_catalog("lake", **self.properties)
+        self.catalog.create_namespace_if_not_exists("shop")
+
+    def create(
+        self,
+        schema: Schema = ORDERS,
+        spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        **options: Any,
+    ) -> str:
+        name = f"shop.orders{next(self.numbers)}"
+        self.catalog.create_table(name, schema=schema, partition_spec=spec, **options)
+        return name
+
+    def sink(self, name: str, **options: Any) -> Iceberg:
+        return Iceberg(f"lake.{name}", **{"properties": self.properties, **options})
+
+    def load(self, name: str) -> Table:
+        return self.catalog.load_table(name)
+
+    def rows(self, name: str, **scan: Any) -> list[dict[str, Any]]:
+        return self.load(name).scan(**scan).to_arrow().to_pylist()
+
+    def ids(self, name: str) -> list[int]:
+        return sorted(row["id"] for row in self.rows(name))
+
+    def history(self, name: str) -> list[dict[str, str]]:
+        """The summaries of all snapshots, in order."""
+        return [dict(one.summary.additional_properties) for one in self.load(name).snapshots()]
+
+    def leftovers(self, name: str) -> list[str]:
+        """Files of ours that no live snapshot of the table needs."""
+        table = self.load(name)
+        folder = Path(table.location().removeprefix("file://")) / "data" / "epochal"
+        used = {
+            entry.data_file.file_path.removeprefix("file://")
+            for snapshot in table.snapshots()
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        }
+        there = [path for path in folder.rglob("*") if path.is_file()]
+        empty = [path for path in folder.glob("epochal-*") if not any(path.iterdir())]
+        return [str(path) for path in [*there, *empty] if str(path) not in used]
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One driver of one pipeline with one sink, and its tasks."""
+
+    sink: Iceberg
+    generation: int = 1
+    uid: Uid = UID
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    opened: list[IcebergCommitter] = field(default_factory=list)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(
+            pipeline="orders",
+            uid=self.uid,
+            sink=self.sink.name,
+            generation=Generation(self.generation),
+        )
+
+    @property
+    def committer(self) -> IcebergCommitter:
+        if not self.opened:
+            self.opened.append(self.sink.committer(self.identity, Limits()))
+        return self.opened[0]
+
+    def fresh(self, **changes: Any) -> Life:
+        return replace(self, opened=[], **changes)
+
+    def close(self) -> None:
+        for committer in self.opened:
+            committer.close()
+        self.opened.clear()
+
+    def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
+        handout = self.committer.begin(EpochNumber(epoch))
+        handle = self.identity.handle(
+            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
+        )
+        return self.sink.writer(Task(handle=handle, schema=schema, handout=handout))
+
+    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
+        writer = self.writer(rows.schema, epoch, partition)
+        for batch in rows.to_batches():
+            writer.write(batch)
+        return writer.prepare()
+
+    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
+        """A whole epoch, each table a task."""
+        if parts:
+            self.committer.check(parts[0].schema)
+        receipts = [self.prepare(rows, epoch, at) for at, rows in enumerate(parts)]
+        self.committer.rehearse(EpochNumber(epoch), receipts)
+        self.committer.commit(EpochNumber(epoch), receipts)
+        return receipts
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
+    """SQLite and a local folder: a whole Iceberg, with nothing to start."""
+    made = Warehouse(
+        {
+            "type": "sql",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/warehouse",
+        }
+    )
+    yield made
+    made.catalog.close()
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., Life]]:
+    lives: list[Life] = []
+
+    def born(sink: Iceberg, **changes: Any) -> Life:
+        lives.append(Life(sink=sink, **changes))
+        return lives[-1]
+
+    yield born
+    for life in lives:
+        life.close()
+
+
+def orders(*ids: int, name: str = "row") -> pa.Table:
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "name": pa.array([f"{name} {i}" for i in ids])}
+    )
+
+
+@pytest.fixture
+def some() -> Callable[..., pa.Table]:
+    """Rows with these ids."""
+    return orders

@@ -1,0 +1,33 @@
+"""The promises of `contract`, judged as every sink is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from epochal.testing.conformance import SinkConformance, Target
+
+SECRET = "hunter2-s3cret"
+
+
+class TestIceberg(SinkConformance):
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @pytest.fixture(autouse=True)
+    def _at(self, warehouse) -> None:
+        self._warehouse = warehouse
+
+    def make(self, tmp_path: Path) -> Target:
+        warehouse = self._warehouse
+        name = warehouse.create()
+        properties = {**warehouse.properties, "s3.secret-access-key": SECRET}
+        return Target(
+            sink=warehouse.sink(name, properties=properties, **self.options),
+            visible=lambda: warehouse.rows(name),
+            leftovers=lambda: warehouse.leftovers(name),
+            secrets=[SECRET],
+        )
