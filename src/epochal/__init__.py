@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         Unsettled,
     )
     from epochal.session import Session
+    from epochal.sinks.delta import Delta
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.iceberg import Iceberg
+    from epochal.sinks.kafka import Kafka, json
     from epochal.sinks.memory import Memory
     from epochal.sinks.postgres import Postgres
     from epochal.sinks.secrets import env, file
@@ -35,12 +37,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Delta": "epochal.sinks.delta",
     "EpochalError": "epochal.errors",
     "Fenced": "epochal.errors",
     "Files": "epochal.sinks.files",
     "GateRefused": "epochal.errors",
     "Iceberg": "epochal.sinks.iceberg",
     "InvariantBroken": "epochal.errors",
+    "Kafka": "epochal.sinks.kafka",
     "Limits": "epochal.contract",
     "Memory": "epochal.sinks.memory",
     "Misconfigured": "epochal.errors",
@@ -53,17 +57,20 @@ _HOMES = {
     "TryAgain": "epochal.errors",
     "Unsettled": "epochal.errors",
     "env": "epochal.sinks.secrets",
+    "json": "epochal.sinks.kafka",
     "file": "epochal.sinks.secrets",
     "read_epochs": "epochal.sinks.files",
 }
 
 __all__ = [
+    "Delta",
     "EpochalError",
     "Fenced",
     "Files",
     "GateRefused",
     "Iceberg",
     "InvariantBroken",
+    "Kafka",
     "Limits",
     "Memory",
     "Misconfigured",
@@ -77,6 +84,7 @@ __all__ = [
     "Unsettled",
     "env",
     "file",
+    "json",
     "read_epochs",
 ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
 from sinks.delta.delta_stage import leftovers, made, rows
 
 from epochal.sinks.delta import Delta
@@ -18,19 +19,30 @@ SECRET = "hunter2-s3cret"
 
 class _Conformance(SinkConformance):
     options: Mapping[str, Any] = MappingProxyType({})
+    schema = SCHEMA
     partitioned: tuple[str, ...] = ()
 
     def make(self, tmp_path: Path) -> Target:
         folder = tmp_path / "table"
-        made(folder, SCHEMA, partition_by=list(self.partitioned))
+        made(folder, self.schema, partition_by=list(self.partitioned))
         options = {"storage_options": {"secret_access_key": SECRET}, **self.options}
         return Target(
             sink=Delta(folder, partition_by=self.partitioned or None, **options),
             visible=lambda: rows(folder),
             leftovers=lambda: leftovers(folder),
+            schema=self.schema,
             secrets=[SECRET],
         )
 
 
 class TestAppend(_Conformance):
     pass
+
+
+class TestPartitionedAppend(_Conformance):
+    schema = SCHEMA.append(pa.field("day", pa.date32()))
+    partitioned = ("day",)
+
+
+class TestMerge(_Conformance):
+    options = MappingProxyType({"mode": "merge", "keys": ["id"]})

@@ -9,12 +9,12 @@ one is refused, looks again, and finds it done. After any error the same: look, 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError
 
 from epochal.contract import Limits
 from epochal.errors import (
@@ -25,8 +25,19 @@ from epochal.errors import (
     Refused,
     TryAgain,
 )
+from epochal.sinks.delta.checking import (
+    Plan,
+    abilities,
+    check_delete_when,
+    check_missing,
+    plan_for,
+    steering,
+)
+from epochal.sinks.delta.merging import merge
 from epochal.sinks.delta.names import Lives, ledger_id
 from epochal.sinks.delta.place import require_ours
+from epochal.sinks.delta.rehearsing import Rehearsal, files_of
+from epochal.sinks.delta.schema import delta_schema
 from epochal.sinks.delta.table import (
     Table,
     active_paths,
@@ -62,12 +73,23 @@ class DeltaCommitter:
         self._place = sink.place()
         self._table = Table(self._place)
         self._lives = Lives(identity)
+        self._schema: pa.Schema | None = None
+        self._plan: Plan | None = None
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
-        return []
+        self._schema = schema
+        table = self._table.open()
+        if table is None:
+            check_missing(self._sink, schema)
+        else:
+            plan_for(self._sink, table, schema)
+        check_delete_when(self._sink, schema)
+        return abilities(table)
 
     def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
-        return None
+        if self._plan is None:
+            self._plan = self._ready()
+        return self._plan.handout()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         table = self._table.require()
@@ -79,6 +101,9 @@ class DeltaCommitter:
             raise TryAgain(
                 f"{error.message}; no decision was made", "the epoch is tried again whole"
             ) from error
+        # Anew: somebody may have changed the table since the epoch began.
+        plan = plan_for(self._sink, table, self._schema)
+        Rehearsal(sink=self._sink, place=self._place, epoch=epoch, receipts=receipts).judge(plan)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         for wait_ms in (*self._limits.retry_backoff_ms, None):
@@ -102,15 +127,17 @@ class DeltaCommitter:
         self._let_go(receipts)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self._plan = None
         noted = [receipt for receipt in receipts if self._place.has_note(receipt.handle)]
         if not noted:
             return
         table = self._table.open()
         is_proven = table is not None and self._proves(table, epoch)
         for receipt in noted:
-            if is_proven and table is not None and self._is_named(table, receipt.handle):
+            is_named = is_proven and table is not None and self._is_named(table, receipt.handle)
+            if is_named and self._sink.mode != "merge":
                 continue
-            self._place.remove(self._files_of(receipt))
+            self._place.remove(self._paths_of(receipt))
             self._place.remove_note(receipt.handle)
 
     def in_doubt(self) -> Sequence[InDoubt]:
@@ -134,7 +161,7 @@ class DeltaCommitter:
                 return Proof.UNKNOWN
             return Proof.COMMITTED if str(receipt.handle) in named else Proof.ABORTED
         # A task without rows leaves nothing: that there is nothing proves nothing.
-        return Proof.ABORTED if _files(receipt) else Proof.UNKNOWN
+        return Proof.ABORTED if files_of(receipt) else Proof.UNKNOWN
 
     def newest(self) -> Sequence[Mark]:
         table = self._table.open()
@@ -156,8 +183,16 @@ class DeltaCommitter:
         return newest is not None and newest >= epoch
 
     def _write(self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        files = [file for receipt in receipts for file in files_of(receipt)]
+        properties_ = self._properties(table, epoch, receipts)
+        if self._sink.mode == "merge":
+            before = table.version()
+            if files:
+                merge(self._sink, table, self._place, files, properties_)
+            if table.version() > before:
+                return
+            files = []
         columns = table.metadata().partition_columns
-        files = [file for receipt in receipts for file in _files(receipt)]
         adds = [add_of(file) for file in files]
         taken = []
         if self._sink.mode == "overwrite_partitions":
@@ -167,8 +202,51 @@ class DeltaCommitter:
             mode="append",
             schema=table.schema(),
             partition_by=columns,
-            commit_properties=self._properties(table, epoch, receipts),
+            commit_properties=properties_,
         )
+
+    def _ready(self) -> Plan:
+        """Make what is missing and was asked for: the table, its new columns."""
+        table = self._table.open()
+        if table is None:
+            table = self._created()
+        plan = plan_for(self._sink, table, self._schema)
+        if plan.fit is None or not plan.fit.new or self._schema is None:
+            return plan
+        new = pa.schema([self._schema.field(name).with_nullable(True) for name in plan.fit.new])
+        try:
+            with sorting(self._doing("add columns")):
+                table.alter.add_columns(list(delta_schema(new).fields))
+        except CommitFailedError as error:
+            raise TryAgain(f"{self._doing('add columns')}: {error}") from error
+        return plan_for(self._sink, self._table.require(), self._schema)
+
+    def _created(self) -> DeltaTable:
+        check_missing(self._sink, self._schema)
+        if self._schema is None:
+            raise Misconfigured(
+                f"{self._place.uri} is to be created, and its columns are not known yet",
+                "start the pipeline, which knows them",
+            )
+        written = [
+            column.with_nullable(True)
+            for column in self._schema
+            if self._sink.mode != "merge"
+            or column.name not in steering(self._sink, self._schema)
+            or column.name in self._sink.order_by
+        ]
+        try:
+            with sorting(self._doing("create the table")):
+                DeltaTable.create(
+                    self._place.uri,
+                    delta_schema(pa.schema(written)),
+                    mode="ignore",
+                    partition_by=list(self._sink.partition_by or ()),
+                    storage_options=self._place.options,
+                )
+        except CommitFailedError as error:
+            raise TryAgain(f"{self._doing('create the table')}: {error}") from error
+        return self._table.require()
 
     def _properties(
         self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]
@@ -181,7 +259,7 @@ class DeltaCommitter:
 
     def _require_files(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """See every file from here: a commit would take missing ones, and no reader would."""
-        wanted = [(receipt, file) for receipt in receipts for file in _files(receipt)]
+        wanted = [(receipt, file) for receipt in receipts for file in files_of(receipt)]
         with sorting(self._doing("look for prepared files")):
             sizes = self._place.sizes([file["path"] for _, file in wanted])
         lost = {
@@ -202,7 +280,10 @@ class DeltaCommitter:
     def _let_go(self, receipts: Sequence[Receipt]) -> None:
         """The rows are visible: nothing of these attempts is in doubt any more."""
         for receipt in receipts:
-            if _files(receipt):
+            files = files_of(receipt)
+            if files and self._sink.mode == "merge":
+                self._place.remove([require_ours(one["path"], receipt.handle) for one in files])
+            if files:
                 self._place.remove_note(receipt.handle)
 
     def _committed_elsewhere(self, table: DeltaTable, epoch: EpochNumber) -> Fenced | Refused:
@@ -230,13 +311,9 @@ class DeltaCommitter:
         named = handles_in_history(table, handle.epoch, handle_prefix(handle.uid))
         return named is None or str(handle) in named
 
-    def _files_of(self, receipt: Receipt) -> list[str]:
-        told = [require_ours(file["path"], receipt.handle) for file in _files(receipt)]
+    def _paths_of(self, receipt: Receipt) -> list[str]:
+        told = [require_ours(file["path"], receipt.handle) for file in files_of(receipt)]
         if told:
             return told
         noted = self._place.noted_files(receipt.handle)
         return list(noted) if noted is not None else self._place.named(receipt.handle)
-
-
-def _files(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
-    return cast("Sequence[Mapping[str, Any]]", receipt.token.get("files", ()))

@@ -6,9 +6,10 @@ checkpoints, log clean-up and compaction. Three kinds of ids are written, in the
 shows an epoch's rows:
 
     epochal-<uid>-s<tag>             number = the epoch: the ledger
-    epochal-name-<digest>-<n>        number = the n-th uid that wrote under this pipeline's and sink's name
+    epochal-name-<digest>-<n>        number = the n-th uid that wrote under this name
     epochal-run-<uid>-s<tag>-<n>     number = the n-th seven bytes of the run's key
 
+The digest is of the pipeline's and the sink's name together.
 Ids can be looked up and not listed, which is why the lives of one name are numbered: whoever asks
 counts up until there is none (I10). A uid is twelve characters of base32, sixty bits, and so fits.
 """

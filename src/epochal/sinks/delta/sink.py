@@ -48,7 +48,7 @@ class Delta(Declaration):
     order_by: Sequence[str] | str = ()
     """Of several rows of one key in one epoch the highest by these columns wins."""
     delete_when: str | None = None
-    """A condition in SQL (DataFusion's) over the columns that arrive: rows that delete their key."""
+    """A condition in DataFusion's SQL over the columns that arrive: rows that delete their key."""
     partition_by: Sequence[str] | None = None
     """Columns of a table that is made here; of one that exists it must be what the table has."""
     create_table: Literal["never", "if_missing"] = "never"

@@ -99,6 +99,7 @@ class DeltaWriter:
         for folder in list(self._open):
             self._open.pop(folder).close()
         sizes = self._sealed()
+        is_partitioned = bool(self._shape.partition_by)
         nulls = {
             name for file in self._made for name, some in file.statistics.nulls.items() if some
         }
@@ -107,7 +108,10 @@ class DeltaWriter:
             fingerprint=Fingerprint(sum(file.statistics.rows for file in self._made)),
             bytes=sum(sizes),
             token={
-                "files": [_told(file, size) for file, size in zip(self._made, sizes, strict=True)],
+                "files": [
+                    _told(file, size, is_partitioned)
+                    for file, size in zip(self._made, sizes, strict=True)
+                ],
                 "nulls": sorted(nulls),
             },
         )
@@ -198,12 +202,12 @@ def _in_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     return pa.schema([column.with_type(types.get(column.name, column.type)) for column in schema])
 
 
-def _told(file: _File, size: int) -> Json:
+def _told(file: _File, size: int, is_partitioned: bool) -> Json:
     if file.footer is None:
         raise Misconfigured(f"{file.path} was not closed")
     return {
         "path": file.path,
         "bytes": size,
-        "partition": values_of(file.path),
+        "partition": values_of(file.path) if is_partitioned else {},
         "stats": file.statistics.told(file.footer),
     }

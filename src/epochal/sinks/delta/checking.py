@@ -1,0 +1,231 @@
+"""What a table must be for this sink to keep its promise: asked before the first row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from epochal.errors import Misconfigured
+from epochal.sinks.delta.schema import Fit, Problems, delta_schema, fit
+from epochal.sinks.delta.staged import ROWS, StagedRows, no_rows
+from epochal.sinks.files.partitions import check_columns
+from epochal.terms import Ability, Json
+
+if TYPE_CHECKING:
+    from epochal.sinks.delta.sink import Delta
+
+_FEATURES = frozenset(
+    {
+        "allowColumnDefaults",
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "vacuumProtocolCheck",
+    }
+)
+"""Writer features that this sink honours, or looks at more closely below."""
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_DURATION = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
+_VACUUM_DEFAULT = "interval 1 week"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What was found out about a table, for the tasks and for the rehearsal."""
+
+    partition_by: tuple[str, ...]
+    stats_columns: int
+    fit: Fit | None
+
+    def handout(self) -> Json:
+        return {
+            "partition_by": list(self.partition_by),
+            "stats_columns": self.stats_columns,
+            "types": {} if self.fit is None else dict(self.fit.wider),
+        }
+
+
+def check_missing(sink: Delta, schema: pa.Schema | None) -> None:
+    """A table that is to be made: whether these columns can make one."""
+    if sink.create_table == "never":
+        raise Misconfigured(
+            f"there is no Delta table at {sink.target}", "create it, or create_table='if_missing'"
+        )
+    if schema is not None:
+        delta_schema(schema)
+        check_columns(schema, sink.partition_by or ())
+
+
+def plan_for(sink: Delta, table: DeltaTable, schema: pa.Schema | None) -> Plan:
+    """Look at a table, or raise `Misconfigured` with everything against it."""
+    problems = Problems()
+    metadata = table.metadata()
+    _require_features(sink, table, problems)
+    _require_memory(sink, metadata.configuration, problems)
+    columns = tuple(metadata.partition_columns)
+    _require_partitions(sink, columns, schema, problems)
+    fitted = None
+    if schema is not None:
+        fitted = fit(schema, table, steering=steering(sink, schema), problems=problems)
+        _require_new(sink, fitted, problems)
+        _require_keys(sink, fitted, schema, problems)
+    problems.raise_if_any(sink.target)
+    if fitted is not None:
+        _require_rules(sink, fitted, pa.schema(table.schema()))
+    indexed = int(metadata.configuration.get("delta.dataSkippingNumIndexedCols", "32"))
+    return Plan(partition_by=columns, stats_columns=indexed if indexed >= 0 else 10_000, fit=fitted)
+
+
+def abilities(table: DeltaTable | None) -> Sequence[Ability]:
+    retention = None if table is None else _memory(table.metadata().configuration)
+    return [
+        Ability(name="whole epochs", granted=True, because="an epoch is one version of the table"),
+        Ability(
+            name="reset is found",
+            granted=True,
+            because="the log keeps the newest epoch of every life, "
+            + (f"for {retention}" if retention else "for good"),
+        ),
+    ]
+
+
+def steering(sink: Delta, schema: pa.Schema) -> frozenset[str]:
+    """Fields that say which row wins or which is a delete: written only where a column is there."""
+    said = sink.delete_when or ""
+    named = {name for name in schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)}
+    return frozenset((named | set(sink.order_by)) - set(sink.keys))
+
+
+def _require_features(sink: Delta, table: DeltaTable, problems: Problems) -> None:
+    configuration = table.metadata().configuration
+    features = set(table.protocol().writer_features or ())
+    unknown = sorted(features - _FEATURES)
+    if unknown:
+        problems.add(
+            f"the table has the features {', '.join(unknown)}, which this sink does not write",
+            "write to a table without them",
+        )
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        problems.add(
+            "the table maps column names, and files here carry the names themselves",
+            "write to a table without delta.columnMapping.mode",
+        )
+    if sink.mode == "append":
+        return
+    for setting, fact in (
+        ("delta.appendOnly", "the table is append-only"),
+        (
+            "delta.enableChangeDataFeed",
+            "the table keeps a change feed, which needs files of its own",
+        ),
+        ("delta.enableDeletionVectors", "the table has deletion vectors"),
+    ):
+        if configuration.get(setting, "false").lower() == "true":
+            problems.add(
+                f"mode={sink.mode!r}, and {fact} ({setting}=true)", "mode='append', or unset it"
+            )
+
+
+def _require_memory(sink: Delta, configuration: dict[str, str], problems: Problems) -> None:
+    """A table that forgets transactions or files sooner than a pipeline may be down."""
+    for setting, default, what in (
+        ("delta.setTransactionRetentionDuration", None, "forgets which epochs it has"),
+        ("delta.deletedFileRetentionDuration", _VACUUM_DEFAULT, "lets VACUUM take prepared files"),
+    ):
+        told = configuration.get(setting, default)
+        if told is None:
+            continue
+        seconds = _seconds(told)
+        if seconds is None or seconds < sink.recovery_window_s:
+            problems.add(
+                f"the table {what} after {told} ({setting}), and the pipeline may be down for "
+                f"{sink.recovery_window_s / 3600:g} hours (recovery_window_s)",
+                f"raise {setting}, or lower recovery_window_s",
+            )
+
+
+def _memory(configuration: dict[str, str]) -> str | None:
+    return configuration.get("delta.setTransactionRetentionDuration")
+
+
+def _seconds(told: str) -> int | None:
+    found = _DURATION.fullmatch(told.strip())
+    return None if found is None else int(found[1]) * _UNIT_S[found[2].lower()]
+
+
+def _require_partitions(
+    sink: Delta, columns: tuple[str, ...], schema: pa.Schema | None, problems: Problems
+) -> None:
+    if sink.partition_by is not None and tuple(sink.partition_by) != columns:
+        problems.add(
+            f"the table is partitioned by {list(columns)}, not by {list(sink.partition_by)}",
+            "leave partition_by out: an existing table says it itself",
+        )
+    if sink.mode == "overwrite_partitions" and not columns:
+        problems.add(
+            "mode='overwrite_partitions', and the table has no partitions",
+            "partition the table, or mode='append'",
+        )
+    if schema is not None and columns:
+        check_columns(schema, columns)
+
+
+def _require_new(sink: Delta, fitted: Fit, problems: Problems) -> None:
+    if fitted.new and sink.evolve == "never":
+        problems.add(
+            f"the table has no column {', '.join(map(repr, fitted.new))}",
+            "evolve='add_columns', or leave them out with select=",
+        )
+
+
+def _require_keys(sink: Delta, fitted: Fit, schema: pa.Schema, problems: Problems) -> None:
+    for name in (*sink.keys, *sink.order_by):
+        if name not in schema.names:
+            problems.add(f"no field {name!r} arrives", f"the fields are {', '.join(schema.names)}")
+    unwritten = [key for key in sink.keys if key in fitted.new]
+    if unwritten:
+        problems.add(f"the keys {unwritten} are no columns of the table", "name columns it has")
+    if sink.mode == "merge" and fitted.rules and fitted.absent:
+        problems.add(
+            "the table has constraints, and a merge that leaves columns alone "
+            f"({', '.join(fitted.absent)}) can't tell beforehand whether they will hold",
+            "give every column, or drop the constraints",
+        )
+
+
+def _require_rules(sink: Delta, fitted: Fit, schema: pa.Schema) -> None:
+    """Constraints are written in Spark's SQL: see that the engine here understands them."""
+    if not fitted.rules:
+        return
+    with no_rows(schema) as rows:
+        for rule in fitted.rules:
+            _ask(rows, rule.expression, f"{sink.target}: constraint {rule.name!r}")
+
+
+def check_delete_when(sink: Delta, schema: pa.Schema | None) -> None:
+    if sink.delete_when is None or schema is None:
+        return
+    with no_rows(schema) as rows:
+        _ask(rows, sink.delete_when, "Delta: delete_when")
+
+
+def _ask(rows: StagedRows, expression: str, what: str) -> None:
+    try:
+        rows.rows(f"SELECT count(*) FROM {ROWS} WHERE ({expression}) IS NOT TRUE")  # noqa: S608  names are quoted
+    except Exception as error:
+        raise Misconfigured(
+            f"{what}, {expression!r}, can't be evaluated here: {str(error).splitlines()[0]}",
+            "it must be an expression that DataFusion understands",
+        ) from error
