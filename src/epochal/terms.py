@@ -150,6 +150,8 @@ class Offsets:
     """SHA-256 over everything that says which rows these are."""
     text: str = ""
     """The same for people, cut to a bounded length."""
+    sources: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Each source's end, whole, in the engine's own words: not kept in the log."""
 
 
 NO_OFFSETS = Offsets(digest="")
@@ -203,6 +205,8 @@ class InDoubt:
     age_s: float | None = None
     receipt: Receipt | None = None
     """Enough of a receipt to abort it; None where the name alone does."""
+    blocks: str = ""
+    """Who or what waits at the target as long as this is there; empty where nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,12 +154,13 @@ class KafkaServer:
         *,
         features: Mapping[str, int] | None = None,
         settings: Mapping[str, str] | None = None,
+        release: str = RELEASE,
     ) -> None:
         self.folder = folder
         self.certificates = Certificates(folder)
         self.ports = dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
-        self._jars = jars()
+        self._jars = jars(release)
         (folder / "log4j2.yaml").write_text(_LOGGING)
         self._properties = folder / "server.properties"
         lines = {**self._settings(), **(settings or {})}

@@ -309,6 +309,23 @@ class Client:
         self._know(told.node_id, Address(told.host, told.port))
         return told.node_id
 
+    def locate(self, ofs: Sequence[Coordinator]) -> None:
+        """Look many coordinators up in one request; what can't be found is looked up when used."""
+        missing = list(dict.fromkeys(of for of in ofs if of not in self._coordinators))
+        for kind in CoordinatorKind:
+            keys = [of.key for of in missing if of.kind is kind]
+            if len(keys) < 2:
+                continue
+            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
+            link = self._anyone(0)
+            version = versions.choose(request, link.spoken, transaction_version=0)
+            if version < 4:
+                continue
+            for told in link.connection.send(request, version).result().coordinators:
+                if told.error_code == Code.NONE:
+                    self._coordinators[Coordinator(told.key, kind)] = told.node_id
+                    self._know(told.node_id, Address(told.host, told.port))
+
     def _know(self, node_id: int, address: Address) -> None:
         if self.cluster.addresses.get(node_id) != address:
             known = {**self.cluster.addresses, node_id: address}
@@ -335,6 +352,13 @@ class Client:
         """The features that the cluster has switched on, by the newest word of any broker."""
         self._anyone(0)
         return self._features[1]
+
+    def spoken(self, api_key: int) -> tuple[int, int]:
+        """The versions of an API that a broker has; (-1, -1) where it has none."""
+        return self._anyone(0).spoken.get(api_key, (-1, -1))
+
+    def speaks(self, api_key: int) -> bool:
+        return self.spoken(api_key)[1] >= 0
 
     def transaction_version(self) -> int:
         """2 and above: the newer transaction protocol is switched on."""

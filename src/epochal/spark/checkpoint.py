@@ -197,7 +197,7 @@ class Checkpoint:
         told = "; ".join(sources) + (f" ({len(files)} files)" if files else "")
         self._ends = {at: end for at, end in self._ends.items() if at == epoch - 1}
         self._ends[epoch] = sources
-        return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX])
+        return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX], sources=tuple(sources))
 
     def _highest(self, folder: str) -> EpochNumber | None:
         numbers = [int(name) for name in self._folder.names(folder) if name.isdecimal()]

@@ -7,7 +7,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING
 
-from epochal.contract import Rows, Sink
+from epochal.contract import Rows, Shape, Shaped, Sink
 from epochal.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -23,13 +23,23 @@ _NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
 
 
 def taken_by(sink: Sink, batch: Rows) -> DataFrame:
-    """The sink's own rows: `where` first, then `select`."""
+    """The sink's own rows: `where` first, then `select`, then the shape it wants."""
     part: DataFrame = batch if sink.where is None else batch.where(sink.where)
-    if sink.select is None:
-        return part
     if callable(sink.select):
-        return sink.select(part)  # type: ignore[no-any-return]
-    return part.selectExpr(*sink.select)
+        part = sink.select(part)
+    elif sink.select is not None:
+        part = part.selectExpr(*sink.select)
+    return _shaped(part, sink.shape) if isinstance(sink, Shaped) else part
+
+
+def _shaped(part: DataFrame, shape: Shape) -> DataFrame:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    if shape.cluster_by is not None:
+        part = part.repartition(functions.expr(shape.cluster_by))
+    if shape.order_by:
+        part = part.sortWithinPartitions(*map(functions.expr, shape.order_by))
+    return part.selectExpr(*shape.select)
 
 
 def empty_like(frame: DataFrame) -> DataFrame:

@@ -1,0 +1,460 @@
+"""Carries decisions out: ends the transactions that tasks left open, and proves how they ended.
+
+    EndTxn answers NONE                     committed, now or by an earlier call
+    anything else                           ask for proof (I9)
+    proven aborted                          sent again from the spool, or `PreparedLost`
+    neither proven                          `OutcomeUnknown`: asked again
+
+An abort begins the id anew instead of ending the transaction: a task that wakes up late then finds
+itself fenced and can't open it again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from epochal.contract import Limits
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.kafka import faults
+from epochal.kafka.client import Ask, Client
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.describe_transactions import TransactionState
+from epochal.kafka.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from epochal.sinks.kafka import ending, facts, proof
+from epochal.sinks.kafka.again import Resending
+from epochal.sinks.kafka.ledger import Ledger, word
+from epochal.sinks.kafka.names import Names, Slot
+from epochal.sinks.kafka.pool import Pool
+from epochal.sinks.kafka.source_offsets import group_offsets
+from epochal.sinks.kafka.tokens import Handout, Open, open_in
+from epochal.terms import (
+    NO_ROWS,
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Offsets,
+    Proof,
+    Receipt,
+)
+
+if TYPE_CHECKING:
+    from epochal.sinks.kafka.sink import Kafka
+
+_LANES = 8
+"""Connections to a broker, which works on one request of each at a time."""
+_PATTERN_FROM = 2
+"""The version of ListTransactions that takes a pattern; others list all."""
+_MARGIN_PART = 0.1
+_VISIBLE_WITHIN_S = 5.0
+"""How long a commit waits for its markers: what is acknowledged can't be undone any more."""
+_POLL_S = (0.001, 0.002, 0.004, 0.008, 0.016)
+
+
+class KafkaCommitter:
+    def __init__(self, sink: Kafka, identity: Identity, limits: Limits) -> None:
+        self._sink = sink
+        self._identity = identity
+        self._limits = limits
+        self._names = Names(sink.transactional_id_prefix, identity)
+        self._ledger = Ledger(self._names, sink.topic)
+        self._pool = Pool(self._names)
+        self._spool = sink.row_spool()
+        self._kept: Client | None = None
+        self._facts: facts.Facts | None = None
+        self._epoch: EpochNumber | None = None
+        self._began_s: float | None = None
+        self._prepared_s = 0.0
+        self._held: dict[tuple[str, int, int], Handle] = {}
+        """Transactions of the epoch at hand: not to be touched before it is known how they end."""
+        self._source: Offsets | None = None
+        self.pinned_s = 0.0
+        """How long the last epoch's transactions held readers back, about."""
+
+    # Before the decision
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        found = facts.check(self._client, self._sink, self._names, self._ledger, schema)
+        if self._spool is not None:
+            self._spool.place.files("rows")
+        return found
+
+    def begin(self, epoch: EpochNumber) -> Json:
+        known = self._known()
+        held = {name for name, _, _ in self._held}
+        slots = self._pool.ready(self._client, timeout_ms=known.timeout_ms, held=held)
+        self._epoch, self._began_s = epoch, time.monotonic()
+        return self._handout(slots).to_json()
+
+    def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:  # noqa: ARG002
+        self._source = offsets
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """All rows are acknowledged: what is asked is whether the transactions are still open."""
+        self._prepared_s = time.monotonic()
+        opened = self._opened(receipts)
+        self._hold(opened)
+        self._pool.fit(receipts)
+        self._require_open(epoch, [txn for _, txn in opened])
+        extra = self._extra()
+        if extra and opened:
+            for group, offsets in extra:
+                ending.add_offsets(self._client, opened[0][1], group, offsets)
+
+    def require_time(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """A transaction may time out between the decision and its commit: not if it can be had."""
+        opened = [txn for _, txn in self._opened(receipts)]
+        if not opened or self._began_s is None or self._epoch != epoch:
+            return
+        allowed_s = min(txn.timeout_ms for txn in opened) / 1000
+        left_s = allowed_s - (time.monotonic() - self._began_s)
+        needed_s = min(self._limits.commit_timeout_s, allowed_s * _MARGIN_PART)
+        if left_s < needed_s:
+            raise TryAgain(
+                f"epoch {epoch}: {max(left_s, 0):.0f} s are left of the {allowed_s:.0f} s that the "
+                "brokers keep its transactions: too few to decide on it",
+                "smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms)",
+            )
+
+    # After it
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        opened = self._opened(receipts)
+        self._hold(opened)
+        self._pool.fit(receipts)
+        lost = self._end(epoch, opened)
+        if lost:
+            self._write_again(epoch, lost)
+        elif not opened:
+            self._ledger.record(self._client, epoch, self._extra())
+        else:
+            self._await_visible([txn for _, txn in opened])
+            self.pinned_s = (
+                max(txn.open_s for _, txn in opened) + time.monotonic() - self._prepared_s
+                if self._prepared_s
+                else 0.0
+            )
+        self._held.clear()
+        if self._spool is not None:
+            self._spool.remove(receipt.handle for receipt in receipts)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        self._pool.forget()
+        opened = self._opened(receipts)
+        for _, txn in opened:
+            self._held.pop(_key(txn), None)
+        self._abort([txn for _, txn in opened])
+        if self._spool is not None:
+            self._spool.remove(receipt.handle for receipt in receipts)
+
+    # What is there
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        found = self._listed()
+        if self._spool is None:
+            return found
+        known = {one.handle for one in found}
+        kept = self._spool.listed(self._identity.uid, self._identity.tag)
+        return [*found, *(one for one in kept if one.handle not in known)]
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        txn = open_in(receipt)
+        if txn is None:
+            proven = self._ledger.own(self._client)
+            is_proven = proven is not None and proven >= epoch
+            return Proof.COMMITTED if is_proven else Proof.UNKNOWN
+        self._require_cluster(txn)
+        return self._proof(epoch, receipt, txn)
+
+    def newest(self) -> Sequence[Mark] | None:
+        """
+        None where no ledger is found at all: a pipeline that is new, or one whose ledger the
+        brokers have forgotten, which must not pass for a topic that was emptied.
+        """
+        return self._ledger.newest(self._client) or None
+
+    def prune(self, below: EpochNumber) -> None:
+        """There is one number, the newest."""
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    # Asking
+
+    @property
+    def _client(self) -> Client:
+        if self._kept is None:
+            self._kept = self._sink.server.client(
+                lanes=_LANES, patience_s=self._limits.commit_timeout_s
+            )
+        return self._kept
+
+    def _known(self) -> facts.Facts:
+        if self._facts is None:
+            self._facts = facts.gather(self._client, self._sink)
+        return self._facts
+
+    def _handout(self, slots: Mapping[int, tuple[int, int]] | None = None) -> Handout:
+        known = self._known()
+        return Handout(
+            cluster=known.cluster,
+            group=self._names.group,
+            word=word(self._identity.run),
+            timeout_ms=known.timeout_ms,
+            is_v2=self._client.transaction_version() >= 2,
+            batch_bytes_max=known.batch_bytes_max,
+            slots=slots or {},
+        )
+
+    def _extra(self) -> Sequence[tuple[str, ending.Offsets]]:
+        """The source's offsets for the group that was asked for."""
+        if self._sink.commit_offsets is None or self._source is None:
+            return ()
+        offsets = group_offsets(self._source)
+        return [(self._sink.commit_offsets, offsets)] if offsets else ()
+
+    def _opened(self, receipts: Sequence[Receipt]) -> list[tuple[Receipt, Open]]:
+        found = []
+        for receipt in receipts:
+            txn = open_in(receipt)
+            if txn is not None:
+                self._require_cluster(txn)
+                found.append((receipt, txn))
+        return found
+
+    def _require_cluster(self, txn: Open) -> None:
+        here = self._known().cluster
+        if txn.cluster and here and txn.cluster != here:
+            raise Misconfigured(
+                f"{txn.transactional_id} was prepared in the cluster {txn.cluster}, and "
+                f"{self._sink.server.place} is the cluster {here}",
+                "point the sink to the cluster that holds the prepared rows",
+            )
+
+    def _hold(self, opened: Sequence[tuple[Receipt, Open]]) -> None:
+        self._held = {_key(txn): receipt.handle for receipt, txn in opened}
+
+    def _require_open(self, epoch: EpochNumber, txns: Sequence[Open]) -> None:
+        answers = ending.describe(self._client, [txn.transactional_id for txn in txns])
+        for txn, told in zip(txns, answers, strict=True):
+            if isinstance(told, Misconfigured):
+                return
+            if isinstance(told, EpochalError):
+                raise TryAgain(told.message, told.hint)
+            if not proof.is_open(told, txn):
+                raise TryAgain(
+                    f"epoch {epoch}: the transaction {txn.transactional_id} is no longer open "
+                    f"({told.transaction_state or faults.name_of(told.error_code)}); nothing was "
+                    "decided",
+                    f"it had {txn.timeout_ms / 1000:.0f} s: smaller epochs, or a longer "
+                    "transaction_timeout_s",
+                )
+
+    # Ending
+
+    def _end(
+        self, epoch: EpochNumber, opened: Sequence[tuple[Receipt, Open]]
+    ) -> list[tuple[Receipt, Open]]:
+        """Commit all; returns those that are proven aborted."""
+        answers = ending.end(self._client, [txn for _, txn in opened], is_commit=True)
+        lost: list[tuple[Receipt, Open]] = []
+        unclear: list[str] = []
+        for (receipt, txn), answer in zip(opened, answers, strict=True):
+            if isinstance(answer, Misconfigured):
+                raise answer
+            code = -1 if isinstance(answer, EpochalError) else answer.error_code
+            if not isinstance(answer, EpochalError) and code == Code.NONE:
+                self._pool.ended(txn, answer)
+                continue
+            found = self._proof(epoch, receipt, txn)
+            if found is Proof.ABORTED:
+                lost.append((receipt, txn))
+            elif found is Proof.UNKNOWN:
+                said = answer.message if isinstance(answer, EpochalError) else faults.name_of(code)
+                unclear.append(f"{txn.transactional_id}: {said}")
+        if unclear:
+            raise OutcomeUnknown(
+                f"epoch {epoch}: {len(unclear)} of {len(opened)} transactions are neither proven "
+                f"committed nor aborted; {unclear[0]}",
+                "they are asked for again; `kafka-transactions.sh describe` shows how they stand",
+            )
+        return lost
+
+    def _proof(self, epoch: EpochNumber, receipt: Receipt, txn: Open) -> Proof:
+        found = proof.proof_of(self._client, txn)
+        if found is Proof.ABORTED and self._resending is not None and txn.spooled:
+            is_done = self._resending.is_done(self._client, epoch, receipt)
+            return Proof.COMMITTED if is_done else Proof.ABORTED
+        if found is Proof.UNKNOWN and not self._is_open(txn):
+            proven = self._ledger.own(self._client)
+            return Proof.COMMITTED if proven is not None and proven > epoch else found
+        return found
+
+    def _is_open(self, txn: Open) -> bool:
+        (told,) = ending.describe(self._client, [txn.transactional_id])
+        return not isinstance(told, EpochalError) and proof.is_open(told, txn)
+
+    @property
+    def _resending(self) -> Resending | None:
+        if self._spool is None:
+            return None
+        return Resending(self._sink, self._names, self._ledger, self._spool)
+
+    def _write_again(self, epoch: EpochNumber, lost: Sequence[tuple[Receipt, Open]]) -> None:
+        if self._resending is not None and all(txn.spooled for _, txn in lost):
+            for receipt, _ in lost:
+                self._resending.send(self._client, epoch, receipt, self._handout())
+            return
+        handles = tuple(str(receipt.handle) for receipt, _ in lost)
+        raise PreparedLost(
+            f"epoch {epoch}: the brokers aborted {len(lost)} decided transactions, "
+            f"{lost[0][1].transactional_id} among them",
+            f"they were kept for {lost[0][1].timeout_ms / 1000:.0f} s: the driver was away longer; "
+            "spool=… keeps rows so that they can be sent again without a replay",
+            handles=handles,
+        )
+
+    def _await_visible(self, txns: Sequence[Open]) -> None:
+        """Markers follow an acknowledged commit within milliseconds: readers see it after them."""
+        deadline = time.monotonic() + _VISIBLE_WITHIN_S
+        left, turn = list(txns), 0
+        while left:
+            answers = ending.describe(self._client, [txn.transactional_id for txn in left])
+            left = [
+                txn
+                for txn, told in zip(left, answers, strict=True)
+                if not isinstance(told, EpochalError) and not proof.is_complete(told, txn)
+            ]
+            if left and time.monotonic() > deadline:
+                return
+            if left:
+                time.sleep(_POLL_S[min(turn, len(_POLL_S) - 1)])
+                turn += 1
+
+    def _abort(self, txns: Sequence[Open]) -> None:
+        """Begin each id anew, if its transaction is still the one that is meant."""
+        if not txns:
+            return
+        starts = [
+            ending.Start(
+                transactional_id=txn.transactional_id,
+                timeout_ms=self._known().timeout_ms,
+                expected=(txn.producer_id, txn.producer_epoch),
+            )
+            for txn in self._still_open(txns)
+        ]
+        for answer in ending.start(self._client, starts):
+            # Fenced: it was aborted, by this very request the first time it was asked.
+            if isinstance(answer, EpochalError):
+                raise answer
+            if answer.error_code not in (
+                Code.NONE,
+                Code.PRODUCER_FENCED,
+                Code.INVALID_PRODUCER_EPOCH,
+            ):
+                faults.check(answer.error_code, "aborting a transaction")
+        still = self._still_open(txns)
+        if still:
+            raise TryAgain(f"{still[0].transactional_id} is still open")
+
+    def _still_open(self, txns: Sequence[Open]) -> list[Open]:
+        answers = ending.describe(self._client, [txn.transactional_id for txn in txns])
+        found = []
+        for txn, told in zip(txns, answers, strict=True):
+            if isinstance(told, EpochalError) and not isinstance(told, Misconfigured):
+                raise told
+            if isinstance(told, Misconfigured) or proof.is_open(told, txn):
+                found.append(txn)
+        return found
+
+    # Listing
+
+    def _listed(self) -> list[InDoubt]:
+        names = self._ask_brokers()
+        answers = ending.describe(self._client, names)
+        found = []
+        for name, told in zip(names, answers, strict=True):
+            if isinstance(told, EpochalError):
+                raise told
+            if told.transaction_state == proof.ONGOING:
+                found.append(self._in_doubt(name, told))
+        return found
+
+    def _ask_brokers(self) -> list[str]:
+        """Ids of this sink with an open transaction; each broker lists those it looks after."""
+        spoken = self._client.spoken(ListTransactionsRequest.API_KEY)[1]
+        if spoken < 0:
+            return []
+        ours = f"{re.escape(self._names.ours)}.*"
+        pattern = ours if spoken >= _PATTERN_FROM else None
+        asks: list[Ask[ListTransactionsResponse]] = [
+            Ask(
+                request=ListTransactionsRequest(
+                    state_filters=[proof.ONGOING], transactional_id_pattern=pattern
+                ),
+                to=node,
+            )
+            for node in self._client.nodes()
+        ]
+        names: list[str] = []
+        for answer in self._client.ask_all(asks):
+            if isinstance(answer, EpochalError):
+                raise answer
+            faults.check(answer.error_code, "listing transactions")
+            names += [one.transactional_id for one in answer.transaction_states]
+        return sorted({name for name in names if self._names.parse(name) is not None})
+
+    def _in_doubt(self, name: str, told: TransactionState) -> InDoubt:
+        txn = Open(
+            transactional_id=name,
+            producer_id=told.producer_id,
+            producer_epoch=told.producer_epoch,
+            is_v2=self._client.transaction_version() >= 2,
+            timeout_ms=told.transaction_timeout_ms,
+        )
+        handle = self._handle(name, txn)
+        return InDoubt(
+            name=name,
+            handle=handle,
+            age_s=max(0.0, time.time() - told.transaction_start_time_ms / 1000),
+            receipt=Receipt(handle=handle, fingerprint=NO_ROWS, token=txn.to_token()),
+        )
+
+    def _handle(self, name: str, txn: Open) -> Handle:
+        """
+        Whose it is. A slot does not name the attempt: where this driver was not told of it, by
+        `rehearse` or `commit`, no decision that stands names it either.
+        """
+        named = self._names.parse(name)
+        if isinstance(named, Handle):
+            return named
+        known = self._held.get(_key(txn))
+        if known is not None:
+            return known
+        slot = named if isinstance(named, Slot) else Slot(self._identity.generation, 0)
+        is_mine = slot.generation == self._identity.generation and self._epoch is not None
+        return Handle(
+            uid=self._identity.uid,
+            generation=slot.generation,
+            epoch=EpochNumber(self._epoch or 0) if is_mine else EpochNumber(0),
+            sink=self._identity.tag,
+            partition=slot.number,
+            attempt=0,
+        )
+
+
+def _key(txn: Open) -> tuple[str, int, int]:
+    return txn.transactional_id, txn.producer_id, txn.producer_epoch

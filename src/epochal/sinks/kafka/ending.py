@@ -1,0 +1,182 @@
+"""What may be asked of a transaction by whoever knows its name: begin, describe, add to, end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from epochal.errors import EpochalError, Misconfigured
+from epochal.kafka import faults
+from epochal.kafka.client import Ask, Client, group_coordinator
+from epochal.kafka.cluster import Coordinator
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from epochal.kafka.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from epochal.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
+from epochal.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from epochal.kafka.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from epochal.sinks.kafka.tokens import Open
+
+_OLDER_END = 4
+_OLDER_OFFSETS = 4
+_NOBODY = (-1, -1)
+
+Offsets = Mapping[str, Mapping[int, tuple[int, str]]]
+"""Topic → partition → offset and the word beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A transactional id to be made ready."""
+
+    transactional_id: str
+    timeout_ms: int
+    expected: tuple[int, int] = _NOBODY
+    """Only if this producer id and epoch are still the newest; else it is left alone."""
+
+
+def start(client: Client, starts: Sequence[Start]) -> list[InitProducerIdResponse | EpochalError]:
+    """Fresh producer epochs, many at once; what was open under these ids is aborted."""
+    client.locate([Coordinator(one.transactional_id) for one in starts])
+    return client.ask_all(
+        [
+            Ask(
+                request=InitProducerIdRequest(
+                    transactional_id=one.transactional_id,
+                    transaction_timeout_ms=one.timeout_ms,
+                    producer_id=one.expected[0],
+                    producer_epoch=one.expected[1],
+                ),
+                to=Coordinator(one.transactional_id),
+                is_repeatable=True,
+            )
+            for one in starts
+        ]
+    )
+
+
+def start_one(client: Client, transactional_id: str, timeout_ms: int) -> tuple[int, int]:
+    (answer,) = start(client, [Start(transactional_id=transactional_id, timeout_ms=timeout_ms)])
+    return given(answer, transactional_id, timeout_ms)
+
+
+def given(
+    answer: InitProducerIdResponse | EpochalError, transactional_id: str, timeout_ms: int
+) -> tuple[int, int]:
+    if isinstance(answer, EpochalError):
+        raise answer
+    if answer.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
+        raise Misconfigured(
+            f"the brokers don't allow a transaction of {timeout_ms / 1000:.0f} s",
+            "a shorter transaction_timeout_s, or transaction.max.timeout.ms of the brokers",
+        )
+    if answer.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise Misconfigured(
+            f"no right to write under the transactional id {transactional_id}",
+            "Kafka(…).grants() gives the commands that grant it",
+        )
+    faults.check(answer.error_code, f"beginning {transactional_id}")
+    return answer.producer_id, answer.producer_epoch
+
+
+def describe(client: Client, ids: Sequence[str]) -> list[TransactionState | EpochalError]:
+    """How each stands. Brokers before 3.0 can't say: `Misconfigured` for each of them."""
+    client.locate([Coordinator(one) for one in ids])
+    answers: list[DescribeTransactionsResponse | EpochalError] = client.ask_all(
+        [
+            Ask(
+                request=DescribeTransactionsRequest(transactional_ids=[one]),
+                to=Coordinator(one),
+                code_of=lambda answer: answer.transaction_states[0].error_code,
+            )
+            for one in ids
+        ]
+    )
+    return [
+        answer if isinstance(answer, EpochalError) else answer.transaction_states[0]
+        for answer in answers
+    ]
+
+
+def end(
+    client: Client, txns: Sequence[Open], *, is_commit: bool
+) -> list[EndTxnResponse | EpochalError]:
+    """Commit or abort many at once. Producer id and epoch name one transaction: may be repeated."""
+    client.locate([Coordinator(txn.transactional_id) for txn in txns])
+    return client.ask_all(
+        [
+            Ask(
+                request=EndTxnRequest(
+                    transactional_id=txn.transactional_id,
+                    producer_id=txn.producer_id,
+                    producer_epoch=txn.producer_epoch,
+                    committed=is_commit,
+                ),
+                to=Coordinator(txn.transactional_id),
+                is_repeatable=True,
+                version_max=None if txn.is_v2 else _OLDER_END,
+            )
+            for txn in txns
+        ]
+    )
+
+
+def add_offsets(client: Client, txn: Open, group: str, offsets: Offsets) -> None:
+    """Let a transaction commit offsets of a group as well. May be repeated."""
+    if not txn.is_v2:
+        request = AddOffsetsToTxnRequest(
+            transactional_id=txn.transactional_id,
+            producer_id=txn.producer_id,
+            producer_epoch=txn.producer_epoch,
+            group_id=group,
+        )
+        answer = client.ask(request, Coordinator(txn.transactional_id), is_repeatable=True)
+        faults.check(answer.error_code, f"adding the group {group} to {txn.transactional_id}")
+    told = client.ask(
+        _offsets_request(txn, group, offsets),
+        group_coordinator(group),
+        is_repeatable=True,
+        code_of=_worst,
+        version_max=None if txn.is_v2 else _OLDER_OFFSETS,
+    )
+    if _worst(told) == Code.GROUP_AUTHORIZATION_FAILED:
+        raise Misconfigured(
+            f"no right to commit offsets of the group {group}",
+            "Kafka(…).grants() gives the commands that grant it",
+        )
+    faults.check(_worst(told), f"committing offsets of {group} in {txn.transactional_id}")
+
+
+def _offsets_request(txn: Open, group: str, offsets: Offsets) -> TxnOffsetCommitRequest:
+    return TxnOffsetCommitRequest(
+        transactional_id=txn.transactional_id,
+        group_id=group,
+        producer_id=txn.producer_id,
+        producer_epoch=txn.producer_epoch,
+        topics=[
+            TxnOffsetCommitRequestTopic(
+                name=topic,
+                partitions=[
+                    TxnOffsetCommitRequestPartition(
+                        partition_index=index, committed_offset=offset, committed_metadata=word
+                    )
+                    for index, (offset, word) in partitions.items()
+                ],
+            )
+            for topic, partitions in offsets.items()
+        ],
+    )
+
+
+def _worst(answer: TxnOffsetCommitResponse) -> int:
+    codes = (part.error_code for topic in answer.topics for part in topic.partitions)
+    return next((code for code in codes if code != Code.NONE), Code.NONE)

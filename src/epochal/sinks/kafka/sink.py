@@ -1,0 +1,190 @@
+"""The declaration of a Kafka sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from epochal.contract import Limits, Shape, Task
+from epochal.errors import Misconfigured
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.terms import Identity, Json, SinkName
+
+try:
+    from epochal.kafka.compression import Compression
+    from epochal.sinks.kafka.committer import KafkaCommitter
+    from epochal.sinks.kafka.connecting import Server, require_addresses
+    from epochal.sinks.kafka.grants import grants
+    from epochal.sinks.kafka.settings import Settings, read_settings
+    from epochal.sinks.kafka.shaping import shape_of
+    from epochal.sinks.kafka.values import Column, Value, json
+    from epochal.sinks.kafka.writer import KafkaWriter
+    from epochal.sinks.spool import RowSpool, spool_url
+except ImportError as error:
+    raise Misconfigured(
+        f"the Kafka sink needs a package that is not installed: {error.name}",
+        "pip install 'epochal[kafka]'",
+    ) from error
+
+_COMPRESSIONS = {kind.name.lower(): kind for kind in Compression}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kafka(Declaration):
+    """
+    A topic of a Kafka cluster, brokers 2.5 and newer.
+
+    Each task writes in a transaction of its own, which the driver ends once the epoch is decided.
+    Readers need `isolation.level=read_committed`. `key`, `headers`, `partition`, `timestamp` and
+    `topic_from` are columns or SQL expressions; so is `value`, where it is not a `json(…)`.
+    """
+
+    kind: ClassVar[str] = "kafka"
+
+    bootstrap: str = field(kw_only=False)
+    """`host:port` of one or more brokers, with commas between."""
+    topic: str
+    """Where rows go, and the topic that the ledger is kept under. It must exist."""
+    value: Value | str = field(default_factory=json)
+    """`json("*")`, or what is text or bytes already. A null is a tombstone."""
+    key: str | None = None
+    """Rows of one key go to one partition, by the Java client's hash; without, they are spread."""
+    headers: str | None = None
+    """array<struct<key: string, value: binary>>, or a map."""
+    partition: str | None = None
+    """Says the partition of a row by itself; null leaves it to the key."""
+    timestamp: str | None = None
+    """When the row happened; the time of writing, where it is null or not given."""
+    topic_from: str | None = None
+    """Says the topic of a row by itself; null means `topic`."""
+    order_by: Sequence[str] | str = ()
+    """Rows of one key arrive in this order within an epoch. Costs a shuffle."""
+    compression: str = "none"
+    """none, gzip, snappy, lz4 or zstd."""
+    transactional_id_prefix: str = ""
+    """Before every transactional id and group of this sink: what rights are granted on."""
+    transaction_timeout_s: float | None = None
+    """After which a broker throws an open transaction away; as long as it allows, up to an hour."""
+    spool: str | None = None
+    """
+    A folder or URL that keeps what was sent until the epoch is settled: a transaction that the
+    broker threw away after the decision is then sent again from there.
+    """
+    commit_offsets: str | None = None
+    """A consumer group that gets the epoch's Kafka source offsets, in one of its transactions."""
+    batch_bytes: int = 1 << 20
+    """Records gathered for a partition before they are sent; the topic's limit if that is less."""
+    buffer_bytes: int = 32 << 20
+    """Records that a task holds in all before it sends them."""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Client settings by the names of Spark's Kafka sink: {"kafka.security.protocol": "SSL"}."""
+    username: str | None = None
+    password: Secret | str | None = None
+    """`env("KAFKA_PASSWORD")` or `file(path)`."""
+    sasl_mechanism: str | None = None
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    token: Callable[[], str] | None = field(default=None, repr=False)
+    """Gives a token for OAUTHBEARER, asked at every connection; must be importable on executors."""
+    tls: bool = False
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    key_password: Secret | str | None = None
+
+    server: Server = field(init=False, repr=False)
+    made_of: Value = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set("bootstrap", require_addresses(self.bootstrap))
+        for name in ("password", "key_password"):
+            given = getattr(self, name)
+            self._set(name, HeldSecret(given) if isinstance(given, str) else given)
+        self._set("made_of", Column(self.value) if isinstance(self.value, str) else self.value)
+        self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
+        self._require_sense()
+        if self.spool:
+            self._set("spool", spool_url("Kafka", self.spool))
+        if not self.name:
+            self._set("name", SinkName(f"{self.kind}:{self.topic}"))
+        super().__post_init__()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _settings(self) -> Settings:
+        is_sasl = self.username is not None or self.token is not None
+        protocol = ("SASL_" if is_sasl else "") + ("SSL" if self.tls else "PLAINTEXT")
+        base = Settings(
+            protocol=protocol,
+            mechanism=self.sasl_mechanism,
+            username=self.username,
+            password=self.password,  # type: ignore[arg-type]  # a plain one was wrapped above
+            token=self.token,
+            ca_file=self.ca_file,
+            certificate_file=self.certificate_file,
+            key_file=self.key_file,
+            key_password=self.key_password,  # type: ignore[arg-type]  # the same
+        )
+        found = read_settings(base, self.options)
+        # What was read is kept in `server`; the mapping itself may hold a secret.
+        self._set("options", {})
+        if found.compression is not None:
+            self._set("compression", found.compression)
+        if found.batch_bytes is not None:
+            self._set("batch_bytes", found.batch_bytes)
+        if found.transaction_timeout_s is not None:
+            self._set("transaction_timeout_s", found.transaction_timeout_s)
+        return found
+
+    def _require_sense(self) -> None:
+        if not self.topic:
+            raise Misconfigured("Kafka: no topic is named", "topic=…")
+        if self.compression not in _COMPRESSIONS:
+            raise Misconfigured(
+                f"Kafka: compression={self.compression!r}", f"one of {', '.join(_COMPRESSIONS)}"
+            )
+        if self.order_by and self.key is None:
+            raise Misconfigured(
+                "Kafka: order_by= without key=: only rows of one key have an order", "key=…"
+            )
+
+    @property
+    def target(self) -> str:
+        return f"{self.bootstrap} {self.topic}"
+
+    @property
+    def prepares_last(self) -> bool:
+        """An open transaction holds back every reader of its partitions: open it late."""
+        return True
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of(self)
+
+    @property
+    def codec(self) -> Compression:
+        return _COMPRESSIONS[self.compression]
+
+    def describe(self) -> Mapping[str, Json]:
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "mode": "append",
+            "security": self.server.settings.protocol,
+            "spooled": bool(self.spool),
+        }
+
+    def grants(self, principal: str = "") -> list[str]:
+        """The commands that give a principal the least this sink needs."""
+        return grants(self, principal or f"User:{self.username or 'epochal'}")
+
+    def row_spool(self) -> RowSpool | None:
+        return RowSpool.at(self.spool) if self.spool else None
+
+    def writer(self, task: Task) -> KafkaWriter:
+        return KafkaWriter(self, task)
+
+    def committer(self, identity: Identity, limits: Limits) -> KafkaCommitter:
+        return KafkaCommitter(self, identity, limits)

@@ -1,0 +1,141 @@
+"""What a row's value is made of.
+
+A value is described once and made in two places. On Spark its SQL is evaluated in the JVM, so that
+one column crosses to the task instead of all; `encode` then makes bytes of that column. Where there
+is no Spark, `gather` makes the same column from the rows as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.sinks.json_lines import as_json, refusal
+
+_ALL = "*"
+_JSON_OPTIONS = (
+    "map('ignoreNullFields', 'false', 'timeZone', 'UTC',"
+    " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX',"
+    " 'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS')"
+)
+"""As `json_lines` writes it: nothing is left out, and instants keep their microseconds."""
+
+
+class Value(Protocol):
+    """How the value of a record is made. Frozen, picklable, without a secret in its repr."""
+
+    def sql(self) -> str:
+        """The SQL expression of the one column that crosses to the tasks."""
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        """The same column, made from whole rows without Spark."""
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        """The records' values, as text or bytes; null is a tombstone."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise `Misconfigured` where rows of this schema (whole, unshaped) can't be encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, or on Spark any SQL expression, that already is what readers should get."""
+
+    expression: str
+
+    def sql(self) -> str:
+        return self.expression
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        return column_of(rows, self.expression)
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        return as_text(column)
+
+    def check(self, schema: pa.Schema) -> None:
+        require_text(schema, self.expression, "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """Columns as one JSON object."""
+
+    columns: tuple[str, ...] = (_ALL,)
+
+    def sql(self) -> str:
+        return f"to_json(struct({', '.join(self.columns)}), {_JSON_OPTIONS})"
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        taken = rows if self.columns == (_ALL,) else rows.select(list(self.columns))
+        return as_json(pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema)))
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        return column
+
+    def check(self, schema: pa.Schema) -> None:
+        names = schema.names if self.columns == (_ALL,) else self.columns
+        for name in names:
+            why = refusal(_field(schema, name, "value").type)
+            if why:
+                raise Misconfigured(f"column {name!r} can't be written as JSON: {why}")
+
+
+def json(*columns: str) -> Json:
+    """
+    A record's value as a JSON object of these columns; of all, if none or `"*"` is named.
+
+    Nulls are written out, instants as ISO 8601 in UTC with microseconds, decimals with all digits,
+    binary as base64.
+    """
+    return Json(columns or (_ALL,))
+
+
+def column_of(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """A column by name: without Spark there is nobody to evaluate more than that."""
+    return rows.column(_index(rows.schema, name, "a column"))
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Text and bytes as they are, anything else as the text of its value."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return as_text(column.dictionary_decode())
+    if _is_text(kind):
+        return column
+    return column.cast(pa.string())
+
+
+def require_text(schema: pa.Schema, name: str, what: str) -> None:
+    kind = _field(schema, name, what).type
+    is_plain = _is_text(kind) or pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    if not is_plain and not pa.types.is_dictionary(kind) and not pa.types.is_null(kind):
+        raise Misconfigured(
+            f"Kafka: the {what} {name!r} is of type {kind}, which has no plain text",
+            'value=json("*"), or make text or bytes of it in the query',
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _field(schema: pa.Schema, name: str, what: str) -> pa.Field:
+    return schema.field(_index(schema, name, what))
+
+
+def _index(schema: pa.Schema, name: str, what: str) -> int:
+    index: int = schema.get_field_index(name)
+    if index < 0:
+        raise Misconfigured(
+            f"Kafka: {what}={name!r} is none of the columns {', '.join(schema.names)}",
+            "name a column; SQL expressions are evaluated on Spark only",
+        )
+    return index

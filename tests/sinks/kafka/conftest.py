@@ -1,0 +1,33 @@
+"""The broker of these tests and a place on it; see `kafka_place`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+for folder in (HERE.parent.parent, HERE):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from kafka_place import Place, close_readers, server_at  # noqa: E402  found by the lines above
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    running = server_at(tmp_path_factory.mktemp("kafka"))
+    running.start()
+    yield running
+    close_readers()
+    running.kill()
+
+
+@pytest.fixture
+def place(server: Any) -> Iterator[Place]:
+    made = Place(bootstrap=server.address())
+    yield made
+    made.close()

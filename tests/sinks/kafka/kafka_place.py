@@ -1,0 +1,287 @@
+"""Brokers, topics of a test's own, a reader that is not ours, and a pipeline in miniature.
+
+By default the embedded broker serves; EPOCHAL_TEST_KAFKA=apache runs everything on Apache Kafka,
+and EPOCHAL_TEST_KAFKA_RELEASE names a release of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+from confluent_kafka import TopicPartition
+from servers.kafka import RELEASE, KafkaServer
+
+from epochal.broker.embedded import BrokerProcess
+from epochal.contract import Limits, Task
+from epochal.coordinator.clock import SystemClock
+from epochal.kafka.client import Client
+from epochal.kafka.cluster import Controller
+from epochal.kafka.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from epochal.kafka.messages.list_transactions import ListTransactionsRequest
+from epochal.sinks.kafka import Kafka
+from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+
+UID = Uid("abcdefgh2345")
+QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=20.0)
+IS_APACHE = os.environ.get("EPOCHAL_TEST_KAFKA") == "apache"
+APACHE_RELEASE = os.environ.get("EPOCHAL_TEST_KAFKA_RELEASE", RELEASE)
+APACHE_SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+_numbers = itertools.count(1)
+
+
+class Embedded:
+    """Our broker with the handles that Apache Kafka's has."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._process = BrokerProcess(folder, settings={"topics_auto_created": False, **settings})
+
+    def address(self) -> str:
+        return self._process.address
+
+    def start(self) -> None:
+        self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+def apache_at(folder: Path, **options: Any) -> KafkaServer:
+    settings = {**APACHE_SETTINGS, **options.pop("settings", {})}
+    return KafkaServer(folder, settings=settings, release=APACHE_RELEASE, **options)
+
+
+def server_at(folder: Path) -> Any:
+    return apache_at(folder) if IS_APACHE else Embedded(folder)
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One driver of one pipeline with one sink, and its tasks."""
+
+    sink: Kafka
+    generation: int = 1
+    uid: Uid = UID
+    run: str | None = None
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    opened: list[Any] = field(default_factory=list)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(
+            pipeline="orders",
+            uid=self.uid,
+            sink=self.sink.name,
+            generation=Generation(self.generation),
+            run=self.run,
+        )
+
+    @property
+    def committer(self) -> Any:
+        """The driver's: one a life."""
+        if not self.opened:
+            self.opened.append(self.sink.committer(self.identity, QUICK))
+        return self.opened[0]
+
+    def fresh(self, **changes: Any) -> Life:
+        """Another process with the same sink."""
+        return replace(self, opened=[], **changes)
+
+    def close(self) -> None:
+        for committer in self.opened:
+            committer.close()
+        self.opened.clear()
+
+    def begin(self, epoch: int) -> Any:
+        return self.committer.begin(EpochNumber(epoch))
+
+    def writer(
+        self, rows: pa.Table, epoch: int, partition: int = 0, *, handout: Any, first: bool = False
+    ) -> Any:
+        handle = self.identity.handle(
+            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
+        )
+        task = Task(
+            handle=handle, schema=rows.schema, handout=handout, is_first=first, limits=QUICK
+        )
+        return self.sink.writer(task)
+
+    def prepare(self, epoch: int, *parts: pa.Table, first: bool = False) -> list[Receipt]:
+        """A whole epoch's tasks, each table one of them."""
+        handout = self.begin(epoch)
+        return [
+            self.attempt(rows, epoch, partition, handout=handout, first=first)
+            for partition, rows in enumerate(parts)
+        ]
+
+    def attempt(self, rows: pa.Table, epoch: int, partition: int = 0, **options: Any) -> Receipt:
+        writer = self.writer(rows, epoch, partition, **options)
+        for batch in rows.to_batches(max_chunksize=1000):
+            writer.write(batch)
+        return writer.prepare()
+
+    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.rehearse(EpochNumber(epoch), receipts)
+
+    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.commit(EpochNumber(epoch), receipts)
+
+    def abort(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.abort(EpochNumber(epoch), receipts)
+
+    def outcome(self, receipt: Receipt) -> Any:
+        return self.committer.outcome(receipt.handle.epoch, receipt)
+
+    def write(self, epoch: int, *parts: pa.Table, first: bool = False) -> list[Receipt]:
+        receipts = self.prepare(epoch, *parts, first=first)
+        self.rehearse(epoch, receipts)
+        self.commit(epoch, receipts)
+        return receipts
+
+
+@dataclass(kw_only=True)
+class Place:
+    """A cluster, and topics of a test's own."""
+
+    bootstrap: str
+    lives: list[Life] = field(default_factory=list)
+    _client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = Client(self.bootstrap, clock=SystemClock())
+        return self._client
+
+    def close(self) -> None:
+        for life in self.lives:
+            life.close()
+        if self._client is not None:
+            self._client.close()
+
+    def topic(self, partitions: int = 1, replicas: int = 1, **configs: str) -> str:
+        name = f"topic-{next(_numbers)}-{time.monotonic_ns()}"
+        wanted = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            configs=[
+                CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                for key, value in configs.items()
+            ],
+        )
+        request = CreateTopicsRequest(topics=[wanted], timeout_ms=20_000)
+        (made,) = self.client.ask(request, Controller()).topics
+        assert made.error_code == 0, made.error_message
+        return name
+
+    def sink(self, topic: str, **options: Any) -> Kafka:
+        return Kafka(options.pop("bootstrap", self.bootstrap), topic=topic, **options)
+
+    def life(self, topic: str, **options: Any) -> Life:
+        whose = {key: options.pop(key) for key in ("generation", "run", "uid") if key in options}
+        life = Life(sink=self.sink(topic, **options), **whose)
+        self.lives.append(life)
+        return life
+
+    def keep(self, life: Life) -> Life:
+        self.lives.append(life)
+        return life
+
+    def messages(self, topic: str, *, committed: bool = True) -> list[Any]:
+        return read_topic(self.bootstrap, topic, committed=committed)
+
+    def rows(self, topic: str) -> list[dict[str, Any]]:
+        return [json.loads(message.value()) for message in self.messages(topic)]
+
+    def ids(self, topic: str) -> list[int]:
+        return sorted(row["id"] for row in self.rows(topic))
+
+    def open_transactions(self, uid: Uid = UID) -> list[str]:
+        return open_transactions(self.client, uid)
+
+
+def open_transactions(client: Client, whose: str) -> list[str]:
+    """Whatever is still open, on any broker, under names that hold a uid or the tag of a sink."""
+    found: list[str] = []
+    for node in client.nodes():
+        answer = client.ask(ListTransactionsRequest(state_filters=["Ongoing"]), node)
+        found += [one.transactional_id for one in answer.transaction_states]
+    return [name for name in found if whose in name]
+
+
+_readers: dict[tuple[str, bool], confluent_kafka.Consumer] = {}
+
+
+def reader_of(bootstrap: str, *, committed: bool) -> confluent_kafka.Consumer:
+    """One librdkafka consumer a broker: joining no group, so made once."""
+    key = (bootstrap, committed)
+    if key not in _readers:
+        _readers[key] = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "reader",
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+        )
+    return _readers[key]
+
+
+def read_topic(bootstrap: str, topic: str, *, committed: bool = True) -> list[Any]:
+    """Every message up to the end that this isolation has now."""
+    reader = reader_of(bootstrap, committed=committed)
+    told = reader.list_topics(topic, timeout=20).topics[topic]
+    parts = [TopicPartition(topic, index, 0) for index in told.partitions]
+    reader.assign(parts)
+    found: list[Any] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + 30
+    while len(ended) < len(parts):
+        assert time.monotonic() < deadline, f"{topic} can't be read to its end"
+        for message in reader.consume(1000, timeout=0.2):
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    reader.unassign()
+    return found
+
+
+def close_readers() -> None:
+    for reader in _readers.values():
+        reader.close()
+    _readers.clear()
+
+
+def some(*ids: int, name: str = "n") -> pa.Table:
+    """Rows with these ids."""
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "name": [f"{name}{number}" for number in ids]}
+    )
