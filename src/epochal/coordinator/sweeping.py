@@ -35,7 +35,7 @@ def sweep(
     for sink, committer in committers.items():
         judged = [judge(found, state) for found in committer.in_doubt()]
         _alarm(sink, judged, alarm_s)
-        _abort(committer, judged, state)
+        abort_judged(committer, judged, state)
         stays = [one for one in judged if one.verdict is Verdict.LEAVE]
         note(sink, judged, len(stays))
         left += stays
@@ -44,7 +44,8 @@ def sweep(
     return tuple(left)
 
 
-def _abort(committer: Committer, judged: list[Judgement], state: State) -> None:
+def abort_judged(committer: Committer, judged: Sequence[Judgement], state: State) -> None:
+    """Abort those of the verdict ABORT, after one last look that no decision names them (I5)."""
     by_epoch: dict[EpochNumber, list[Receipt]] = defaultdict(list)
     for one in judged:
         handle = one.found.handle

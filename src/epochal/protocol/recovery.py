@@ -99,7 +99,7 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
         f"sink {sink!r} lost prepared rows of a decided epoch, and they can't be written again: "
         f"{what} was {_told(decided)} when it was decided and is {_told(again)} now",
         "the source or the query gives other rows on a replay (or fingerprints are off): bring the "
-        "rows back by hand, then `epochal give-up` says where they are",
+        "rows back by hand, then `epochal resolve give-up` says where they are",
     )
 
 

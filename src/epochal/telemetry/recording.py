@@ -49,7 +49,9 @@ def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None
         logger.warning("%s: no history will be kept: %s", log.place, error)
         return
     if place is not None:
-        tracker.listen(Recorder(tracker, place, epochs_kept=epochs_kept))
+        tracker.listen(
+            Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=FLUSH_EVERY_S)
+        )
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Recorder:
         place: HistoryPlace,
         *,
         epochs_kept: int,
-        flush_every_s: float = FLUSH_EVERY_S,
+        flush_every_s: float,
     ) -> None:
         self._tracker = tracker
         self._place = place

@@ -1,0 +1,77 @@
+"""`epochal epochs`: what became of each epoch, and how long it took."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from epochal.assembly import reach
+from epochal.cli.showing import (
+    AsJson,
+    Checkpoint,
+    Target,
+    moment,
+    number,
+    say,
+    show_json,
+    show_table,
+)
+from epochal.reports.epochs import EPOCHS_MAX
+from epochal.reports.epochs import epochs as epochs_of
+from epochal.reports.model import EpochReport
+
+
+def epochs(  # noqa: PLR0917  typer reads the options off the signature
+    pipeline: Target,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=EPOCHS_MAX, help="How many at most.")
+    ] = 20,
+    cursor: Annotated[
+        str | None, typer.Option(help="Where the page before ended, as it told.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="One outcome: committed, aborted, failed, decided.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    is_json: AsJson = False,
+) -> None:
+    """
+    Show the history of a pipeline, newest first: outcome, rows, and the seconds of each phase.
+
+    The history lies beside the log and is for people: a driver that was killed may have left a few
+    seconds out, and those epochs are then told from the log.
+
+    Example: epochal epochs s3://lake/checkpoints/orders --only aborted
+    """
+    report = epochs_of(
+        reach(pipeline, checkpoint=checkpoint).require_log(),
+        limit=limit,
+        cursor=cursor,
+        only=only,
+    )
+    if is_json:
+        show_json(report)
+        return
+    show_table(
+        ["epoch", "outcome", "rows", "seconds", "by phase", "finished", "gen", "why"],
+        [_row(one) for one in report.epochs],
+    )
+    if report.because:
+        say(report.because)
+    if report.cursor is not None:
+        say(f"older: --cursor {report.cursor}")
+
+
+def _row(one: EpochReport) -> list[str]:
+    by_phase = " ".join(f"{phase} {spent_s:.3f}" for phase, spent_s in one.seconds.items())
+    return [
+        str(one.epoch),
+        one.outcome,
+        number(one.rows),
+        f"{sum(one.seconds.values()):.3f}" if one.seconds else "",
+        by_phase,
+        moment(one.finished_at),
+        str(one.generation),
+        "" if one.trouble is None else f"{one.trouble['message']} [{one.trouble['code']}]",
+    ]

@@ -1,0 +1,67 @@
+"""`epochal status`: which pipelines are there, and how are they?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from epochal.cli.showing import EXIT_IN_DOUBT, AsJson, age, number, say, show_json, show_table
+from epochal.reports.model import Health, PipelineReport, StatusReport
+from epochal.reports.status import status as status_of
+
+
+def status(
+    root: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINTS", help="A checkpoint, or a folder or URL above any number."
+        ),
+    ],
+    is_json: AsJson = False,
+) -> None:
+    """
+    Show every pipeline below a folder: last epoch, phase, driver, rates, what is in doubt.
+
+    Reads logs only; no target is asked and nothing changes. Exits with 3 where an epoch is decided
+    and nobody is carrying it out, or where a person is needed.
+
+    Example: epochal status s3://lake/checkpoints
+    """
+    report = status_of(root)
+    if is_json:
+        show_json(report)
+    else:
+        _show(report)
+    if any(one.health is Health.IN_DOUBT for one in report.pipelines) or report.unreadable:
+        raise typer.Exit(EXIT_IN_DOUBT)
+
+
+def _show(report: StatusReport) -> None:
+    show_table(
+        ["pipeline", "health", "epoch", "phase", "driver", "gen", "rows/s", "epochs/min", "where"],
+        [_row(one) for one in report.pipelines],
+    )
+    for one in report.pipelines:
+        if one.unsettled is not None and one.health is Health.IN_DOUBT:
+            say(f"{one.pipeline}: {one.because}, for {age(one.unsettled.age_s)}")
+            say(f"hint: `epochal recover <module:pipeline> --checkpoint {one.location} --dry-run`")
+        elif one.health is Health.IN_DOUBT:
+            say(f"{one.pipeline}: {one.because}")
+    for broken in report.unreadable:
+        say(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
+
+
+def _row(one: PipelineReport) -> list[str]:
+    name = one.pipeline if one.run is None else f"{one.pipeline} (run {one.run})"
+    return [
+        name,
+        one.health.value,
+        number(one.epoch),
+        one.phase,
+        one.driver.liveness.value,
+        str(one.driver.generation),
+        f"{one.rows_per_s:,.0f}" if one.rows_per_s else "",
+        f"{one.epochs_per_minute:,.1f}" if one.epochs_per_minute else "",
+        one.location,
+    ]

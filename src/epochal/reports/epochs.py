@@ -1,0 +1,113 @@
+"""The history of a pipeline, a page at a time, filled up by what the log itself still knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from epochal.contract import EpochLog
+from epochal.coordinator.reading import kept_records
+from epochal.errors import Misconfigured
+from epochal.protocol.state import Record, RecordKind
+from epochal.reports.model import EpochReport, EpochsReport
+from epochal.reports.status import history_of, require_record
+from epochal.telemetry.history import Page, PastEpoch
+from epochal.terms import EpochNumber
+
+EPOCHS_MAX = 1000
+_NO_HISTORY = (
+    "this log's storage has no room for a history (or history_epochs_kept is 0): only the epochs "
+    "of the log's newest records are shown"
+)
+
+
+def epochs(
+    log: EpochLog, *, limit: int = 20, cursor: str | None = None, only: str | None = None
+) -> EpochsReport:
+    """A page of epochs, newest first; `only` keeps one outcome, within the epochs of the page."""
+    state = require_record(log).record.state
+    if not 1 <= limit <= EPOCHS_MAX:
+        raise Misconfigured(f"limit={limit}", f"1 to {EPOCHS_MAX}")
+    history = history_of(log)
+    try:
+        page = (
+            Page(epochs=[], cursor=None)
+            if history is None
+            else history.page(limit=limit, cursor=cursor)
+        )
+    except ValueError as error:
+        raise Misconfigured(f"{error}", "take the cursor from the page before") from error
+    told = [past_report(one) for one in page.epochs]
+    if cursor is None:
+        told = sorted([*_from_log(log, told), *told], key=lambda one: (-one.epoch, -one.generation))
+    return EpochsReport(
+        location=state.location,
+        pipeline=state.pipeline,
+        epochs=[one for one in told if only in (None, one.outcome)],
+        cursor=page.cursor,
+        because="" if page.epochs or cursor is not None else _NO_HISTORY,
+    )
+
+
+def epoch_attempts(log: EpochLog, epoch: int) -> list[EpochReport]:
+    """Every attempt at one epoch that is remembered, oldest first."""
+    history = history_of(log)
+    past = [] if history is None else history.attempts(EpochNumber(epoch))
+    told = [past_report(one) for one in past]
+    if any(one.outcome == "committed" for one in told):
+        return told
+    return [*told, *(one for one in _from_log(log, []) if one.epoch == epoch)]
+
+
+def past_report(past: PastEpoch) -> EpochReport:
+    return EpochReport(
+        epoch=past.epoch,
+        generation=past.generation,
+        outcome=past.outcome,
+        opened_at=past.opened_at,
+        finished_at=past.finished_at,
+        rows=past.rows,
+        bytes=sum(sink.bytes for sink in past.sinks.values()),
+        seconds=past.seconds,
+        sinks={name: asdict(sink) for name, sink in past.sinks.items()},
+        trouble=None if past.trouble is None else asdict(past.trouble),
+        told_by="history",
+    )
+
+
+def _from_log(log: EpochLog, known: list[EpochReport]) -> list[EpochReport]:
+    """Decided epochs whose line of history is missing: not written yet, or lost with a driver."""
+    there = {one.epoch for one in known if one.outcome != "aborted"}
+    oldest = min(there, default=-1)
+    decided: dict[int, EpochReport] = {}
+    for numbered in kept_records(log):
+        one = _decided(numbered.record)
+        if one is not None and one.epoch not in there and one.epoch > oldest:
+            decided[one.epoch] = one
+    return list(decided.values())
+
+
+def _decided(record: Record) -> EpochReport | None:
+    decision = record.state.unsettled
+    if decision is None or record.kind is not RecordKind.COMMIT:
+        return None
+    sinks = {
+        name: {
+            "rows": sum(receipt.rows for receipt in some),
+            "bytes": sum(receipt.bytes for receipt in some),
+            "seconds": {},
+        }
+        for name, some in decision.receipts.items()
+    }
+    return EpochReport(
+        epoch=decision.epoch,
+        generation=decision.generation,
+        outcome="decided",
+        opened_at=None,
+        finished_at=decision.decided_at,
+        rows=sum(int(str(sink["rows"])) for sink in sinks.values()),
+        bytes=sum(int(str(sink["bytes"])) for sink in sinks.values()),
+        seconds={},
+        sinks=sinks,
+        trouble=None,
+        told_by="log",
+    )

@@ -1,0 +1,79 @@
+"""Which pipelines lie below a root: every folder that holds records of an epoch log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epochal.assembly import log_at
+from epochal.contract import EpochLog
+from epochal.logs import open_log
+from epochal.logs.names import first_line, record_number
+from epochal.logs.objects import open_store, sorted_error
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_DEPTH_MAX = 6
+_SPARKS_OWN = frozenset({"offsets", "commits", "sources", "state", "_spark_metadata", "history"})
+"""Folders of a checkpoint that may hold many files and never a log."""
+
+
+def find_logs(root: str) -> Iterator[EpochLog]:
+    """Every epoch log below a folder or a prefix, in the order of names."""
+    if root.startswith(("sqlite:", "postgres:", "postgresql:")):
+        yield log_at(root)
+    elif "://" in root and not root.startswith("file:"):
+        for place in _find_objects(root.rstrip("/")):
+            yield open_log(place)
+    else:
+        local = Path(root.removeprefix("file://")).absolute()
+        for folder in _find_folders(local, 0):
+            yield open_log(folder)
+
+
+def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    if any(record_number(entry.name) is not None for entry in entries):
+        yield folder
+        return
+    if depth == _DEPTH_MAX:
+        return
+    for entry in entries:
+        if _is_promising(entry.name) and entry.is_dir(follow_symlinks=False):
+            yield from _find_folders(folder / entry.name, depth + 1)
+
+
+def _find_objects(root: str) -> Iterator[str]:
+    store = open_store(root)
+    for prefix in _object_folders(store, "", 0):
+        yield f"{root}/{prefix}" if prefix else root
+
+
+def _object_folders(store: ObjectStore, prefix: str, depth: int) -> Iterator[str]:
+    import obstore  # noqa: PLC0415  only where a root is in a store
+    from obstore.exceptions import BaseError  # noqa: PLC0415  the same
+
+    try:
+        listed = obstore.list_with_delimiter(store, prefix or None)
+    except (BaseError, OSError) as error:
+        raise sorted_error(error, f"cannot list checkpoints: {first_line(str(error))}") from None
+    names = [entry["path"].rpartition("/")[2] for entry in listed["objects"]]
+    if any(record_number(name) is not None for name in names):
+        yield prefix
+        return
+    if depth == _DEPTH_MAX:
+        return
+    for folder in sorted(listed["common_prefixes"]):
+        if _is_promising(folder.rstrip("/").rpartition("/")[2]):
+            yield from _object_folders(store, folder.rstrip("/"), depth + 1)
+
+
+def _is_promising(name: str) -> bool:
+    return name not in _SPARKS_OWN and not name.startswith(".")

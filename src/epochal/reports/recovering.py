@@ -1,0 +1,144 @@
+"""
+Recovery by hand: the same that every start does, without Spark.
+
+Shown first as what it would do, then done by the coordinator itself: it claims, commits what is
+decided, aborts what is not, and leaves in good order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from epochal.assembly import Reached
+from epochal.contract import EpochLog
+from epochal.coordinator import Coordinator, this_driver
+from epochal.coordinator.starting import described
+from epochal.errors import Unsettled
+from epochal.protocol.admission import Start
+from epochal.protocol.recovery import Verdict
+from epochal.protocol.state import State
+from epochal.reports.liveness import driver_report, require_nobody_at_work
+from epochal.reports.model import RecoveryReport, SinkSurvey
+from epochal.reports.status import live_of, require_record
+from epochal.reports.surveying import proofs_told, survey
+from epochal.telemetry.recording import record_history
+
+
+def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryReport:
+    """What recovery would do. Asks the targets and changes nothing."""
+    log = reached.require_log()
+    state = require_record(log).record.state
+    surveyed = survey(reached, state)
+    return _report(
+        state,
+        log,
+        surveyed,
+        is_dry_run=True,
+        steps=[*_claiming(state), *_steps(state, surveyed)],
+        needs=_needs(surveyed),
+        now=now,
+    )
+
+
+def recover(
+    reached: Reached, *, take_over: bool = False, now: float | None = None
+) -> RecoveryReport:
+    """
+    Recover, and say what was done. Raises `Refused` where a driver seems to be at work, unless it
+    is to be pushed aside; `Unsettled` where a target still can't be committed.
+    """
+    log = reached.require_log()
+    state = require_record(log).record.state
+    driver = driver_report(state, live_of(log), now=time.time() if now is None else now)
+    require_nobody_at_work(driver, take_over=take_over, doing="recover")
+    before = survey(reached, state)
+    coordinator = Coordinator(log=log, sinks=reached.require_sinks(), limits=reached.limits)
+    record_history(coordinator.tracker, log, epochs_kept=reached.limits.history_epochs_kept)
+    try:
+        coordinator.start(start_of(reached, state))
+        lost = {sink: len(handles) for sink, handles in coordinator.lost.items()}
+        left = [f"{one.found.name}: {one.because}" for one in coordinator.left_for_a_person]
+    finally:
+        coordinator.stop()
+    if lost:
+        raise Unsettled(
+            f"epoch {state.expected - 1} is decided, and prepared rows were thrown away by their "
+            f"target: {', '.join(f'{sink} ({count})' for sink, count in lost.items())}",
+            "start the pipeline: the epoch is replayed and its rows are written again where sums "
+            "prove them equal; `epochal resolve give-up` lets them go, on record",
+        )
+    after = require_record(log).record.state
+    return _report(
+        after, log, before, is_dry_run=False, steps=_steps(state, before), needs=left, now=now
+    )
+
+
+def start_of(reached: Reached, state: State) -> Start:
+    """A start in the place of the pipeline's own: same query, same run, wherever its engine is."""
+    return Start(
+        pipeline=reached.pipeline or state.pipeline,
+        location=state.location,
+        sinks=described(reached.require_sinks()),
+        driver=this_driver(),
+        query_id=state.query_id,
+        run=state.run,
+    )
+
+
+def _report(
+    state: State,
+    log: EpochLog,
+    surveyed: Sequence[SinkSurvey],
+    *,
+    is_dry_run: bool,
+    steps: Sequence[str],
+    needs: Sequence[str],
+    now: float | None,
+) -> RecoveryReport:
+    return RecoveryReport(
+        location=state.location,
+        pipeline=state.pipeline,
+        is_dry_run=is_dry_run,
+        driver=driver_report(state, live_of(log), now=time.time() if now is None else now),
+        epoch=None if state.unsettled is None else state.unsettled.epoch,
+        sinks=surveyed,
+        steps=steps,
+        needs_a_person=needs,
+    )
+
+
+def _claiming(state: State) -> list[str]:
+    return [f"claim generation {state.generation + 1}; generation {state.generation} is fenced"]
+
+
+def _steps(state: State, surveyed: Sequence[SinkSurvey]) -> list[str]:
+    steps = []
+    for sink in surveyed:
+        if sink.is_pending and state.unsettled is not None:
+            proofs = ", ".join(f"{count} {word}" for word, count in proofs_told(sink).items())
+            steps.append(
+                f"commit epoch {state.unsettled.epoch} on {sink.sink}: "
+                f"{len(sink.receipts)} receipts ({proofs or 'none'})"
+            )
+        aborts = [one for one in sink.found if one.verdict == Verdict.ABORT.value]
+        if aborts:
+            steps.append(f"abort {len(aborts)} attempts on {sink.sink} that no decision names")
+    return steps or ["nothing is in doubt"]
+
+
+def _needs(surveyed: Sequence[SinkSurvey]) -> list[str]:
+    unreached = [f"{sink.sink}: {sink.error}" for sink in surveyed if not sink.is_reached]
+    lost = [
+        f"{sink.sink}: the target proves {proofs_told(sink)['aborted']} decided receipts thrown "
+        "away; the epoch must be written again, by a start"
+        for sink in surveyed
+        if "aborted" in proofs_told(sink)
+    ]
+    left = [
+        f"{one.sink}: {one.name}: {one.because}"
+        for sink in surveyed
+        for one in sink.found
+        if one.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value)
+    ]
+    return [*unreached, *lost, *left]

@@ -1,0 +1,177 @@
+"""A person settles what is left: one sink of a decided epoch, or one undecided handle."""
+
+from __future__ import annotations
+
+import time
+
+from epochal.assembly import Reached
+from epochal.contract import Sink
+from epochal.coordinator import life, resolving
+from epochal.coordinator.starting import by_name
+from epochal.errors import EpochalError, Refused
+from epochal.protocol.state import GivenUp, State
+from epochal.reports.liveness import driver_report, require_nobody_at_work
+from epochal.reports.model import ResolutionReport
+from epochal.reports.status import live_of, require_record
+from epochal.reports.surveying import committer_of, told
+from epochal.terms import EpochNumber
+
+
+def finish(
+    reached: Reached, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
+) -> ResolutionReport:
+    """Commit one sink of the decided epoch, whatever the others do."""
+    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="finish a sink")
+    declared = _declared(reached, sink)
+    evidence = _evidence(reached, state, sink, epoch)
+    if not dry_run:
+        note = f"{by} finished sink {sink!r} of epoch {epoch}: {'; '.join(evidence)}"
+        resolving.finish(
+            reached.require_log(),
+            declared,
+            epoch=EpochNumber(epoch),
+            note=note,
+            limits=reached.limits,
+        )
+    return _report(
+        reached,
+        action="finish",
+        sink=sink,
+        epoch=epoch,
+        evidence=evidence,
+        step=_step(dry_run, f"commit epoch {epoch} on {sink!r}", f"epoch {epoch} is on {sink!r}"),
+        dry_run=dry_run,
+    )
+
+
+def give_up(
+    reached: Reached, word: GivenUp, *, dry_run: bool, take_over: bool = False
+) -> ResolutionReport:
+    """
+    Let one sink of the decided epoch go, on record. Possible without the target, as where it is
+    gone for good; where it can be asked, what it proves is put on record too.
+    """
+    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="give a sink up")
+    evidence = _evidence(reached, state, word.sink, word.epoch)
+    if not dry_run:
+        spoken = GivenUp(
+            epoch=word.epoch,
+            sink=word.sink,
+            kept_at=word.kept_at,
+            by=word.by,
+            because=word.because,
+            evidence="; ".join(evidence),
+        )
+        life.give_up(reached.require_log(), spoken)
+    what = f"sink {word.sink!r} of epoch {word.epoch}"
+    return _report(
+        reached,
+        action="give-up",
+        sink=word.sink,
+        epoch=word.epoch,
+        evidence=evidence,
+        step=_step(
+            dry_run,
+            f"give {what} up; its rows are kept at {word.kept_at}",
+            f"{what} is given up; its rows are kept at {word.kept_at}",
+        ),
+        dry_run=dry_run,
+    )
+
+
+def abort(
+    reached: Reached, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
+) -> ResolutionReport:
+    """Throw away one thing that a target lists and no decision names."""
+    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="abort")
+    declared = _declared(reached, sink)
+    # As the claim that comes before the abort would see it.
+    successor = resolving.as_successor(state)
+    with committer_of(declared, successor, reached.limits) as committer:
+        judgement = resolving.require_abortable(successor, sink, committer, name)
+    age = "" if judgement.found.age_s is None else f", prepared {judgement.found.age_s:.0f} s ago"
+    evidence = [f"{name} on {sink!r}{age}: {judgement.because}"]
+    if not dry_run:
+        note = f"{by} aborted {name} on sink {sink!r}: {judgement.because}"
+        resolving.abort_undecided(
+            reached.require_log(), declared, name=name, note=note, limits=reached.limits
+        )
+    handle = judgement.found.handle
+    return _report(
+        reached,
+        action="abort",
+        sink=sink,
+        epoch=None if handle is None else handle.epoch,
+        evidence=evidence,
+        step=_step(dry_run, f"abort {name} on {sink!r}", f"{name} on {sink!r} is aborted"),
+        dry_run=dry_run,
+    )
+
+
+def _looked_at(reached: Reached, *, dry_run: bool, take_over: bool, doing: str) -> State:
+    log = reached.require_log()
+    state = require_record(log).record.state
+    if not dry_run:
+        driver = driver_report(state, live_of(log), now=time.time())
+        require_nobody_at_work(driver, take_over=take_over, doing=doing)
+    return state
+
+
+def _declared(reached: Reached, sink: str) -> Sink:
+    declared = by_name(reached.require_sinks())
+    if sink not in declared:
+        raise Refused(
+            f"{reached.target} declares no sink {sink!r}", f"its sinks are: {', '.join(declared)}"
+        )
+    return declared[sink]
+
+
+def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str]:
+    """What the target proves about the decided receipts, one sentence each."""
+    decision = state.unsettled
+    if decision is None or decision.epoch != epoch or sink not in state.pending:
+        raise Refused(
+            f"epoch {epoch} does not wait to be carried out on sink {sink!r}",
+            "nothing is decided and unsettled"
+            if decision is None
+            else f"epoch {decision.epoch} waits, on: {', '.join(state.pending) or 'none'}",
+        )
+    receipts = state.pending[sink]
+    head = f"decided by generation {decision.generation}: {len(receipts)} receipts, "
+    facts = [f"{head}{sum(receipt.rows for receipt in receipts)} rows"]
+    if reached.sinks is None:
+        return [*facts, "the target was not asked: only the log was named"]
+    try:
+        with committer_of(_declared(reached, sink), state, reached.limits) as committer:
+            proofs = [committer.outcome(decision.epoch, receipt).value for receipt in receipts]
+    except (EpochalError, OSError) as error:
+        return [*facts, f"the target could not be asked: {told(error)}"]
+    counted = [f"{proofs.count(word)} {word}" for word in dict.fromkeys(proofs)]
+    return [*facts, f"the target proves: {', '.join(counted) or 'nothing, there are no receipts'}"]
+
+
+def _step(dry_run: bool, would: str, done: str) -> str:
+    return f"would {would}" if dry_run else done
+
+
+def _report(
+    reached: Reached,
+    *,
+    action: str,
+    sink: str,
+    epoch: int | None,
+    evidence: list[str],
+    step: str,
+    dry_run: bool,
+) -> ResolutionReport:
+    state = require_record(reached.require_log()).record.state
+    return ResolutionReport(
+        location=state.location,
+        pipeline=state.pipeline,
+        is_dry_run=dry_run,
+        action=action,
+        epoch=epoch,
+        sink=sink,
+        evidence=evidence,
+        step=step,
+    )

@@ -1,0 +1,222 @@
+"""Pipelines as their logs and histories tell: no target is asked, nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from epochal.contract import EpochLog
+from epochal.coordinator.reading import Numbered, newest_record
+from epochal.errors import EpochalError, Refused
+from epochal.protocol.state import State
+from epochal.reports.finding import find_logs
+from epochal.reports.liveness import driver_report
+from epochal.reports.model import (
+    DoubtCount,
+    DriverReport,
+    GivenUpReport,
+    Health,
+    Liveness,
+    PendingSink,
+    PipelineReport,
+    SinkReport,
+    StatusReport,
+    UnreadableReport,
+    UnsettledReport,
+)
+from epochal.telemetry.history import History, Live
+from epochal.telemetry.places import history_place
+
+
+def status(root: str, *, now: float | None = None) -> StatusReport:
+    """Every pipeline below a root. One that can't be read does not hide the others."""
+    pipelines: list[PipelineReport] = []
+    unreadable: list[UnreadableReport] = []
+    for log in find_logs(root):
+        try:
+            pipelines.append(pipeline_status(log, now=now))
+        except (EpochalError, OSError) as error:
+            unreadable.append(_unreadable(log, error))
+        finally:
+            log.close()
+    if not pipelines and not unreadable:
+        raise no_log(root)
+    return StatusReport(root=root, pipelines=pipelines, unreadable=unreadable)
+
+
+def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineReport:
+    """One pipeline; raises where its log is empty or can't be read."""
+    newest = require_record(log)
+    state = newest.record.state
+    now = time.time() if now is None else now
+    live = live_of(log)
+    driver = driver_report(state, live, now=now)
+    own = live if live is not None and live.generation == state.generation else None
+    unsettled = unsettled_report(state, now=now)
+    health, because = _health(driver, unsettled, own)
+    last = state.last
+    return PipelineReport(
+        location=state.location,
+        log=log.place,
+        pipeline=state.pipeline,
+        uid=state.uid,
+        run=state.run,
+        query_id=state.query_id,
+        health=health,
+        because=because,
+        driver=driver,
+        last_epoch=None if last is None else last.epoch,
+        decided_at=None if last is None else last.decided_at,
+        epoch=_epoch(state, own),
+        phase=_phase(state, own),
+        phase_seconds={} if own is None else own.seconds,
+        rows_per_s=_while_alive(driver, 0.0 if own is None else own.rows_per_s),
+        epochs_per_minute=_while_alive(driver, 0.0 if own is None else own.epochs_per_minute),
+        unsettled=unsettled,
+        in_doubt=[] if own is None else list(_doubts(own, now)),
+        sinks=sink_reports(state),
+        given_up=[
+            GivenUpReport(
+                epoch=word.epoch,
+                sink=word.sink,
+                kept_at=word.kept_at,
+                by=word.by,
+                because=word.because,
+                evidence=word.evidence,
+            )
+            for word in state.given_up
+        ],
+        record=newest.number,
+        written_at=newest.record.written_at,
+    )
+
+
+def require_record(log: EpochLog) -> Numbered:
+    newest = newest_record(log)
+    if newest is None:
+        raise no_log(log.place)
+    return newest
+
+
+def no_log(place: str) -> Refused:
+    return Refused(
+        f"{place} holds no epoch log",
+        "give the checkpoint of a pipeline that has been started with epochal before, or a folder "
+        "above it",
+    )
+
+
+def history_of(log: EpochLog) -> History | None:
+    place = history_place(log)
+    return None if place is None else History(place=place)
+
+
+def live_of(log: EpochLog) -> Live | None:
+    """What the driver last said about itself; a word that can't be read is no word."""
+    try:
+        history = history_of(log)
+        return None if history is None else history.live()
+    except Exception:  # noqa: BLE001  storages raise what they like, and a live word is a courtesy
+        return None
+
+
+def unsettled_report(state: State, *, now: float) -> UnsettledReport | None:
+    decision = state.unsettled
+    if decision is None:
+        return None
+    return UnsettledReport(
+        epoch=decision.epoch,
+        decided_at=decision.decided_at,
+        age_s=max(0.0, now - decision.decided_at),
+        sinks=[
+            PendingSink(
+                sink=sink,
+                receipts=len(some),
+                rows=sum(receipt.rows for receipt in some),
+                is_done=sink in state.done,
+            )
+            for sink, some in decision.receipts.items()
+        ],
+    )
+
+
+def sink_reports(state: State) -> list[SinkReport]:
+    rows = {} if state.last is None else state.last.rows
+    totals = state.totals or {}
+    reports = []
+    for name, described in state.sinks.items():
+        counted = totals.get(name)
+        hashed = None if counted is None else counted.fingerprint.hash_sum
+        reports.append(
+            SinkReport(
+                name=name,
+                described=described,
+                last_rows=rows.get(name),
+                rows=None if counted is None else counted.fingerprint.rows,
+                bytes=None if counted is None else counted.bytes,
+                hash_sum=hash_told(hashed),
+                since=None if counted is None else counted.since,
+                is_whole=counted is not None and counted.is_whole,
+            )
+        )
+    return reports
+
+
+def hash_told(hash_sum: int | None) -> str | None:
+    return None if hash_sum is None else f"{hash_sum:016x}"
+
+
+def _health(
+    driver: DriverReport, unsettled: UnsettledReport | None, live: Live | None
+) -> tuple[Health, str]:
+    left = {} if live is None else {name: one for name, one in live.in_doubt.items() if one.left}
+    if left:
+        return Health.IN_DOUBT, f"a person is needed: things are left at {', '.join(left)}"
+    # Settled is written with the next record: a driver at work has one such epoch most of the time.
+    if unsettled is not None and driver.liveness is Liveness.ALIVE:
+        return Health.WORKING, f"epoch {unsettled.epoch} is decided; the driver is at it"
+    if unsettled is not None:
+        waits = ", ".join(sink.sink for sink in unsettled.sinks if not sink.is_done)
+        return Health.IN_DOUBT, f"epoch {unsettled.epoch} is decided and not settled on {waits}"
+    if driver.liveness in {Liveness.GONE, Liveness.SILENT}:
+        return Health.DOWN, driver.because
+    return Health.OK, driver.because
+
+
+def _epoch(state: State, live: Live | None) -> int | None:
+    if live is not None and live.epoch is not None:
+        return live.epoch
+    return None if state.last is None else state.last.epoch
+
+
+def _phase(state: State, live: Live | None) -> str:
+    """As the driver told it; the log knows only whether the last epoch is settled."""
+    if live is not None and live.epoch is not None:
+        return live.phase
+    if state.last is None:
+        return "idle"
+    return "committed" if state.unsettled is None else "decided"
+
+
+def _while_alive(driver: DriverReport, rate: float) -> float:
+    return rate if driver.liveness is Liveness.ALIVE else 0.0
+
+
+def _doubts(live: Live, now: float) -> Iterator[DoubtCount]:
+    for sink, one in live.in_doubt.items():
+        since = one.oldest_since
+        yield DoubtCount(
+            sink=sink,
+            count=one.count,
+            oldest_age_s=None if since is None else max(0.0, now - since),
+            left=one.left,
+        )
+
+
+def _unreadable(log: EpochLog, error: Exception) -> UnreadableReport:
+    return UnreadableReport(
+        location=log.place,
+        code=getattr(error, "code", type(error).__name__),
+        message=getattr(error, "message", str(error)),
+        hint=getattr(error, "hint", ""),
+    )

@@ -1,0 +1,104 @@
+"""A small shop: two sinks in memory, a log on disk, and drivers that die where they are told to."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from epochal import Limits, Memory, Pipeline, Session
+from epochal.assembly import Reached
+from epochal.coordinator import Surroundings
+from epochal.logs import open_log
+
+SCHEMA = pa.schema([("id", pa.int64())])
+DEAD = f"{socket.gethostname()} pid 999999999"
+ELSEWHERE = "another-host pid 4711"
+
+
+class Killed(BaseException):
+    """A driver that dies: nothing of it runs any more, not even what clears up."""
+
+
+@dataclass
+class Shop:
+    root: Path
+    monkeypatch: pytest.MonkeyPatch
+    orders: Memory = field(default_factory=lambda: Memory(name="orders"))
+    audit: Memory = field(default_factory=lambda: Memory(name="audit"))
+    limits: Limits = field(default_factory=Limits)
+    dead: str = DEAD
+    elsewhere: str = ELSEWHERE
+
+    @property
+    def log_path(self) -> str:
+        return str(self.root / "chk" / "epochal" / "log")
+
+    @property
+    def log(self):
+        return open_log(self.log_path)
+
+    @property
+    def sinks(self):
+        return [self.orders, self.audit]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return Pipeline("shop", sinks=self.sinks, log=self.log_path, limits=self.limits)
+
+    @property
+    def reached(self) -> Reached:
+        return Reached(
+            target="jobs:pipeline",
+            log=self.log,
+            pipeline="shop",
+            sinks=self.sinks,
+            limits=self.limits,
+        )
+
+    @property
+    def log_alone(self) -> Reached:
+        return Reached(target=self.log_path, log=self.log)
+
+    def session(self, *, driver=None, die_at=None, limits=None) -> Session:
+        if driver is not None:
+            self.monkeypatch.setattr("epochal.session.this_driver", lambda: driver)
+
+        def watch(step, epoch):
+            if step == die_at:
+                raise Killed(step)
+
+        return Session(
+            "shop",
+            sinks=self.sinks,
+            schema=SCHEMA,
+            log=self.log_path,
+            limits=limits or self.limits,
+            around=Surroundings(watch=watch),
+        )
+
+    def run(self, epochs=3, rows=2) -> None:
+        with self.session() as session:
+            for _ in range(epochs):
+                self.epoch(session, rows)
+
+    @staticmethod
+    def epoch(session, rows=2) -> None:
+        session.begin(session.next_epoch)
+        session.write([{"id": n} for n in range(rows)])
+        session.commit()
+
+    def die(self, at="decided", *, driver=DEAD) -> Session:
+        """A driver that dies in an epoch; it said nothing beside the log. Keep it from ending."""
+        session = self.session(driver=driver, die_at=at, limits=Limits(history_epochs_kept=0))
+        with pytest.raises(Killed):
+            self.epoch(session)
+        return session
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    return Shop(root=tmp_path, monkeypatch=monkeypatch)

@@ -1,0 +1,130 @@
+"""The history: a page at a time, whatever its length, and filled up from the log."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyarrow import ArrowInvalid
+
+from epochal.coordinator import Trouble
+from epochal.errors import CorruptRecord, Misconfigured
+from epochal.logs import open_log
+from epochal.reports.epochs import epoch_attempts, epochs
+from epochal.telemetry.history import PastEpoch, PastSink, epoch_line, header, segment_name
+from epochal.telemetry.places import history_place
+from epochal.terms import EpochNumber, Generation, SinkName
+
+
+def line(epoch: int, outcome: str = "committed") -> bytes:
+    return epoch_line(
+        PastEpoch(
+            epoch=EpochNumber(epoch),
+            generation=Generation(1),
+            outcome=outcome,
+            opened_at=1000.0 + epoch,
+            finished_at=1001.0 + epoch,
+            seconds={"preparing": 0.5, "committing": 0.25},
+            sinks={SinkName("orders"): PastSink(rows=2, bytes=20)},
+            trouble=None if outcome == "committed" else Trouble(code="gate-refused", message="no"),
+        )
+    )
+
+
+def segment(place, first: int, count: int, part: int = 0) -> None:
+    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    lines = b"".join(line(first + at) for at in range(count))
+    place.put(segment_name(EpochNumber(first), Generation(1), part), told + lines)
+
+
+def test_every_epoch_is_told_with_its_phases_and_sinks(shop):
+    shop.run(epochs=3, rows=2)
+    told = epochs(shop.log).epochs
+    assert [one.epoch for one in told] == [2, 1, 0]
+    assert {one.outcome for one in told} == {"committed"}
+    assert {"preparing", "prepared", "decided", "committing"} <= set(told[0].seconds)
+    assert told[0].sinks["orders"]["rows"] == 2
+    assert "committing" in told[0].sinks["orders"]["seconds"]
+
+
+def test_an_epoch_that_was_aborted_tells_why_and_is_told_beside_its_next_attempt(shop):
+    with shop.session() as session:
+        session.begin(0)
+        session.write([{"id": "not a number"}])
+        with pytest.raises(ArrowInvalid):
+            session.commit()
+        shop.epoch(session)
+    told = epoch_attempts(shop.log, 0)
+    assert [one.outcome for one in told] == ["aborted", "committed"]
+    assert told[0].trouble["code"] == "ArrowInvalid"
+    assert [one.outcome for one in epochs(shop.log, only="aborted").epochs] == ["aborted"]
+
+
+def test_pages_meet_without_a_gap_or_a_repeat(shop):
+    shop.run(epochs=1)
+    place = history_place(shop.log)
+    for at in range(4):
+        segment(place, 1 + at * 10, 10, at)
+    found, cursor = [], None
+    while True:
+        page = epochs(shop.log, limit=7, cursor=cursor)
+        found += [one.epoch for one in page.epochs]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == list(range(40, -1, -1))
+
+
+def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
+    shop.run(epochs=1)
+    place = history_place(shop.log)
+    full = b"".join(line(at) for at in range(500))
+    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    for at in range(2000):
+        place.put(segment_name(EpochNumber(1 + at * 500), Generation(1), at), told + full)
+    began_s = time.monotonic()
+    page = epochs(shop.log, limit=50)
+    older = epochs(shop.log, limit=50, cursor="00000000000000500001-0000000001-1000.jsonl:7")
+    assert time.monotonic() - began_s < 1
+    assert (len(page.epochs), len(older.epochs)) == (50, 50)
+
+
+def test_what_the_history_lacks_is_told_from_the_log(shop):
+    shop.run(epochs=1)
+    driver = shop.die("decided")
+    told = epochs(shop.log).epochs
+    assert [(one.epoch, one.outcome, one.told_by) for one in told] == [
+        (1, "decided", "log"),
+        (0, "committed", "history"),
+    ]
+    assert told[0].rows == 4
+    assert driver is not None
+
+
+def test_a_log_that_has_no_room_for_a_history_tells_what_it_knows_and_says_so(shop):
+    driver = shop.die("decided")
+    report = epochs(shop.log)
+    assert [one.told_by for one in report.epochs] == ["log"]
+    assert "only the epochs of the log's newest records" in report.because
+    assert driver is not None
+
+
+@pytest.mark.parametrize(("limit", "cursor"), [(0, None), (10**6, None), (5, "nonsense")])
+def test_a_page_that_is_no_page_is_refused(shop, limit, cursor):
+    shop.run(epochs=1)
+    with pytest.raises(Misconfigured):
+        epochs(shop.log, limit=limit, cursor=cursor)
+
+
+def test_a_torn_segment_is_refused_by_name_and_may_be_removed(shop):
+    shop.run(epochs=1)
+    history_place(shop.log).put(segment_name(EpochNumber(9), Generation(1), 0), b"{torn")
+    with pytest.raises(CorruptRecord, match=r"00000000000000000009.*not a readable part") as caught:
+        epochs(shop.log)
+    assert "may be removed" in caught.value.hint
+
+
+def test_sqlite_logs_have_a_history_of_their_own(tmp_path, shop, monkeypatch):
+    monkeypatch.setattr(type(shop), "log_path", f"sqlite://{tmp_path}/log.db")
+    shop.run(epochs=2)
+    assert [one.epoch for one in epochs(open_log(shop.log_path)).epochs] == [1, 0]

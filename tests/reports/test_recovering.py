@@ -1,0 +1,99 @@
+"""Recovery by hand: shown first, then done, and never to the cost of a driver at work."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal import Memory
+from epochal.errors import Misconfigured, Refused, Unsettled
+from epochal.reports.recovering import plan_recovery, recover
+from epochal.reports.status import pipeline_status
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(shop):
+    driver = shop.die("decided")
+    before = shop.log.numbers()
+    report = plan_recovery(shop.reached)
+    assert report.is_dry_run
+    assert report.steps == [
+        "claim generation 2; generation 1 is fenced",
+        "commit epoch 0 on orders: 1 receipts (1 unknown)",
+        "commit epoch 0 on audit: 1 receipts (1 unknown)",
+    ]
+    assert report.needs_a_person == []
+    assert shop.log.numbers() == before
+    assert shop.orders.rows().num_rows == 0
+    assert driver is not None
+
+
+def test_recovery_commits_what_is_decided_once_and_may_be_repeated(shop):
+    driver = shop.die("committed orders")
+    for expected in ("commit epoch 0 on audit", "nothing is in doubt"):
+        report = recover(shop.reached)
+        assert any(step.startswith(expected) for step in report.steps)
+        assert shop.orders.rows()["id"].to_pylist() == [0, 1]
+        assert shop.audit.rows()["id"].to_pylist() == [0, 1]
+    assert pipeline_status(shop.log).unsettled is None
+    assert pipeline_status(shop.log).driver.liveness.value == "stopped"
+    assert driver is not None
+
+
+def test_recovery_aborts_what_no_decision_names(shop):
+    driver = shop.die("prepared")
+    report = recover(shop.reached)
+    assert "abort 1 attempts on orders that no decision names" in report.steps
+    assert plan_recovery(shop.reached).steps[1:] == ["nothing is in doubt"]
+    assert shop.orders.rows().num_rows == 0
+    shop.run(epochs=1)
+    assert shop.orders.rows()["id"].to_pylist() == [0, 1]
+    assert driver is not None
+
+
+def test_a_driver_at_work_is_not_pushed_aside_by_accident(shop):
+    with shop.session() as session:
+        shop.epoch(session)
+        with pytest.raises(Refused, match="seems to be at work") as caught:
+            recover(shop.reached)
+        assert "--take-over" in caught.value.hint
+        shop.epoch(session)
+    assert shop.orders.rows().num_rows == 4
+
+
+def test_a_driver_elsewhere_of_which_nothing_is_known_is_not_pushed_aside_either(shop):
+    driver = shop.die("decided", driver=shop.elsewhere)
+    with pytest.raises(Refused, match="runs elsewhere"):
+        recover(shop.reached)
+    recover(shop.reached, take_over=True)
+    assert shop.orders.rows().num_rows == 2
+    assert driver is not None
+
+
+def test_with_the_log_alone_recovery_says_what_it_can_not_do(shop):
+    shop.run(epochs=1)
+    with pytest.raises(Misconfigured, match="holds no credentials"):
+        recover(shop.log_alone)
+
+
+def test_a_target_that_can_not_be_reached_is_told_and_needs_a_person(shop, monkeypatch):
+    driver = shop.die("decided")
+
+    def unreachable(self, identity, limits):
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(Memory, "committer", unreachable)
+    report = plan_recovery(shop.reached)
+    assert report.needs_a_person == ["orders: connection refused", "audit: connection refused"]
+    assert [sink.receipts[0].proof for sink in report.sinks] == ["not asked", "not asked"]
+    assert driver is not None
+
+
+def test_rows_that_a_target_threw_away_are_told_and_stay_decided(shop):
+    driver = shop.die("decided")
+    place = shop.orders._place.store()
+    place.abort(list(place._prepared))
+    assert any("thrown away" in need for need in plan_recovery(shop.reached).needs_a_person)
+    with pytest.raises(Unsettled, match=r"orders \(1\)"):
+        recover(shop.reached)
+    assert pipeline_status(shop.log).unsettled.epoch == 0
+    assert shop.audit.rows().num_rows == 2
+    assert driver is not None

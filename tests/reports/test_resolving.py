@@ -1,0 +1,113 @@
+"""A person settles what is left; what is not decided can't be committed by anybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal.coordinator.reading import newest_record
+from epochal.errors import Refused
+from epochal.protocol.state import GivenUp, RecordKind
+from epochal.reports import resolving
+from epochal.reports.recovering import recover
+from epochal.reports.status import pipeline_status
+from epochal.terms import EpochNumber
+
+
+def finish(shop, sink="orders", epoch=0, **more):
+    return resolving.finish(shop.reached, sink=sink, epoch=epoch, by="ann", **more)
+
+
+def listed(shop):
+    return list(shop.orders._place.store()._prepared)
+
+
+def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(shop):
+    driver = shop.die("decided")
+    shown = finish(shop, dry_run=True)
+    assert shown.step == "would commit epoch 0 on 'orders'"
+    assert shown.evidence == [
+        "decided by generation 1: 1 receipts, 2 rows",
+        "the target proves: 1 unknown",
+    ]
+    assert shop.orders.rows().num_rows == 0
+    assert finish(shop, dry_run=False).step == "epoch 0 is on 'orders'"
+    assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 0)
+    assert list(newest_record(shop.log).record.state.pending) == ["audit"]
+    assert "ann finished sink 'orders'" in newest_record(shop.log).record.note
+    finish(shop, "audit", dry_run=False)
+    assert newest_record(shop.log).record.state.unsettled is None
+    recover(shop.reached)
+    assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 2)
+    assert driver is not None
+
+
+@pytest.mark.parametrize(("sink", "epoch"), [("orders", 1), ("nobody", 0)])
+def test_what_does_not_wait_can_not_be_finished(shop, sink, epoch):
+    driver = shop.die("decided")
+    with pytest.raises(Refused):
+        finish(shop, sink, epoch, dry_run=False)
+    assert driver is not None
+
+
+def test_an_undecided_epoch_can_not_be_finished(shop):
+    driver = shop.die("prepared")
+    with pytest.raises(Refused, match="does not wait"):
+        finish(shop, dry_run=False)
+    assert shop.orders.rows().num_rows == 0
+    assert driver is not None
+
+
+def test_a_sink_that_is_given_up_is_counted_out_and_says_where_its_rows_are(shop):
+    shop.run(epochs=1)
+    driver = shop.die("decided")
+    word = GivenUp(
+        epoch=EpochNumber(1), sink="orders", kept_at="s3://kept/1", by="ann", because="gone"
+    )
+    assert resolving.give_up(shop.log_alone, word, dry_run=True).step.startswith("would give")
+    assert pipeline_status(shop.log).given_up == []
+    resolving.give_up(shop.reached, word, dry_run=False)
+    report = pipeline_status(shop.log)
+    assert (report.given_up[0].kept_at, report.given_up[0].by) == ("s3://kept/1", "ann")
+    assert "the target proves: 1 unknown" in report.given_up[0].evidence
+    assert {sink.name: sink.rows for sink in report.sinks} == {"orders": 2, "audit": 4}
+    recover(shop.reached)
+    assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 4)
+    assert driver is not None
+
+
+def test_an_undecided_handle_is_aborted_after_a_claim_and_on_record(shop):
+    driver = shop.die("prepared")
+    (name,) = listed(shop)
+    shown = resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=True)
+    assert "no decision names it" in shown.evidence[0]
+    assert listed(shop) == [name]
+    resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    newest = newest_record(shop.log).record
+    assert (newest.kind, newest.state.generation) == (RecordKind.RESOLVED, 2)
+    assert f"ann aborted {name}" in newest.note
+    assert listed(shop) == []
+    assert driver is not None
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
+    driver = shop.die("decided")
+    (name,) = listed(shop)
+    with pytest.raises(Refused, match="named by a decision"):
+        resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=dry_run)
+    recover(shop.reached)
+    assert shop.orders.rows().num_rows == 2
+    assert driver is not None
+
+
+def test_what_is_not_listed_can_not_be_aborted(shop):
+    shop.run(epochs=1)
+    with pytest.raises(Refused, match="lists nothing named"):
+        resolving.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+
+
+def test_nobody_settles_over_the_head_of_a_driver_at_work(shop):
+    with shop.session() as session:
+        session.begin(0)
+        with pytest.raises(Refused, match="seems to be at work"):
+            resolving.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)

@@ -1,0 +1,132 @@
+"""What the log and its history tell, without a target."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from epochal.errors import CorruptRecord, Refused
+from epochal.reports import VERSION, to_json
+from epochal.reports.model import Health, Liveness
+from epochal.reports.status import pipeline_status, status
+from epochal.telemetry.history import Live, live_bytes
+from epochal.telemetry.places import history_place
+from epochal.terms import Generation
+
+
+def speak(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
+    live = Live(
+        at=time.time() - age_s,
+        every_s=every_s,
+        generation=Generation(generation),
+        driver=shop.elsewhere,
+        **more,
+    )
+    history_place(shop.log).put("live.json", live_bytes(live))
+
+
+def test_a_pipeline_that_stopped_tells_its_last_epoch_and_totals(shop):
+    shop.run(epochs=3, rows=2)
+    report = pipeline_status(shop.log)
+    assert (report.pipeline, report.last_epoch, report.phase) == ("shop", 2, "committed")
+    assert (report.health, report.driver.liveness) == (Health.OK, Liveness.STOPPED)
+    assert report.unsettled is None
+    assert {sink.name: (sink.rows, sink.last_rows) for sink in report.sinks} == {
+        "orders": (6, 2),
+        "audit": (6, 2),
+    }
+    assert all(sink.is_whole for sink in report.sinks)
+
+
+def test_a_driver_at_work_is_alive_and_tells_its_phase_and_rates(shop, monkeypatch):
+    monkeypatch.setattr("epochal.telemetry.recording.FLUSH_EVERY_S", 0.1)
+    with shop.session() as session:
+        shop.epoch(session)
+        session.begin(session.next_epoch)
+        deadline_s = time.monotonic() + 20
+        while (report := pipeline_status(shop.log)).phase != "preparing":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        assert (report.epoch, report.driver.liveness) == (1, Liveness.ALIVE)
+        assert report.rows_per_s > 0
+
+
+def test_an_epoch_that_is_decided_and_left_alone_is_in_doubt_with_its_age(shop):
+    driver = shop.die("decided")
+    report = pipeline_status(shop.log)
+    assert (report.health, report.driver.liveness) == (Health.IN_DOUBT, Liveness.GONE)
+    assert report.unsettled.epoch == 0
+    assert 0 <= report.unsettled.age_s < 60
+    assert [(one.sink, one.rows, one.is_done) for one in report.unsettled.sinks] == [
+        ("orders", 2, False),
+        ("audit", 2, False),
+    ]
+    assert driver is not None
+
+
+@pytest.mark.parametrize(
+    ("age_s", "every_s", "expected"),
+    [
+        (1.0, 5.0, Liveness.ALIVE),
+        (29.0, 5.0, Liveness.ALIVE),
+        (300.0, 5.0, Liveness.SILENT),
+        (1.0, 0.0, Liveness.GONE),
+    ],
+)
+def test_a_driver_elsewhere_is_known_by_its_word_beside_the_log(shop, age_s, every_s, expected):
+    driver = shop.die("decided", driver=shop.elsewhere)
+    assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
+    speak(shop, age_s=age_s, every_s=every_s)
+    assert pipeline_status(shop.log).driver.liveness is expected
+    assert driver is not None
+
+
+def test_the_word_of_an_earlier_driver_says_nothing_about_the_newest(shop):
+    driver = shop.die("decided", driver=shop.elsewhere)
+    speak(shop, generation=0, every_s=0.0)
+    assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
+    history_place(shop.log).put("live.json", b"{torn")
+    assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
+    assert driver is not None
+
+
+def test_all_pipelines_below_a_root_are_found_and_a_corrupt_one_hides_none(shop):
+    shop.run(epochs=1)
+    broken = shop.root / "other" / "epochal" / "log"
+    broken.mkdir(parents=True)
+    (broken / "00000000000000000001.json").write_bytes(b"not a record")
+    (shop.root / "chk" / "offsets").mkdir()
+    report = status(str(shop.root))
+    assert [one.pipeline for one in report.pipelines] == ["shop"]
+    assert [(one.location, one.code) for one in report.unreadable] == [
+        (str(broken), CorruptRecord.code)
+    ]
+    assert "nothing was overwritten" in report.unreadable[0].hint
+
+
+def test_a_folder_without_a_log_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(Refused, match="holds no epoch log") as caught:
+        status(str(tmp_path))
+    assert "started with epochal before" in caught.value.hint
+
+
+def test_a_report_as_json_says_its_name_and_version(shop):
+    shop.run(epochs=1)
+    told = json.loads(json.dumps(to_json(status(str(shop.root)))))
+    assert (told["report"], told["version"]) == ("status", VERSION)
+    assert told["pipelines"][0]["driver"]["liveness"] == "stopped"
+
+
+def test_a_thousand_pipelines_are_told_within_seconds(shop):
+    shop.run(epochs=1)
+    record = next((shop.root / "chk" / "epochal" / "log").glob("*.json")).read_bytes()
+    many = shop.root / "many"
+    for at in range(1000):
+        folder = many / f"p{at:04d}" / "epochal" / "log"
+        folder.mkdir(parents=True)
+        (folder / "00000000000000000001.json").write_bytes(record)
+    began_s = time.monotonic()
+    assert len(status(str(many)).pipelines) == 1000
+    assert time.monotonic() - began_s < 5
