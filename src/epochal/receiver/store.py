@@ -109,6 +109,8 @@ class Store:
         with self._database.trying() as db:
             for handle in handles:
                 found = _find(db, handle)
+                if found.state is State.COMMITTED:
+                    continue  # of a decided epoch, a part of which is written again
                 if found.state is not State.PREPARED:
                     raise out_of_state(found.txn, found.state, "rehearsed")
                 try:

@@ -1,0 +1,240 @@
+"""Carries decisions out at a receiver: `POST /commit/{txn}` for every task, then the epoch's mark.
+
+An answer that was lost is settled by `GET /transactions/{txn}`. That a transaction is not there
+counts only where the receiver itself says so: a 404 of some proxy on the way proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from epochal.contract import Limits
+from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.sinks.http.connecting import Client, Reply
+from epochal.sinks.http.json_schema import require_json
+from epochal.sinks.http.parts import NDJSON, Format
+from epochal.sinks.http.service import Service
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    Uid,
+    handle_prefix,
+)
+
+PROTOCOL = "epochal-two-phase"
+VERSION = 1
+_LOST = frozenset({"unknown", "aborted"})
+_FORGOTTEN = "forgotten"
+
+
+class HttpCommitter:
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        service: Service,
+        form: Format,
+        *,
+        part_bytes: int,
+        threads: int,
+    ) -> None:
+        self._identity = identity
+        self._url = service.url
+        self._client = Client(service, backoff_ms=limits.retry_backoff_ms)
+        self._form = form
+        self._part_bytes = part_bytes
+        self._threads = threads
+        self._about: Mapping[str, Any] | None = None
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        about = self._ask_about()
+        if self._form.content_type not in about.get("formats", ()):
+            raise Misconfigured(
+                f"{self._url} takes {about.get('formats')}, not {self._form.content_type}",
+                "another format=",
+            )
+        most = about.get("body_bytes_max")
+        if isinstance(most, int) and self._part_bytes > most:
+            raise Misconfigured(
+                f"part_bytes={self._part_bytes}, and {self._url} takes {most} a request",
+                f"part_bytes={most // 2}: text is longer than what it stands for",
+            )
+        if schema is not None and self._form.content_type == NDJSON:
+            require_json(schema)
+        return [_rehearses(about), _whole_epochs()]
+
+    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+        return None
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """Where the receiver can: it applies everything and takes it back."""
+        txns = [str(receipt.handle) for receipt in receipts if receipt.rows]
+        if not txns or not (self._about or self._ask_about()).get("rehearses"):
+            return
+        reply = self._client.ask(
+            "POST", "/rehearse", told={**self._owner(), "txns": txns}, reads=(404, 409, 410)
+        )
+        if reply.status != 200:
+            raise TryAgain(f"epoch {epoch} can't be rehearsed at {self._url}: {reply.told}")
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        txns = [str(receipt.handle) for receipt in receipts if receipt.rows]
+        replies = self._at_once(self._commit_one, txns)
+        lost = tuple(txn for txn, reply in zip(txns, replies, strict=True) if _is_lost(reply))
+        if lost:
+            raise PreparedLost(
+                f"epoch {epoch}: {self._url} does not have {len(lost)} of {len(txns)} prepared "
+                "transactions any more",
+                "its data was restored, or somebody else aborted them",
+                handles=lost,
+            )
+        for txn, reply in zip(txns, replies, strict=True):
+            if reply.status != 200:
+                raise _unexpected(f"commit of {txn}", reply)
+        self._mark(epoch, txns)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        self._at_once(self._abort_one, [str(receipt.handle) for receipt in receipts])
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        found: list[InDoubt] = []
+        params = {"prefix": handle_prefix(self._identity.uid)}
+        while True:
+            body = self._client.ask("GET", "/transactions", params=params).body
+            for one in _list(body, "transactions"):
+                handle = Handle.parse(one["txn"])
+                if handle is None or handle.sink == self._identity.tag:
+                    age_s = one.get("age_s")
+                    found.append(InDoubt(name=one["txn"], handle=handle, age_s=age_s))
+            if not body.get("next"):
+                return found
+            params = {**params, "after": body["next"]}
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        if receipt.rows:
+            path = f"/transactions/{receipt.handle}"
+            reply = self._client.ask("GET", path, reads=(404, 410))
+            if _is_lost(reply):
+                return Proof.ABORTED
+            if reply.body.get("state") != "committed":
+                return Proof.UNKNOWN
+        # The mark is the epoch's proof: without it `newest` would not show what is committed.
+        mine = [mark.epoch for mark in self.newest() if mark.uid == self._identity.uid]
+        return Proof.COMMITTED if mine and max(mine) >= epoch else Proof.UNKNOWN
+
+    def newest(self) -> Sequence[Mark]:
+        params = {"pipeline": self._identity.pipeline, "sink": self._identity.sink}
+        body = self._client.ask("GET", "/marks", params=params).body
+        return [
+            Mark(uid=Uid(one["uid"]), epoch=EpochNumber(one["epoch"]), run=one.get("run"))
+            for one in _list(body, "marks")
+        ]
+
+    def prune(self, below: EpochNumber) -> None:
+        params = {"uid": self._identity.uid, "tag": self._identity.tag, "below": str(below)}
+        self._client.ask("DELETE", "/marks", params=params)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask_about(self) -> Mapping[str, Any]:
+        about = self._client.ask("GET", "/").body
+        if about.get("protocol") != PROTOCOL or about.get("version") != VERSION:
+            raise Misconfigured(
+                f"{self._url} is no receiver of {PROTOCOL} {VERSION}: it says "
+                f"{about.get('protocol')} {about.get('version')}",
+                'put `epochal receiver` in front of the service, or use mode="idempotency-key"',
+            )
+        self._about = about
+        return about
+
+    def _owner(self) -> dict[str, str | None]:
+        whose = self._identity
+        return {"pipeline": whose.pipeline, "sink": whose.sink, "run": whose.run}
+
+    def _commit_one(self, txn: str) -> Reply:
+        headers = {"Idempotency-Key": f"{txn}-commit"}
+        path = f"/commit/{quote(txn)}"
+        return self._client.ask(
+            "POST",
+            path,
+            told=self._owner(),
+            headers=headers,
+            reads=(404, 409, 410),
+            is_final=True,
+        )
+
+    def _abort_one(self, txn: str) -> Reply:
+        reply = self._client.ask("POST", f"/abort/{quote(txn)}", reads=(409,))
+        if reply.status == 409 and reply.body.get("state") != "committed":
+            raise _unexpected(f"abort of {txn}", reply)
+        return reply
+
+    def _mark(self, epoch: EpochNumber, txns: Sequence[str]) -> None:
+        whose = {"uid": self._identity.uid, "tag": self._identity.tag, "epoch": epoch}
+        told = {**self._owner(), **whose, "txns": list(txns)}
+        reply = self._client.ask("POST", "/marks", told=told, reads=(409, 410), is_final=True)
+        if reply.status != 200:
+            raise _unexpected(f"mark of epoch {epoch}", reply)
+
+    def _at_once(self, verb: Callable[[str], Reply], txns: Sequence[str]) -> list[Reply]:
+        """All of them, several at a time; the first error is raised once all were asked."""
+        if len(txns) < 2:
+            return [verb(txn) for txn in txns]
+        with ThreadPoolExecutor(min(self._threads, len(txns))) as pool:
+            return [asked.result() for asked in [pool.submit(verb, txn) for txn in txns]]
+
+
+def _is_lost(reply: Reply) -> bool:
+    return reply.body.get("state") in _LOST
+
+
+def _unexpected(what: str, reply: Reply) -> Exception:
+    if reply.body.get("state") == _FORGOTTEN:
+        return OutcomeUnknown(
+            f"{what}: {reply.told}",
+            "a later epoch is settled there, so this one was: leave this driver stopped",
+        )
+    if "state" not in reply.body and reply.status == 404:
+        return Misconfigured(
+            f"{what} answered 404, and not by the receiver: {reply.told}", "is base_url right?"
+        )
+    return InvariantBroken(f"{what} answered {reply.status}: {reply.told}")
+
+
+def _list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """An answer without its list is no empty list."""
+    found = body.get(name)
+    if not isinstance(found, list):
+        raise InvariantBroken(f"the receiver's answer has no {name}: {str(dict(body))[:200]}")
+    return found
+
+
+def _rehearses(about: Mapping[str, Any]) -> Ability:
+    can = bool(about.get("rehearses"))
+    because = "POST /rehearse applies an epoch and takes it back"
+    return Ability(
+        name="says no before the decision",
+        granted=can,
+        because=because if can else "the receiver has no rehearsal: what it refuses, stops",
+    )
+
+
+def _whole_epochs() -> Ability:
+    return Ability(
+        name="whole epochs for plain readers",
+        granted=False,
+        because="transactions of an epoch become visible one by one; its mark says it is whole",
+    )

@@ -1,0 +1,233 @@
+"""The declaration of an HTTP service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from os import PathLike, fspath
+from types import MappingProxyType
+from typing import ClassVar, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from epochal.contract import Committer, Limits, Task, Writer
+from epochal.errors import Misconfigured
+from epochal.logs.names import without_secrets
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.http.service import Service
+from epochal.sinks.http.statuses import Meaning
+from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
+from epochal.terms import Identity, Json
+
+Mode = Literal["two-phase", "idempotency-key"]
+_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mode": ("two-phase", "idempotency-key"),
+        "format": ("ndjson", "arrow"),
+        "body": ("json", "ndjson"),
+        "order": ("none", "partition", "epoch"),
+        "on_reject": ("stop", "keep"),
+        "method": ("POST", "PUT", "PATCH"),
+    }
+)
+_ABOVE_ZERO = ("part_bytes", "rows_per_call", "concurrency", "connect_timeout_s", "timeout_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Http(Declaration):
+    """
+    A service that is written to over HTTP.
+
+    `mode="idempotency-key"`: one endpoint, called from a spool after the decision, each call under
+    a key that never changes. Exactly once where the service keeps keys, else at least once.
+
+    `mode="two-phase"`: a receiver of `POST /prepare/{txn}`, `/commit/{txn}` and the rest of what
+    `epochal receiver` serves. Exactly once.
+    """
+
+    kind: ClassVar[str] = "http"
+
+    base_url: str = field(kw_only=False)
+    """The endpoint, or what comes before /prepare/…; a password or a query in it is hidden."""
+    mode: Mode = "two-phase"
+
+    token: Secret | str | None = None
+    """Sent as a bearer token: `env("…")` or `file(path)`."""
+    headers: Mapping[str, Secret | str] = field(default_factory=dict)
+    """Sent with every request; their values are never shown."""
+    certificate: str | PathLike[str] | None = None
+    """TLS: our own certificate, PEM, on the driver and on executors."""
+    key: str | PathLike[str] | None = None
+    key_password: Secret | str | None = None
+    ca: str | PathLike[str] | None = None
+    """TLS: who signed the service's certificate; if not given, whom the machine trusts."""
+
+    connect_timeout_s: float = 10.0
+    timeout_s: float = 60.0
+    """How long an answer may take."""
+    retries_max: int = 3
+    """How often a request is repeated; a decided epoch is retried by the pipeline beyond that."""
+    retry_after_max_s: float = 30.0
+    """The longest `Retry-After` that is waited for within one attempt."""
+    concurrency: int = 8
+    """Requests at a time, from the driver."""
+
+    format: Literal["ndjson", "arrow"] = "ndjson"
+    """Two-phase: how rows travel."""
+    part_bytes: int = 4 * 1024 * 1024
+    """Two-phase: a task's rows beyond this go in several requests."""
+
+    spool: str | PathLike[str] | None = None
+    """Idempotency-key: where rows wait; a folder that driver and executors share, or a URL."""
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    body: Literal["json", "ndjson"] = "json"
+    """Idempotency-key: `json` is an object, or an array where a call has several rows."""
+    rows_per_call: int = 1
+    key_header: str = "Idempotency-Key"
+    order: Literal["none", "partition", "epoch"] = "none"
+    """Idempotency-key: which calls wait for the one before them."""
+    on_reject: Literal["stop", "keep"] = "stop"
+    """Idempotency-key: a call that is refused for good stops the query, or is kept in the spool."""
+    statuses: Mapping[int, Literal["ok", "retry", "reject", "stop"]] = field(default_factory=dict)
+    """Idempotency-key: what this service means by a status, where it differs from the table."""
+
+    service: Service = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if find_spec("httpx") is None:
+            raise Misconfigured(
+                "the HTTP sink needs a package that is not installed: httpx",
+                "pip install 'epochal[http]'",
+            )
+        self._check_options()
+        self._set("service", self._make_service())
+        self._set("base_url", self.service.url)
+        self._set("token", _secret(self.token))
+        self._set("key_password", _secret(self.key_password))
+        self._set("headers", dict(self.service.headers))
+        if self.mode == "idempotency-key":
+            self._set("spool", spool_url('Http(mode="idempotency-key")', self.spool))
+        super().__post_init__()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_options(self) -> None:
+        for option, choices in _CHOICES.items():
+            if getattr(self, option) not in choices:
+                raise Misconfigured(
+                    f"Http({option}={getattr(self, option)!r})", f"one of {', '.join(choices)}"
+                )
+        for option in _ABOVE_ZERO:
+            if getattr(self, option) <= 0:
+                raise Misconfigured(f"Http({option}={getattr(self, option)})", "above zero")
+        meanings = {meaning.value for meaning in Meaning}
+        for status, meaning in self.statuses.items():
+            if meaning not in meanings or not 100 <= status <= 599:
+                raise Misconfigured(
+                    f"Http(statuses={{{status}: {meaning!r}}})", f"one of {sorted(meanings)}"
+                )
+
+    def _make_service(self) -> Service:
+        try:
+            parts = urlsplit(self.base_url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        if parts.scheme not in ("http", "https") or not host:
+            # Not quoted: what can't be read may hold a password.
+            raise Misconfigured("Http: base_url can't be read", "https://host/path")
+        if parts.query and self.mode == "two-phase":
+            raise Misconfigured(
+                "Http: base_url has a query, and paths follow it", "leave it out, or headers={…}"
+            )
+        password = HeldSecret(unquote(parts.password)) if parts.password is not None else None
+        bare = f"[{host}]" if ":" in host else host
+        where = (parts.scheme, bare if port is None else f"{bare}:{port}", parts.path, "", "")
+        return Service(
+            url=urlunsplit(where).rstrip("/") if self.mode == "two-phase" else urlunsplit(where),
+            query=HeldSecret(parts.query) if parts.query else None,
+            token=_secret(self.token),
+            user=None if password is None else (unquote(parts.username or ""), password),
+            headers=tuple((name, _held(value)) for name, value in sorted(self.headers.items())),
+            certificate=_path(self.certificate),
+            key=_path(self.key),
+            key_password=_secret(self.key_password),
+            ca=_path(self.ca),
+            connect_timeout_s=self.connect_timeout_s,
+            timeout_s=self.timeout_s,
+            retries_max=self.retries_max,
+            retry_after_max_s=self.retry_after_max_s,
+            connections_max=max(self.concurrency, 1),
+        )
+
+    @property
+    def target(self) -> str:
+        return self.base_url
+
+    def describe(self) -> Mapping[str, Json]:
+        told = {"kind": self.kind, "target": self.target, "mode": self.mode}
+        if self.mode == "idempotency-key":
+            told["spool"] = without_secrets(str(self.spool))
+        return told
+
+    def writer(self, task: Task) -> Writer:
+        if self.mode == "idempotency-key":
+            from epochal.sinks.http.spooling import CallSpoolingWriter  # noqa: PLC0415  no httpx here
+
+            spool = RowSpool.at(str(self.spool))
+            return CallSpoolingWriter(task, spool, rows_per_call=self.rows_per_call)
+        from epochal.sinks.http.parts import FORMATS  # noqa: PLC0415  only what a task needs
+        from epochal.sinks.http.writer import HttpWriter  # noqa: PLC0415  loads httpx
+
+        return HttpWriter(task, self.service, FORMATS[self.format], part_bytes=self.part_bytes)
+
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        if self.mode == "idempotency-key":
+            return self._spool_committer(identity, limits)
+        from epochal.sinks.http.committer import HttpCommitter  # noqa: PLC0415  loads httpx
+        from epochal.sinks.http.parts import FORMATS  # noqa: PLC0415
+
+        return HttpCommitter(
+            identity,
+            limits,
+            self.service,
+            FORMATS[self.format],
+            part_bytes=self.part_bytes,
+            threads=self.concurrency,
+        )
+
+    def _spool_committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:
+        from epochal.sinks.http.connecting import Client  # noqa: PLC0415  loads httpx
+        from epochal.sinks.http.keyed import KeyedDelivery, Manner  # noqa: PLC0415
+
+        spool = RowSpool.at(str(self.spool))
+        ledger = SpoolLedger(spool.place, identity)
+        client = Client(
+            self.service,
+            statuses={status: Meaning(told) for status, told in self.statuses.items()},
+            backoff_ms=limits.retry_backoff_ms,
+        )
+        manner = Manner(
+            method=self.method,
+            body=self.body,
+            key_header=self.key_header,
+            concurrency=self.concurrency,
+            order=self.order,
+            on_reject=self.on_reject,
+        )
+        delivery = KeyedDelivery(identity, spool, ledger, client, manner)
+        return SpoolCommitter(identity, spool, ledger, delivery)
+
+
+def _held(value: Secret | str) -> Secret:
+    return HeldSecret(value) if isinstance(value, str) else value
+
+
+def _secret(value: Secret | str | None) -> Secret | None:
+    return None if value is None else _held(value)
+
+
+def _path(value: str | PathLike[str] | None) -> str | None:
+    return None if value is None else fspath(value)

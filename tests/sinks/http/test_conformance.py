@@ -1,0 +1,63 @@
+"""Both modes keep what the contract promises, on real servers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from sinks.http.conftest import TOKEN
+from sinks.spool.spooled import left_in
+
+from epochal.sinks.http import Http
+from epochal.terms import handle_prefix, sink_tag
+from epochal.testing.conformance import SinkConformance, Target
+from epochal.testing.trial import UID
+
+_numbers = itertools.count()
+
+
+class _TwoPhase(SinkConformance):
+    format = "ndjson"
+
+    @pytest.fixture(autouse=True)
+    def _at(self, receiver) -> None:
+        self._receiver = receiver
+
+    def make(self, tmp_path: Path) -> Target:
+        receiver = self._receiver
+        name = f"{self.format} {next(_numbers)}"
+        # Small parts: what is large goes in several.
+        sink = Http(receiver.url, token=TOKEN, name=name, format=self.format, part_bytes=200_000)
+
+        def leftovers() -> list[str]:
+            listed = receiver.get("/transactions", prefix=handle_prefix(UID))["transactions"]
+            return [one["txn"] for one in listed if f"-s{sink_tag(name)}-" in one["txn"]]
+
+        return Target(
+            sink=sink, visible=lambda: receiver.rows(name), leftovers=leftovers, secrets=[TOKEN]
+        )
+
+
+class TestTwoPhaseJson(_TwoPhase):
+    format = "ndjson"
+
+
+class TestTwoPhaseArrow(_TwoPhase):
+    format = "arrow"
+
+
+class TestIdempotencyKey(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _at(self, service) -> None:
+        self._service = service
+
+    def make(self, tmp_path: Path) -> Target:
+        spool = tmp_path / "spool"
+        url = self._service.url.replace("//", "//user:hunter2@") + "?secret=hunter3"
+        return Target(
+            sink=Http(url, mode="idempotency-key", spool=spool, headers={"X-Key": "hunter4"}),
+            visible=self._service.rows,
+            leftovers=lambda: left_in(spool),
+            secrets=["hunter2", "hunter3", "hunter4"],
+        )
