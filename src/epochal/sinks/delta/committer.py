@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
 
 from epochal.contract import Limits
 from epochal.errors import (
@@ -73,6 +74,7 @@ class DeltaCommitter:
         self._place = sink.place()
         self._table = Table(self._place)
         self._lives = Lives(identity)
+        self._ledger = ledger_id(identity.uid, identity.tag)
         self._schema: pa.Schema | None = None
         self._plan: Plan | None = None
 
@@ -104,6 +106,8 @@ class DeltaCommitter:
         # Anew: somebody may have changed the table since the epoch began.
         plan = plan_for(self._sink, table, self._schema)
         Rehearsal(sink=self._sink, place=self._place, epoch=epoch, receipts=receipts).judge(plan)
+        if self._sink.mode == "overwrite_partitions":
+            self._replaced(table, receipts)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         for wait_ms in (*self._limits.retry_backoff_ms, None):
@@ -134,11 +138,13 @@ class DeltaCommitter:
         table = self._table.open()
         is_proven = table is not None and self._proves(table, epoch)
         for receipt in noted:
-            is_named = is_proven and table is not None and self._is_named(table, receipt.handle)
-            if is_named and self._sink.mode != "merge":
-                continue
-            self._place.remove(self._paths_of(receipt))
-            self._place.remove_note(receipt.handle)
+            proof = Proof.ABORTED
+            if is_proven and table is not None:
+                proof = self._became(table, receipt.handle)
+            if proof is Proof.ABORTED or (is_proven and self._sink.mode == "merge"):
+                self._place.remove(self._paths_of(receipt))
+            if proof is not Proof.UNKNOWN:
+                self._place.remove_note(receipt.handle)
 
     def in_doubt(self) -> Sequence[InDoubt]:
         prefix = handle_prefix(self._identity.uid)
@@ -156,10 +162,7 @@ class DeltaCommitter:
             return Proof.UNKNOWN
         table = self._table.open()
         if table is not None and self._proves(table, epoch):
-            named = handles_in_history(table, epoch, handle_prefix(receipt.handle.uid))
-            if named is None:
-                return Proof.UNKNOWN
-            return Proof.COMMITTED if str(receipt.handle) in named else Proof.ABORTED
+            return self._became(table, receipt.handle)
         # A task without rows leaves nothing: that there is nothing proves nothing.
         return Proof.ABORTED if files_of(receipt) else Proof.UNKNOWN
 
@@ -179,7 +182,7 @@ class DeltaCommitter:
         return f"sink {self._identity.sink!r} on {self._place.uri}: {verb}"
 
     def _proves(self, table: DeltaTable, epoch: EpochNumber) -> bool:
-        newest = looking(table)(ledger_id(self._identity.uid, self._identity.tag))
+        newest = looking(table)(self._ledger)
         return newest is not None and newest >= epoch
 
     def _write(self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -192,18 +195,21 @@ class DeltaCommitter:
             if table.version() > before:
                 return
             files = []
-        columns = table.metadata().partition_columns
-        adds = [add_of(file) for file in files]
-        taken = []
-        if self._sink.mode == "overwrite_partitions":
-            taken = removals(table, [file["partition"] for file in files], columns)
+        is_replacing = self._sink.mode == "overwrite_partitions"
         table.create_write_transaction(
-            [*adds, *taken],
+            [
+                *(add_of(file) for file in files),
+                *(self._replaced(table, receipts) if is_replacing else ()),
+            ],
             mode="append",
             schema=table.schema(),
-            partition_by=columns,
+            partition_by=table.metadata().partition_columns,
             commit_properties=properties_,
         )
+
+    def _replaced(self, table: DeltaTable, receipts: Sequence[Receipt]) -> list[RemoveAction]:
+        partitions = [file["partition"] for receipt in receipts for file in files_of(receipt)]
+        return removals(table, partitions, table.metadata().partition_columns)
 
     def _ready(self) -> Plan:
         """Make what is missing and was asked for: the table, its new columns."""
@@ -253,6 +259,7 @@ class DeltaCommitter:
     ) -> Any:
         return properties(
             self._lives.to_write(looking(table), epoch),
+            ledger=self._ledger,
             epoch=epoch,
             handles=[receipt.handle for receipt in receipts],
         )
@@ -288,7 +295,7 @@ class DeltaCommitter:
 
     def _committed_elsewhere(self, table: DeltaTable, epoch: EpochNumber) -> Fenced | Refused:
         fact = f"epoch {epoch} is being written, and {self._place.uri} proves it committed"
-        named = handles_in_history(table, epoch, handle_prefix(self._identity.uid)) or ()
+        named = handles_in_history(table, epoch, self._ledger) or ()
         handles = [handle for one in named if (handle := Handle.parse(one)) is not None]
         newest = max((handle.generation for handle in handles), default=None)
         if newest is not None and newest > self._identity.generation:
@@ -304,12 +311,13 @@ class DeltaCommitter:
 
     # Clearing up
 
-    def _is_named(self, table: DeltaTable, handle: Handle) -> bool:
-        """Whether the commit of its epoch named a handle, or may have: such files are not ours."""
-        if any(f"{handle}-" in path for path in active_paths(table)):
-            return True
-        named = handles_in_history(table, handle.epoch, handle_prefix(handle.uid))
-        return named is None or str(handle) in named
+    def _became(self, table: DeltaTable, handle: Handle) -> Proof:
+        """Whether the commit of its epoch named a handle; UNKNOWN where the log can't say."""
+        named = handles_in_history(table, handle.epoch, self._ledger)
+        if named is not None:
+            return Proof.COMMITTED if str(handle) in named else Proof.ABORTED
+        is_active = any(f"{handle}-" in path for path in active_paths(table))
+        return Proof.COMMITTED if is_active else Proof.UNKNOWN
 
     def _paths_of(self, receipt: Receipt) -> list[str]:
         told = [require_ours(file["path"], receipt.handle) for file in files_of(receipt)]

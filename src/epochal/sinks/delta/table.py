@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote, unquote
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import (
@@ -25,6 +26,8 @@ from epochal.terms import EpochNumber, Handle
 
 _METADATA = "epochal"
 _HISTORY_FIRST = 64
+_NOT_ENCODED = "/!$&'()+,:;=@~"
+"""What delta-rs leaves as it is in a path, beside letters, digits and `_.-`."""
 _SYNCED_BEFORE = 4
 """Versions below the newest that a repeated commit makes durable, in case its writer died."""
 
@@ -62,11 +65,10 @@ class Table:
         if self._place.local is None:
             return
         folder = self._place.local / "_delta_log"
-        newest = self.require().version()
-        for version in range(max(since + 1, 0), newest + 1):
-            path = folder / f"{version:020d}.json"
-            if path.exists():
-                sync(path)
+        version = max(since + 1, 0)
+        while (path := folder / f"{version:020d}.json").exists():
+            sync(path)
+            version += 1
         sync(folder)
 
     def make_recent_durable(self, table: DeltaTable) -> None:
@@ -82,11 +84,15 @@ def looking(table: DeltaTable) -> Callable[[str], int | None]:
 
 
 def properties(
-    transactions: Mapping[str, int], *, epoch: EpochNumber, handles: Iterable[Handle]
+    transactions: Mapping[str, int], *, ledger: str, epoch: EpochNumber, handles: Iterable[Handle]
 ) -> CommitProperties:
     """What goes into an epoch's commit beside its files."""
     now_ms = time.time_ns() // 1_000_000
-    named = {"epoch": epoch, "handles": sorted(str(handle) for handle in handles)}
+    named = {
+        "ledger": ledger,
+        "epoch": epoch,
+        "handles": sorted(str(handle) for handle in handles),
+    }
     return CommitProperties(
         custom_metadata={_METADATA: json.dumps(named)},
         app_transactions=[
@@ -95,20 +101,15 @@ def properties(
     )
 
 
-def handles_in_history(table: DeltaTable, epoch: EpochNumber, prefix: str) -> set[str] | None:
-    """
-    The handles that a commit of this epoch named; None where the log does not go back that far.
-
-    `prefix` is how handles of the pipeline begin: other pipelines have epochs of the same number.
-    """
+def handles_in_history(table: DeltaTable, epoch: EpochNumber, ledger: str) -> set[str] | None:
+    """The handles that a commit of this epoch named; None where the log does not go back so far."""
     for limit in (_HISTORY_FIRST, None):
         with sorting("read the table's history"):
             entries = table.history(limit)
         for entry in entries:
             named = json.loads(entry.get(_METADATA, "{}"))
-            handles = set(named.get("handles", ()))
-            if named.get("epoch") == epoch and any(one.startswith(prefix) for one in handles):
-                return handles
+            if (named.get("ledger"), named.get("epoch")) == (ledger, epoch):
+                return set(named["handles"])
     return None
 
 
@@ -140,7 +141,7 @@ def removals(
         if tuple(values[name] for name in columns) in touched:
             found.append(
                 RemoveAction(
-                    path=path,
+                    path=_decoded(path),
                     data_change=True,
                     deletion_timestamp=now_ms,
                     size=size,
@@ -159,6 +160,21 @@ def _files(
         zip(_plain(listed.column("path")), _plain(listed.column("size_bytes")), strict=True)
     ):
         yield path, size, {name: _text(texts[i][at]) for i, name in enumerate(columns)}
+
+
+def _decoded(path: str) -> str:
+    """
+    A path as delta-rs takes it, which encodes it again for the log. A removal whose text differs
+    from what was added would remove nothing, so one that can't be written the same is refused.
+    """
+    decoded = unquote(path)
+    if quote(decoded, safe=_NOT_ENCODED) != path:
+        raise Misconfigured(
+            f"the log names the file {path!r}, in an encoding that deltalake does not write: it "
+            "can't be replaced",
+            "compact this partition once (OPTIMIZE, or deltalake's optimize.compact)",
+        )
+    return decoded
 
 
 def _plain(column: Any) -> list[Any]:
