@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
 from epochal.cli.broker import broker
 from epochal.cli.demo import demo
-from epochal.cli.life import adopt, fork, give_up, rename
+from epochal.cli.epochs import epochs
+from epochal.cli.life import adopt, fork, rename
+from epochal.cli.receiver import receiver
+from epochal.cli.recover import recover
+from epochal.cli.resolve import resolve
+from epochal.cli.run import run
+from epochal.cli.status import status
+from epochal.cli.validate import init, validate
 from epochal.errors import EpochalError
 
+_FAILED = 1
 _INTERRUPTED = 130
 _TERMINATED = 143
+_DEBUG = "EPOCHAL_DEBUG"
 
 app = typer.Typer(
     name="epochal",
@@ -23,22 +34,50 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(init)
+app.command()(validate)
+app.command()(run)
 app.command()(broker)
+app.command()(receiver)
+app.command()(status)
+app.command()(epochs)
+app.command()(recover)
+app.add_typer(resolve, name="resolve")
 app.command()(adopt)
 app.command()(fork)
 app.command()(rename)
-app.command(name="give-up")(give_up)
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole stack trace of an error.")
+    ] = False,
+) -> None:
+    """Exactly-once sinks for Spark Structured Streaming."""
+    if debug:
+        os.environ[_DEBUG] = "1"
 
 
 def main() -> None:
-    """Run a verb; an error of ours ends as one message with its hint and its exit code."""
+    """Run a verb; an error ends as one message with its hint and its exit code."""
     # Ends like Ctrl-C: what was started is stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         app()
-    except EpochalError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+    except Exception as error:
+        if _DEBUG in os.environ:
+            raise
+        sys.stderr.write(f"error: {_told(error)}\n")
+        sys.exit(error.exit_code if isinstance(error, EpochalError) else _FAILED)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         sys.exit(_INTERRUPTED)
+
+
+def _told(error: Exception) -> str:
+    """One of ours speaks for itself; anything else is told shortly, with the way to see more."""
+    if isinstance(error, EpochalError):
+        return str(error)
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}\nhint: `epochal --debug …` shows the stack trace"

@@ -21,7 +21,8 @@ def fast_checkpoints(version: str) -> str:
     return f"{folder}.FileSystemBasedCheckpointFileManager"
 
 
-def local_session(name: str, *, threads: int) -> SparkSession:
+def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
+    """A builder with these settings; what is set on it afterwards wins."""
     import pyspark  # noqa: PLC0415  this room is importable without it
     from pyspark.sql import SparkSession  # noqa: PLC0415  the same
 
@@ -31,11 +32,15 @@ def local_session(name: str, *, threads: int) -> SparkSession:
         SparkSession.builder.master(f"local[{threads}]")
         .appName(name)
         .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", threads)
         .config(
             "spark.sql.streaming.checkpointFileManagerClass", fast_checkpoints(pyspark.__version__)
         )
-        .getOrCreate()
     )
+
+
+def local_session(name: str, *, threads: int) -> SparkSession:
+    return local_builder(name, threads=threads).getOrCreate()

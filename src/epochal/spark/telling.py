@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 
-from epochal.errors import EpochalError, TaskFailed, from_text
+from epochal.errors import EpochalError, GateRefused, TaskFailed, from_text
 
 logger = logging.getLogger("epochal")
 
@@ -46,7 +46,8 @@ def is_stop(error: BaseException) -> bool:
 def told(error: BaseException, doing: str) -> Exception:
     """A stop as Spark knows it, and everything else as one of ours."""
     # Never one of ours: an epoch that is decided and not carried out may cite an interrupt, too.
-    is_ours = isinstance(error, EpochalError)
+    # But for a gate's: it was asked before the decision, and its own jobs end with the query.
+    is_ours = isinstance(error, EpochalError) and not isinstance(error, GateRefused)
     return Stopped() if not is_ours and is_stop(error) else typed(error, doing)
 
 

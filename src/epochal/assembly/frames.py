@@ -1,0 +1,131 @@
+"""A pipeline's file to Spark: the session, the streams, the steps, the gates that are queries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from epochal.assembly.names import imported
+from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart
+from epochal.coordinator import Gate, PreparedEpoch
+from epochal.errors import Misconfigured
+from epochal.spark.local import local_builder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BEFORE = "input"
+_BATCH = "batch"
+_THREADS = 2
+
+
+def session_of(file: PipelineFile) -> SparkSession:
+    """The session that the file asks for, or the one that `spark-submit` has started."""
+    part = file.spark
+    builder = _builder(f"epochal {file.pipeline}", part.master)
+    settings = {
+        "spark.master": part.master,
+        "spark.jars.packages": ",".join(part.packages) or None,
+        "spark.jars": ",".join(part.jars) or None,
+        **part.conf,
+    }
+    for key, value in settings.items():
+        if value is not None:
+            builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _builder(name: str, master: str | None) -> SparkSession.Builder:
+    from pyspark.sql import SparkSession  # noqa: PLC0415  importable without pyspark
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if is_submitted or not (master or "local").startswith("local"):
+        return SparkSession.builder.appName(name)
+    return local_builder(name, threads=_THREADS)
+
+
+def stream_of(file: PipelineFile, spark: SparkSession) -> DataFrame:
+    """The stream that the sinks get."""
+    streams = {name: _read(spark, name, part) for name, part in file.streams.items()}
+    for name, frame in streams.items():
+        frame.createOrReplaceTempView(name)
+    current = next(iter(streams.values()))
+    for at, step in enumerate(file.steps):
+        current = _told(f"steps[{at}]", partial(_step, spark, current, step))
+        if step.name:
+            current.createOrReplaceTempView(step.name)
+    return current
+
+
+def _read(spark: SparkSession, name: str, part: SourcePart) -> DataFrame:
+    reader = spark.readStream.format(part.format).options(**part.options)
+    if part.schema is not None:
+        reader = reader.schema(part.schema)
+    return _told(f"source {name!r}", lambda: reader.load(part.path))
+
+
+def _step(spark: SparkSession, frame: DataFrame, step: StepPart) -> DataFrame:
+    if step.sql is not None:
+        frame.createOrReplaceTempView(_BEFORE)
+        return spark.sql(step.sql)
+    if step.select is not None:
+        return frame.selectExpr(*step.select)
+    if step.where is not None:
+        return frame.where(step.where)
+    for column, delay in (step.watermark or {}).items():
+        frame = frame.withWatermark(column, delay)
+    return frame
+
+
+def gates_of(parts: Sequence[GatePart]) -> list[Gate]:
+    return [
+        _function(part.python) if part.python is not None else _query_gate(part.sql or "")
+        for part in parts
+    ]
+
+
+def _function(path: str) -> Gate:
+    found = imported(path)
+    if not callable(found):
+        raise Misconfigured(f"gates: {path} is a {type(found).__name__}, not a function")
+    return found
+
+
+def _query_gate(query: str) -> Gate:
+    def gate(epoch: PreparedEpoch) -> str | None:
+        frame: DataFrame = epoch.frame
+        frame.createOrReplaceTempView(_BATCH)
+        refused = [row for row in frame.sparkSession.sql(query).collect() if not row[0]]
+        return f"{query} gave {refused[0].asDict()}" if refused else None
+
+    gate.__name__ = repr(query)
+    return gate
+
+
+def _told(where: str, work: Callable[[], DataFrame]) -> DataFrame:
+    """What Spark says of a source or a query that it does not understand, without its stack."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    try:
+        return work()
+    except PySparkException as error:
+        raise Misconfigured(f"{where}: {_first_lines(str(error))}", _hint(str(error))) from None
+
+
+def _first_lines(text: str) -> str:
+    return text.partition("JVM stacktrace:")[0].partition(";\n'")[0].strip()
+
+
+_PACKAGES: Mapping[str, str] = {
+    "kafka": "spark: {packages: [org.apache.spark:spark-sql-kafka-0-10_2.13:<your Spark>]}",
+    "delta": "spark: {packages: [io.delta:delta-spark_2.13:…]}",
+    "iceberg": "spark: {packages: [org.apache.iceberg:iceberg-spark-runtime-…]}",
+}
+
+
+def _hint(text: str) -> str:
+    if "DATA_SOURCE_NOT_FOUND" not in text and "Failed to find data source" not in text:
+        return ""
+    return next((hint for word, hint in _PACKAGES.items() if word in text.lower()), "")

@@ -1,0 +1,101 @@
+"""
+How what a person names becomes log and sinks.
+
+    jobs.orders:pipeline      a Pipeline, or a function that returns one: its log and its targets
+    orders.yaml               a pipeline's file: the same
+    s3://lake/chk/orders      a checkpoint, the folder of a once-only load, or a log: the log alone
+
+With the log alone a command shows what the log knows, which includes descriptions of the sinks free
+of secrets, and says what it can't ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epochal.assembly.names import imported, is_import_path
+from epochal.assembly.pipelines import file_at, is_file, pipeline_of
+from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
+from epochal.errors import Misconfigured
+from epochal.logs import checkpoint_log, open_log
+from epochal.spark.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """What a command has in hand."""
+
+    target: str
+    """As the person named it."""
+    log: EpochLog | None
+    """None where a pipeline was named that says nothing about its checkpoint."""
+    pipeline: str | None = None
+    """The declared name; None where only the log is known."""
+    sinks: Sequence[Sink] | None = None
+    limits: Limits = field(default=DEFAULT_LIMITS)
+
+    def require_log(self) -> EpochLog:
+        if self.log is None:
+            raise Misconfigured(
+                f"{self.target} names no checkpoint, and this command needs its epoch log",
+                "give --checkpoint PLACE, or declare it: Pipeline(…, checkpoint=…)",
+            )
+        return self.log
+
+    def require_sinks(self) -> Sequence[Sink]:
+        if self.sinks is None:
+            raise Misconfigured(
+                f"{self.target} is a place, and a log holds no credentials: its targets can't be "
+                "reached from here",
+                "name the pipeline object instead: `module:pipeline --checkpoint PLACE`",
+            )
+        return self.sinks
+
+
+def reach(target: str, *, checkpoint: str | None = None) -> Reached:
+    """The log and, where a pipeline was named, the sinks that a person means."""
+    if is_import_path(target):
+        return _of_pipeline(target, _pipeline(target, imported(target)), checkpoint)
+    if is_file(target):
+        return _of_pipeline(target, pipeline_of(file_at(Path(target))), checkpoint)
+    if checkpoint is not None:
+        raise Misconfigured(
+            f"{target} is a place, and so is --checkpoint {checkpoint}",
+            "give one of them; or name the pipeline object: `module:pipeline --checkpoint PLACE`",
+        )
+    return Reached(target=target, log=log_at(target))
+
+
+def log_at(place: str) -> EpochLog:
+    """The log inside a checkpoint; else of a once-only load; else the place is a log itself."""
+    if place.startswith(("sqlite:", "postgres:", "postgresql:")):
+        return open_log(place)
+    candidates = [checkpoint_log(place), open_log(f"{place.rstrip('/')}/log"), open_log(place)]
+    return next((log for log in candidates if log.numbers()), candidates[0])
+
+
+def _of_pipeline(target: str, pipeline: Pipeline, checkpoint: str | None) -> Reached:
+    # A checkpoint that is named by hand may be that of a once-only load of the same pipeline.
+    log = None if checkpoint is None else log_at(checkpoint)
+    if pipeline.has_own_log or (log is None and pipeline.checkpoint is not None):
+        log = pipeline.log_of(checkpoint)
+    return Reached(
+        target=target,
+        log=log,
+        pipeline=pipeline.name,
+        sinks=pipeline.sinks,
+        limits=pipeline.limits,
+    )
+
+
+def _pipeline(target: str, found: object) -> Pipeline:
+    if not isinstance(found, Pipeline) and callable(found):
+        found = found()
+    if not isinstance(found, Pipeline):
+        raise Misconfigured(
+            f"{target} is a {type(found).__name__}, not a Pipeline",
+            "name a Pipeline of that module, or a function that returns one",
+        )
+    return found

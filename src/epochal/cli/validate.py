@@ -1,0 +1,87 @@
+"""`epochal validate` and `epochal init`: a pipeline's file before Spark is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.assembly.pipelines import file_at
+from epochal.assembly.vocabulary import vocabulary
+from epochal.config import Mistakes, json_schema
+from epochal.config.fitting import Mistake
+from epochal.errors import Misconfigured
+
+_READ_MODEL = 1
+
+
+def validate(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The file to look at.")
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of such files, for editors.")
+    ] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
+) -> None:
+    """
+    Find the mistakes of a pipeline's file, each with its line, without starting Spark.
+
+    Example: epochal validate orders.yaml
+    """
+    if schema:
+        sys.stdout.write(json.dumps(json_schema(vocabulary()), indent=2) + "\n")
+        return
+    if file is None:
+        raise typer.BadParameter("which file? epochal validate orders.yaml")
+    try:
+        declared = file_at(file)
+    except Mistakes as mistakes:
+        if is_json:
+            _print_json(mistakes.found)
+            raise typer.Exit(1) from None
+        raise
+    if is_json:
+        _print_json([])
+        return
+    sinks = ", ".join(sink.name for sink in declared.sinks)
+    sys.stdout.write(f"{file}: pipeline {declared.pipeline!r} into {sinks}: no mistake found\n")
+    sys.stderr.write("whether the targets agree is asked by: epochal run --check\n")
+
+
+def _print_json(mistakes: Sequence[Mistake]) -> None:
+    found = [
+        {
+            "file": one.place.file,
+            "line": one.place.line,
+            "column": one.place.column,
+            "message": one.message,
+            "hint": one.hint,
+        }
+        for one in mistakes
+    ]
+    sys.stdout.write(json.dumps({"version": _READ_MODEL, "mistakes": found}) + "\n")
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="PIPELINE.YAML", help="Where to write it.")
+    ] = Path("pipeline.yaml"),
+) -> None:
+    """
+    Write a commented example of a pipeline's file, which runs as it is.
+
+    Example: epochal init orders.yaml && epochal run orders.yaml --available-now
+    """
+    example = files("epochal.config").joinpath("example.yaml").read_text(encoding="utf-8")
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(example)
+    except FileExistsError:
+        raise Misconfigured(f"{file} is there already", "name another, or remove it") from None
+    sys.stderr.write(f"wrote {file}; next: epochal validate {file}, epochal run {file}\n")

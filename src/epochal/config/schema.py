@@ -1,0 +1,163 @@
+"""The same as a JSON schema, so that editors complete and check a pipeline's file."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from epochal.config.file import LISTS_OF_ONE, PipelineFile
+from epochal.config.fitting import Vocabulary
+from epochal.config.shapes import Shape, is_required, shape_of
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The schema of a pipeline's file, with every sink that this vocabulary has."""
+    writer = _SchemaWriter(vocabulary)
+    schema = writer.of_class(PipelineFile)
+    for key in LISTS_OF_ONE:
+        several = schema["properties"][key]
+        schema["properties"][key] = {"anyOf": [several, several["items"]]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "An epochal pipeline",
+        **schema,
+        "$defs": writer.definitions(),
+    }
+
+
+class _SchemaWriter:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def definitions(self) -> dict[str, Any]:
+        sinks = {kind: self._of_sink(kind, make()) for kind, make in self._kinds()}
+        return {
+            "sink": {
+                "type": "object",
+                "required": ["kind"],
+                "properties": {"kind": {"enum": list(sinks)}},
+                "allOf": [
+                    {
+                        "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+                        "then": schema,
+                    }
+                    for kind, schema in sinks.items()
+                ],
+            },
+            "word": {
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": 1,
+                "properties": dict.fromkeys(sorted(self._vocabulary.words), True),
+                "additionalProperties": False,
+            },
+        }
+
+    def _kinds(self) -> Sequence[tuple[str, Any]]:
+        return sorted(self._vocabulary.sinks.items())
+
+    def _of_sink(self, kind: str, sink_class: type[Any]) -> dict[str, Any]:
+        schema = self.of_class(sink_class)
+        schema["properties"] = {"kind": {"const": kind}, **schema["properties"]}
+        schema["properties"].update(self._synonyms(schema["properties"]))
+        # An option that has another name may be given under that one instead.
+        schema["required"] = [
+            name for name in schema["required"] if name not in self._vocabulary.synonyms.values()
+        ]
+        return schema
+
+    def _synonyms(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        added: dict[str, Any] = {}
+        for other, ours in self._vocabulary.synonyms.items():
+            if ours not in known:
+                continue
+            outer, _, inner = other.partition(".")
+            if inner:
+                inside = added.setdefault(outer, {"type": "object", "properties": {}})
+                inside["properties"][inner] = known[ours]
+            elif outer not in known:
+                added[outer] = known[ours]
+        return added
+
+    def of_class(self, kind: type[Any]) -> dict[str, Any]:
+        hints, told = typing.get_type_hints(kind), _docstrings(kind)
+        properties, required = {}, []
+        for one in dataclasses.fields(kind):
+            if not one.init:
+                continue
+            about = {"description": told[one.name]} if one.name in told else {}
+            properties[one.name] = {**self._of(hints[one.name]), **about}
+            if is_required(one):
+                required.append(one.name)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    def _of(self, hint: Any) -> dict[str, Any]:
+        return self._by_shape[shape_of(hint)](hint)
+
+    @property
+    def _by_shape(self) -> Mapping[Shape, Callable[[Any], dict[str, Any]]]:
+        return {
+            Shape.UNION: lambda hint: self._one_of(get_args(hint)),
+            Shape.CHOICE: lambda hint: {"enum": list(get_args(hint))},
+            Shape.SINK: lambda _: {"$ref": "#/$defs/sink"},
+            Shape.RECORD: self.of_class,
+            Shape.LIST: lambda hint: {"type": "array", "items": self._of(get_args(hint)[0])},
+            Shape.MAPPING: self._mapping,
+            Shape.PLAIN: lambda hint: {"type": _PLAIN[hint]},
+            Shape.OTHER: lambda _: {},
+        }
+
+    def _mapping(self, hint: Any) -> dict[str, Any]:
+        inner = get_args(hint)[1]
+        # Options of Spark may be written as they look: a number, true.
+        values = {"type": ["string", "number", "boolean"]} if inner is str else self._of(inner)
+        return {"type": "object", "additionalProperties": values}
+
+    def _one_of(self, hints: Sequence[Any]) -> dict[str, Any]:
+        several = [schema for schema in map(self._of, hints) if schema]
+        if len(several) < len(hints) or any(_is_word(hint) for hint in hints):
+            several.append({"$ref": "#/$defs/word"})
+        return several[0] if len(several) == 1 else {"anyOf": several}
+
+
+def _is_word(hint: Any) -> bool:
+    """A value that only a word makes: a secret's place, an encoding."""
+    return shape_of(hint) is Shape.RECORD
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """What stands below each field, of this class and of those it is made from."""
+    told: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(one):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        statements = getattr(body, "body", [])
+        for field, after in itertools.pairwise(statements):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = _text_of(after)
+                if text:
+                    told[field.target.id] = text
+    return told
+
+
+def _text_of(statement: ast.stmt) -> str:
+    is_text = (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+    return " ".join(statement.value.value.split()) if is_text else ""  # type: ignore[attr-defined]

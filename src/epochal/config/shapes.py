@@ -1,0 +1,60 @@
+"""What a type hint asks a file for."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+from epochal.contract import Sink
+
+PLAIN = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+"""Types that a file can say as they are, in words for people."""
+
+
+class Shape(Enum):
+    """By what is said of it to a person who wrote something else."""
+
+    CHOICE = "one of a few words"
+    LIST = "a list"
+    MAPPING = "a mapping"
+    RECORD = "a mapping with keys of its own"
+    SINK = "a sink"
+    UNION = "one of several"
+    PLAIN = "a value"
+    OTHER = "anything"
+
+
+def shape_of(hint: Any) -> Shape:
+    origin = get_origin(hint)
+    for shape, is_it in (
+        (Shape.UNION, origin in (Union, types.UnionType)),
+        (Shape.CHOICE, origin is Literal),
+        (Shape.SINK, hint is Sink),
+        (Shape.RECORD, dataclasses.is_dataclass(hint)),
+        (Shape.MAPPING, isinstance(origin, type) and issubclass(origin, Mapping)),
+        (Shape.LIST, isinstance(origin, type) and issubclass(origin, Sequence)),
+        (Shape.PLAIN, hint in PLAIN),
+    ):
+        if is_it:
+            return shape
+    return Shape.OTHER
+
+
+def named(hint: Any) -> str:
+    shape = shape_of(hint)
+    if shape is Shape.CHOICE:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    return PLAIN[hint] if shape is Shape.PLAIN else shape.value
+
+
+def is_required(one: dataclasses.Field[Any]) -> bool:
+    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING

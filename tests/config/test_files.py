@@ -1,0 +1,216 @@
+"""A pipeline's file: what it may say, and what is told about each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from epochal.assembly.vocabulary import vocabulary
+from epochal.config import Mistakes, read_file
+from epochal.errors import Misconfigured
+from epochal.sinks.memory import Memory
+from epochal.sinks.postgres import Postgres
+from epochal.sinks.secrets import EnvironmentSecret, FileSecret
+
+HEAD = """\
+pipeline: orders
+checkpoint: /chk
+source: {format: rate}
+"""
+MEMORY = "sinks: {kind: memory}\n"
+POSTGRES = """\
+sinks:
+  - kind: postgres
+    url: postgresql://etl@db/shop
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text):
+        path = tmp_path / "p.yaml"
+        path.write_text(text, encoding="utf-8")
+        return read_file(path, vocabulary())
+
+    return read
+
+
+@pytest.fixture
+def mistakes(read, tmp_path):
+    def mistakes(text):
+        with pytest.raises(Mistakes) as caught:
+            read(text)
+        return [str(one).replace(f"{tmp_path}/", "") for one in caught.value.found]
+
+    return mistakes
+
+
+def test_the_shortest_file_has_a_name_a_checkpoint_a_source_and_a_sink(read):
+    file = read(HEAD + MEMORY)
+    assert (file.pipeline, file.checkpoint, file.output_mode) == ("orders", "/chk", "append")
+    assert list(file.streams) == ["source"]
+    assert isinstance(file.sinks[0], Memory)
+
+
+def test_a_sink_takes_its_own_options_and_words_for_what_is_no_plain_value(read):
+    file = read(
+        HEAD
+        + POSTGRES
+        + """\
+    table: orders
+    mode: upsert
+    keys: [id]
+    order_by: at
+    password: {env: PGPASSWORD}
+    pressure: {pause_wait_s: 2}
+  - kind: postgres
+    name: second
+    url: postgresql://etl@db/shop
+    table: rest
+    password: {file: /run/secrets/pg}
+"""
+    )
+    first, second = file.sinks
+    assert isinstance(first, Postgres)
+    assert (first.mode, list(first.keys), first.pressure.pause_wait_s) == ("upsert", ["id"], 2.0)
+    assert first.password == EnvironmentSecret("PGPASSWORD")
+    assert (second.name, second.password) == ("second", FileSecret("/run/secrets/pg"))
+
+
+def test_options_of_other_connectors_are_known_by_their_names(read):
+    file = read(
+        HEAD
+        + """\
+sinks:
+  - kind: postgres
+    connection_string: postgresql://etl@db/shop
+    table_name: events
+    write_mode: {type: upsert, key_columns: [event_id, user_id]}
+    order_by: at
+    pool: {min_connections: 2, max_connections: 4, connect_timeout_secs: 3}
+    flush_interval_secs: 7
+"""
+    )
+    (sink,) = file.sinks
+    assert (sink.table, sink.mode, list(sink.keys)) == ("events", "upsert", ["event_id", "user_id"])
+    assert (sink.pool_max, sink.connect_timeout_s, sink.flush_interval_s) == (4, 3.0, 7.0)
+
+
+def test_a_sink_may_name_another_for_what_its_table_refuses(read):
+    file = read(HEAD + POSTGRES + "    table: t\n    on_reject: {kind: memory, name: refused}\n")
+    assert file.sinks[0].on_reject.name == "refused"
+
+
+def test_options_of_spark_are_texts_however_they_are_written(read):
+    file = read(
+        "pipeline: p\ncheckpoint: c\n"
+        "source: {format: kafka, options: {subscribe: a, failOnDataLoss: false, n: 3}}\n" + MEMORY
+    )
+    assert file.source.options == {"subscribe": "a", "failOnDataLoss": "false", "n": "3"}
+
+
+def test_words_that_old_yaml_takes_for_booleans_or_dates_stay_text(read):
+    file = read("pipeline: no\ncheckpoint: 2026-01-01\nsource: {format: on}\n" + MEMORY)
+    assert (file.pipeline, file.checkpoint, file.source.format) == ("no", "2026-01-01", "on")
+
+
+def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
+    monkeypatch.setenv("LIMIT", "7")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    file = read(
+        HEAD.replace("/chk", "${NOWHERE:-/tmp}/chk")
+        + MEMORY
+        + "run: '${LIMIT}'\nlog: $${LIMIT}\nlimits:\n  commit_timeout_s: ${LIMIT}\n"
+    )
+    assert (file.checkpoint, file.run, file.log) == ("/tmp/chk", "7", "${LIMIT}")
+    assert file.limits.commit_timeout_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            HEAD.replace("checkpoint", "chekpoint") + MEMORY,
+            [
+                "p.yaml:1:1: the file: 'checkpoint' is missing",
+                "p.yaml:2:1: the file: unknown key 'chekpoint' (did you mean 'checkpoint'?)",
+            ],
+        ),
+        (
+            HEAD + POSTGRES + "    tabel: orders\n",
+            [
+                "p.yaml:5:5: sinks[0]: 'table' is missing",
+                "p.yaml:7:5: sinks[0]: unknown key 'tabel' (did you mean 'table'?)",
+            ],
+        ),
+        (
+            HEAD + POSTGRES + "    table: t\n    mode: upsrt\n",
+            [
+                "p.yaml:8:11: sinks[0].mode: 'upsrt' is none of append, upsert, replace "
+                "(did you mean 'upsert'?)"
+            ],
+        ),
+        (
+            HEAD + POSTGRES + "    table: t\n    mode: upsert\n",
+            ["p.yaml:5:5: sinks[0]: Postgres: mode='upsert' without keys (keys=[\"id\"])"],
+        ),
+        (
+            HEAD + "sinks: {kind: postgers}\n",
+            ["p.yaml:4:15: sinks[0]: no sink is of kind 'postgers' (did you mean 'postgres'?)"],
+        ),
+        (
+            HEAD + MEMORY + "limits: {commit_timeout_s: soon}\n",
+            ["p.yaml:5:28: limits.commit_timeout_s: 'soon' where a number belongs"],
+        ),
+        (
+            HEAD.replace("orders", "7") + MEMORY,
+            ["p.yaml:1:11: pipeline: 7 where text belongs (put it in quotes)"],
+        ),
+        (
+            HEAD + MEMORY + "steps: [{where: a > 1, select: [b]}]\n",
+            [
+                "p.yaml:5:9: steps[0]: a step does one thing, and this one does select and where "
+                "(one of sql, select, where, watermark a step)"
+            ],
+        ),
+        (
+            HEAD + MEMORY + "pipeline: again\n",
+            ["p.yaml:5:1: 'pipeline' is there twice (the first is at p.yaml:1:1)"],
+        ),
+        (
+            HEAD + "sinks: [\n",
+            ["p.yaml:5:1: not YAML: expected the node content, but found '<stream end>'"],
+        ),
+        ("", ["p.yaml:1:1: the file is empty (`epochal init` writes one)"]),
+        (
+            HEAD + "sinks: [{kind: memory, name: m}, {kind: memory, name: m}]\n",
+            ["p.yaml:1:1: the file: two sinks are named 'm' (name: … on one of them)"],
+        ),
+        (
+            HEAD + MEMORY + "log: ${NOT_SET_ANYWHERE}\n",
+            [
+                "p.yaml:5:6: the environment variable NOT_SET_ANYWHERE is not set "
+                "(export NOT_SET_ANYWHERE=…, or give a default: ${NOT_SET_ANYWHERE:-…})"
+            ],
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_and_the_way_out(mistakes, text, told):
+    assert mistakes(text) == told
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(mistakes):
+    told = mistakes(HEAD + POSTGRES + "    tabel: t\n    mode: x\nlimits: {nonsense: 1}\n")
+    assert [line.split(":")[1] for line in told] == ["5", "7", "8", "9"]
+
+
+def test_a_file_that_is_not_there_is_told_so(tmp_path):
+    with pytest.raises(Misconfigured, match="can't be read: No such file"):
+        read_file(tmp_path / "nowhere.yaml", vocabulary())
+
+
+def test_the_example_of_init_has_no_mistake():
+    from importlib.resources import files
+
+    example = Path(str(files("epochal.config").joinpath("example.yaml")))
+    file = read_file(example, vocabulary())
+    assert [sink.name for sink in file.sinks] == ["orders", "big"]
