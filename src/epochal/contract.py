@@ -188,7 +188,7 @@ class OffsetsBound(Protocol):
     """A committer that also keeps where in their sources an epoch's rows end."""
 
     def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:
-        """Called before every `rehearse`, of a rewrite too. Nothing may become visible by it."""
+        """Called when an epoch begins or is taken up, of a rewrite too. Nothing is shown by it."""
 
 
 @runtime_checkable
@@ -209,7 +209,10 @@ class Rejecting(Protocol):
 
     @property
     def rejected_schema(self) -> pa.Schema:
-        """How rejected rows are told: what the sink that gets them is checked with."""
+        """
+        How rejected rows are told: what the sink that gets them is checked with. One column, `row`,
+        is the row itself as text.
+        """
 
     def rejected(self, epoch: EpochNumber) -> pa.Table | None:
         """

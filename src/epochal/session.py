@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink, Task, Writer
 from epochal.coordinator import Coordinator, Gate, Metrics, Surroundings, this_driver
+from epochal.coordinator.starting import described
 from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
@@ -69,7 +70,7 @@ class Session:
         start = Start(
             pipeline=name,
             location=log.place,
-            sinks={sink.name: sink.describe() for sink in sinks},
+            sinks=described(sinks),
             driver=this_driver(),
             run=run,
             fence=limits.fence_on_start,

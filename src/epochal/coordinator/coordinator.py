@@ -27,13 +27,16 @@ from epochal.contract import (
     Committer,
     EpochLog,
     Limits,
+    OffsetsBound,
     Rows,
     Sink,
     TimeBound,
 )
+from epochal.coordinator.acting import Acts, acts_of, due
 from epochal.coordinator.carrying import Carrier, Lost
 from epochal.coordinator.gates import Early, Gate, PreparedEpoch, run_gates
 from epochal.coordinator.journal import Journal
+from epochal.coordinator.rejecting import Deliveries, check_schemas, require_same
 from epochal.coordinator.starting import by_name, follow, identity_changed, identity_of
 from epochal.coordinator.surroundings import Surroundings
 from epochal.coordinator.sweeping import sweep
@@ -109,6 +112,7 @@ class Coordinator:
         )
         self.tracker = Tracker(self._around.clock)
         self._committers: dict[SinkName, Committer] = {}
+        self._acts: Acts = {}
         self._state: State | None = None
         self._phase = Phase.IDLE
         self._epoch: EpochNumber | None = None
@@ -116,6 +120,7 @@ class Coordinator:
         self._left: tuple[Judgement, ...] = ()
         self._handouts: dict[SinkName, Json] = {}
         self._rehearsed: set[SinkName] = set()
+        self._rejects = Deliveries(self._sinks, limits=limits, around=self._around)
         self._gates_left: Sequence[Gate] = ()
         self._is_silent = False
         self._swept_s = 0.0
@@ -202,6 +207,8 @@ class Coordinator:
                 "start again once the target answers; the decided epoch is carried out first",
             )
         if is_replay:
+            self._require_rewritable(epoch)
+            self._tell_offsets(epoch, offsets)
             self._hand_out(epoch, self._lost)
             return admission
         self._open(epoch)
@@ -210,6 +217,7 @@ class Coordinator:
                 self._state = bound(self.state, query_id)
             if is_sweeping:
                 self._sweep_if_due()
+            self._tell_offsets(epoch, offsets)
             self._hand_out(epoch, self._committers)
         except Exception as error:
             self.abort({}, because=error)
@@ -229,9 +237,10 @@ class Coordinator:
         try:
             self._require_own(receipts, receipts)
             awaited = frozenset(self._committers) - receipts.keys()
-            self._question(receipts, Early(receipts, awaited), frame)
+            self._rehearse(self._open_epoch, receipts)
+            self._ask_gates(Early(receipts, awaited), frame)
         except Exception as error:
-            self.abort(receipts, because=error)
+            self.abort({**receipts, **self._rejects.receipts}, because=error)
             raise
 
     def conclude(
@@ -245,10 +254,11 @@ class Coordinator:
         """Decide the open epoch and carry the decision out, or abort it and raise why."""
         try:
             self._examine(receipts, frame)
+            receipts = {**receipts, **self._rejects.receipts}
             self._require_same_offsets(began_with, offsets())
             self._require_time(receipts)
         except Exception as error:
-            self.abort(receipts, because=error)
+            self.abort({**receipts, **self._rejects.receipts}, because=error)
             raise
         self._decide(receipts, began_with)
         self._carry_out()
@@ -324,6 +334,7 @@ class Coordinator:
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         if admission is Admission.FRESH:
             self._open(epoch)
+            self._tell_offsets(epoch, offsets)
             self._move(Move.PREPARE)
             if query_id is not None:
                 self._state = bound(self.state, query_id)
@@ -348,6 +359,7 @@ class Coordinator:
         self._close_committers()
         for name, sink in self._sinks.items():
             self._committers[name] = sink.committer(identity_of(state, name), self._limits)
+        self._acts = acts_of(self._sinks, self._committers, alone=self._rejects.takers)
 
     def _close_committers(self) -> None:
         for name, committer in self._committers.items():
@@ -358,10 +370,11 @@ class Coordinator:
         self._committers = {}
 
     def _check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
+        told = check_schemas(self._sinks, self._committers, schemas)
         return [
             ability
             for name, committer in self._committers.items()
-            for ability in committer.check(schemas.get(name))
+            for ability in committer.check(told.get(name))
         ]
 
     def _compare_marks(self, run: str | None) -> None:
@@ -389,6 +402,7 @@ class Coordinator:
     def _open(self, epoch: EpochNumber) -> None:
         self._epoch = epoch
         self._rehearsed = set()
+        self._rejects.begin()
         self._gates_left = self._gates
         self._move(Move.BEGIN)
 
@@ -397,6 +411,11 @@ class Coordinator:
         if self._epoch is not None:
             self.tracker.enter(self._epoch, self._phase)
 
+    def _tell_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:
+        for committer in self._committers.values():
+            if isinstance(committer, OffsetsBound):
+                committer.source_offsets(epoch, offsets)
+
     def _hand_out(self, epoch: EpochNumber, sinks: Iterable[SinkName]) -> None:
         self._handouts = {sink: self._committers[sink].begin(epoch) for sink in sinks}
 
@@ -404,9 +423,13 @@ class Coordinator:
         """Everything that can still say no, before the decision (I3)."""
         self._move(Move.GATHER)
         self.tracker.prepared(receipts)
-        self._require_own(receipts, self._committers)
+        self._require_own(receipts, self._committers.keys() - self._rejects.takers)
         self._around.watch("prepared", self._epoch)
-        self._question(receipts, receipts, frame)
+        self._rehearse(self._open_epoch, receipts)
+        # Last, as only now all that the others refuse is known.
+        self._rehearse(self._open_epoch, self._rejects.receipts)
+        self.tracker.prepared(self._rejects.receipts)
+        self._ask_gates({**receipts, **self._rejects.receipts}, frame)
         self._around.watch("gated", self._epoch)
 
     def _require_own(self, receipts: Receipts, sinks: Collection[SinkName]) -> None:
@@ -418,22 +441,35 @@ class Coordinator:
             sinks=sinks,
         )
 
-    def _question(self, receipts: Receipts, shown: Receipts, frame: Rows) -> None:
-        """Rehearse the sinks and ask the gates that have not passed yet."""
+    def _ask_gates(self, shown: Receipts, frame: Rows) -> None:
+        """Ask the gates that have not passed yet."""
         epoch = self._open_epoch
-        self._rehearse(epoch, receipts)
         self._around.watch("rehearsed", epoch)
         self._gates_left = run_gates(
             self._gates_left, PreparedEpoch(number=epoch, prepared=shown, frame=frame)
         )
 
     def _rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None:
-        due = {sink: some for sink, some in receipts.items() if sink not in self._rehearsed}
+        asked = {sink: some for sink, some in receipts.items() if sink not in self._rehearsed}
         self._at_once(
-            [partial(self._committers[sink].rehearse, epoch, some) for sink, some in due.items()],
+            [partial(act.rehearse, epoch, some) for act, some in due(self._acts, asked)],
             give_up_s=max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s),
         )
-        self._rehearsed.update(due)
+        self._rehearsed.update(asked)
+        for sink in asked:
+            self._rejects.deliver(
+                epoch,
+                sink,
+                self._committers[sink],
+                identity=self.identity,
+                handout=partial(self._handout_anew, epoch),
+            )
+
+    def _handout_anew(self, epoch: EpochNumber, sink: SinkName) -> Json:
+        """Also where another process of this driver began the epoch."""
+        if sink not in self._handouts:
+            self._handouts[sink] = self._committers[sink].begin(epoch)
+        return self._handouts[sink]
 
     def _require_time(self, receipts: Receipts) -> None:
         for sink, some in receipts.items():
@@ -476,6 +512,7 @@ class Coordinator:
         carrier = Carrier(
             epoch=epoch,
             committers=self._committers,
+            acts=self._acts,
             limits=self._limits,
             around=replace(self._around, together=self._together),
             note_done=self._note_done,
@@ -521,10 +558,25 @@ class Coordinator:
         state, surplus = self.state, {}
         for sink, some in again.items():
             plan = plan_rewrite(sink, decision.receipts[sink], self._lost[sink], some)
-            self._committers[sink].rehearse(decision.epoch, plan.receipts)
             state = rewritten(state, sink, plan.receipts)
             surplus[sink] = plan.surplus
+        for act, receipts in due(self._acts, state.pending):
+            if receipts.keys() & again.keys():
+                act.rehearse(decision.epoch, receipts)
+        for sink in again:
+            require_same(self._sinks[sink], self._committers[sink], decision)
         return state, surplus
+
+    def _require_rewritable(self, epoch: EpochNumber) -> None:
+        """Rows that a sink refused come from no source: they can't be written again."""
+        gone = self._rejects.takers & self._lost.keys()
+        if gone:
+            raise Unsettled(
+                f"epoch {epoch} is decided, and {', '.join(gone)} threw away the refused rows that "
+                "were prepared there: no replay brings them back",
+                "bring them to the target by hand, from the source; then `epochal give-up` says "
+                "where they are",
+            )
 
     def _at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:
         """Ask several sinks at the same time; the first error is raised once all have answered."""

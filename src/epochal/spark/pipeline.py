@@ -23,7 +23,8 @@ from epochal.coordinator import (
     this_driver,
 )
 from epochal.coordinator.clock import SystemClock
-from epochal.coordinator.starting import by_name
+from epochal.coordinator.rejecting import check_schemas
+from epochal.coordinator.starting import by_name, described
 from epochal.coordinator.surroundings import Watch, mint_uid, watch_nothing
 from epochal.errors import EpochalError, Misconfigured
 from epochal.logs import checkpoint_log, open_log
@@ -211,18 +212,22 @@ class Pipeline:
         """
         if df is not None:
             self._require_spark(df.sparkSession)
-        schemas = {} if df is None else self._schemas(df)
+        schemas = {} if df is None else dict(self._schemas(df))
         abilities = {}
-        for sink in self.sinks:
-            who = Identity(
-                pipeline=self.name, uid=mint_uid(), sink=sink.name, generation=Generation(0)
-            )
+        for name, sink in by_name(self.sinks).items():
+            who = Identity(pipeline=self.name, uid=mint_uid(), sink=name, generation=Generation(0))
             committer = sink.committer(who, self.limits)
             try:
-                abilities[sink.name] = tuple(committer.check(schemas.get(sink.name)))
+                abilities[name] = tuple(committer.check(schemas.get(name)))
+                schemas.update(check_schemas({name: sink}, {name: committer}, {}))
             finally:
                 committer.close()
         return CheckReport(pipeline=self.name, abilities=abilities)
+
+    @property
+    def has_own_log(self) -> bool:
+        """Decisions live elsewhere than in the checkpoint: `log=` was given."""
+        return self._log is not None
 
     def log_of(self, checkpoint: Place | None = None) -> EpochLog:
         """The epoch log of this pipeline on a checkpoint, for tools that look without Spark."""
@@ -236,6 +241,11 @@ class Pipeline:
     def error(self) -> EpochalError | None:
         """The error that stopped the last query, with its class and hint; None where none did."""
         return None if self._run is None else self._run.error
+
+    def close(self) -> None:
+        """Wait until the epoch that is being written has ended, and leave in good order."""
+        if self._run is not None:
+            self._run.end()
 
     def last_epochs(self, count: int = 20) -> Sequence[EpochFigures]:
         """The newest epochs of the query that runs, or of the last start, oldest first."""
@@ -333,7 +343,7 @@ class Pipeline:
         return Start(
             pipeline=self.name,
             location=location,
-            sinks={sink.name: sink.describe() for sink in self.sinks},
+            sinks=described(self.sinks),
             driver=this_driver(),
             run=run,
             unfinished=unfinished,

@@ -43,6 +43,7 @@ from pyspark.sql.datasource import (
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Sink
 from epochal.coordinator import Coordinator, this_driver
 from epochal.coordinator.reading import read_state
+from epochal.coordinator.starting import described
 from epochal.coordinator.surroundings import fresh_nonce
 from epochal.errors import EpochalError, Fenced, InvariantBroken, Misconfigured, Refused, Unsettled
 from epochal.logs import checkpoint_log, open_log
@@ -95,7 +96,7 @@ class Settings:
         return Start(
             pipeline=self.pipeline,
             location=folder.location,
-            sinks={self.sink.name: self.sink.describe()},
+            sinks=described([self.sink]),
             driver=self.driver.key,
             query_id=folder.query_id,
             run=self.run,

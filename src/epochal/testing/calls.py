@@ -167,6 +167,8 @@ class SimSink:
     select: Select = None
     output_modes: frozenset[str] = APPEND_ONLY
     prepares_last: bool = False
+    rejects_to: None = None
+    transaction_key: None = None
 
     def describe(self) -> Mapping[str, Json]:
         return {"kind": self.kind, "target": self.target}

@@ -27,8 +27,18 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from epochal.contract import Committer, EpochLog, Limits, Select, Sink, Task, Writer
+from epochal.contract import (
+    Committer,
+    EpochLog,
+    Limits,
+    Select,
+    SharedTransaction,
+    Sink,
+    Task,
+    Writer,
+)
 from epochal.coordinator import Surroundings
+from epochal.coordinator.starting import by_name
 from epochal.terms import EpochNumber, Identity, Json, SinkName
 from epochal.testing.calls import Crash
 from epochal.testing.driver import Driver, Engine, Partitions, one_after_the_other
@@ -46,6 +56,8 @@ _WRITER_VERBS = frozenset({"write", "prepare"})
 _COMMITTER_VERBS = frozenset(
     {"check", "begin", "rehearse", "commit", "abort", "in_doubt", "outcome", "newest", "prune"}
 )
+
+_SHARED_VERBS = frozenset({"rehearse", "commit"})
 
 
 class Moment(Enum):
@@ -65,6 +77,8 @@ class Setting:
     """Per epoch and partition, the batches that a writer takes."""
     visible: Callable[[SinkName], Iterable[Mapping[str, Any]]]
     """The rows of a sink, as a reader of its target sees them."""
+    wanted: Callable[[SinkName], Iterable[Mapping[str, Any]]] | None = None
+    """The rows that each sink is to show in the end; all rows of all epochs where not given."""
     leftovers: Callable[[], Collection[object]] = tuple
     """Whatever else must not be left at the targets: staging folders, tables, uploads."""
     schema: pa.Schema | None = None
@@ -143,6 +157,12 @@ class _Counted:
         """Later, by `Countdown.bury`: a dead driver closes nothing, a live one may wait."""
 
 
+class _CountedCommitter(_Counted):
+    def share(self, members: Sequence[_Counted]) -> SharedTransaction:
+        shared = self._real.share([member._real for member in members])
+        return cast("SharedTransaction", _Counted(shared, _SHARED_VERBS, self._tick))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _CountedSink:
     real: Sink
@@ -172,6 +192,15 @@ class _CountedSink:
     def prepares_last(self) -> bool:
         return self.real.prepares_last
 
+    @property
+    def rejects_to(self) -> Sink | None:
+        taker = self.real.rejects_to
+        return None if taker is None else _CountedSink(real=taker, tick=self.tick)
+
+    @property
+    def transaction_key(self) -> str | None:
+        return self.real.transaction_key
+
     def describe(self) -> Mapping[str, Json]:
         return self.real.describe()
 
@@ -181,7 +210,7 @@ class _CountedSink:
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         committer = self.real.committer(identity, limits)
         self.tick.opened(committer)
-        return cast("Committer", _Counted(committer, _COMMITTER_VERBS, self.tick))
+        return cast("Committer", _CountedCommitter(committer, _COMMITTER_VERBS, self.tick))
 
 
 def crash_at_every_call(
@@ -257,23 +286,29 @@ def _drive(setting: Setting, tick: Countdown) -> None:
 
 def judge_at_rest(setting: Setting, told: str) -> None:
     """Every row visible once in every sink, and nothing left behind."""
-    wanted = Counter(
-        _row(row)
+    for name in by_name(setting.sinks()):
+        wanted = Counter(_row(row) for row in _wanted(setting, name))
+        seen = Counter(_row(row) for row in setting.visible(name))
+        if lost := wanted - seen:
+            raise Breach("I4", f"{told}: {name} lost {sum(lost.values())} rows: {_some(lost)}")
+        if more := seen - wanted:
+            raise Breach(
+                "I1", f"{told}: {name} shows {sum(more.values())} rows too many: {_some(more)}"
+            )
+    if left := setting.leftovers():
+        raise Breach("I5", f"{told}: left behind: {_some(left)}")
+
+
+def _wanted(setting: Setting, sink: SinkName) -> Iterable[Mapping[str, Any]]:
+    if setting.wanted is not None:
+        return setting.wanted(sink)
+    return [
+        row
         for epoch in setting.epochs
         for partition in epoch
         for batch in partition
         for row in batch.to_pylist()
-    )
-    for sink in setting.sinks():
-        seen = Counter(_row(row) for row in setting.visible(sink.name))
-        if lost := wanted - seen:
-            raise Breach("I4", f"{told}: {sink.name} lost {sum(lost.values())} rows: {_some(lost)}")
-        if more := seen - wanted:
-            raise Breach(
-                "I1", f"{told}: {sink.name} shows {sum(more.values())} rows too many: {_some(more)}"
-            )
-    if left := setting.leftovers():
-        raise Breach("I5", f"{told}: left behind: {_some(left)}")
+    ]
 
 
 def _row(row: Mapping[str, Any]) -> Hashable:

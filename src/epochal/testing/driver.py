@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from epochal.contract import EpochLog, Limits, Sink, Task
 from epochal.coordinator import Coordinator, Gate, Surroundings
+from epochal.coordinator.starting import described
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.protocol.admission import Admission, Position, Start
 from epochal.protocol.machine import Phase
@@ -108,7 +109,7 @@ class Driver:
         return Start(
             pipeline=self.pipeline,
             location=self.location,
-            sinks={sink.name: sink.describe() for sink in self.sinks},
+            sinks=described(self.sinks),
             query_id="the query",
             position=position,
             fence=self.limits.fence_on_start,

@@ -199,9 +199,12 @@ class SetApart:
         if of != self._of:
             self._of, self._found, self.is_removed = of, {}, True
 
-    def add(self, found: Sequence[Rejected]) -> None:
+    def add(self, found: Sequence[Rejected]) -> bool:
+        """False where all of them were set apart before."""
+        known = len(self._found)
         self._found |= {(one.source.table, one.at): one for one in found}
         self.is_removed = False
+        return len(self._found) > known
 
     @property
     def rows(self) -> Sequence[Rejected]:

@@ -162,6 +162,7 @@ class Postgres(Declaration):
             "mode": self.mode,
             "strategy": self.strategy,
             "meta_schema": self.meta_schema,
+            "rejects_to": None if self.rejects_to is None else self.rejects_to.name,
         }
 
     def grants(self, role: str = "") -> list[str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from epochal.contract import Limits
-from epochal.errors import EpochalError, PreparedLost, RowRejected, TryAgain
+from epochal.errors import EpochalError, InvariantBroken, PreparedLost, RowRejected, TryAgain
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import find_rejected
 from epochal.sinks.postgres.connecting import roll_back
@@ -238,7 +238,11 @@ class Transaction:
                 f"them {found[0]}",
                 "so many are not bad rows but a wrong query or table; rejects_max= is the limit",
             )
-        member.apart.add(found)
+        if not member.apart.add(found):
+            raise InvariantBroken(
+                f"epoch {epoch}: {member.table} refuses {found[0]}, which was taken out of staging",
+                "somebody else writes to the staging tables; nothing was decided",
+            )
         member.remove_apart()
 
     def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> Exception:
