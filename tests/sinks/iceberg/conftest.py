@@ -163,7 +163,10 @@ def live() -> Iterator[Callable[..., Life]]:
 
 def orders(*ids: int, name: str = "row") -> pa.Table:
     return pa.table(
-        {"id": pa.array(ids, pa.int64()), "name": pa.array([f"{name} {i}" for i in ids])}
+        {
+            "id": pa.array(ids, pa.int64()),
+            "name": pa.array([f"{name} {i}" for i in ids], pa.string()),
+        }
     )
 
 

@@ -78,9 +78,13 @@ class Attempt:
 
     def finish(self) -> list[DataFile]:
         """Make all files durable; afterwards the attempt is prepared."""
-        for key in list(self._open):
-            self._close(key)
-        if self._is_marked and not self._storage.exists(self._layout.marker(self._handle)):
+        try:
+            for key in list(self._open):
+                self._close(key)
+            is_aborted = self._is_marked and not self._is_still_marked()
+        except FileNotFoundError:
+            is_aborted = True
+        if is_aborted:
             self._remove_files()
             raise TryAgain(f"{self._handle} was aborted while it was still writing")
         return self._done
@@ -117,6 +121,9 @@ class Attempt:
         order = self._order.order_id if self.is_sorted else None
         self._done.append(file.close(sort_order_id=order))
         self._storage.settle(file.location)
+
+    def _is_still_marked(self) -> bool:
+        return self._storage.exists(self._layout.marker(self._handle))
 
     def _remove_files(self) -> None:
         self._storage.delete(self._storage.below(self.folder))

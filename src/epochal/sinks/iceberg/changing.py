@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,10 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
     RemovePropertiesUpdate,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
     SetPropertiesUpdate,
 )
 
-from epochal.errors import TryAgain
+from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.iceberg import inside
 from epochal.sinks.iceberg.attempt import Attempt
 from epochal.sinks.iceberg.data_files import files_in
@@ -63,7 +61,6 @@ class Changing:
         self._sink = sink
         self._identity = identity
         self._expired: list[Expired] = []
-        self._is_audited = False
 
     def handed(self, table: Table) -> Json:
         """What a task must know of the table, without its history and without our ledger."""
@@ -99,21 +96,17 @@ class Changing:
         self._expire(table, plan)
         return plan
 
-    def give_up(self, load: Callable[[], Table]) -> None:
+    def give_up(self, table: Table) -> None:
         """Remove the audit branch of an epoch that is not going to be committed."""
-        branch = self._sink.audit_branch
-        if branch is None or not self._is_audited:
-            return
-        self._is_audited = False
-        table = load()
         plan = Plan(change=inside.properties_only(table))
         self._drop_audit(table, plan)
-        if plan.change.updates:
-            try:
-                inside.send(table, plan.change)
-            except CommitFailedException as error:
-                # The next epoch takes the branch's place, or its commit removes it.
-                logger.warning("%s: branch %s is left for now: %s", self._sink.place, branch, error)
+        if not plan.change.updates:
+            return
+        try:
+            inside.send(table, plan.change)
+        except (CommitFailedException, inside.Stale) as error:
+            # The next epoch takes the branch's place, or its commit removes it.
+            logger.warning("%s: an audit branch is left for now: %s", self._sink.place, error)
 
     def tidy(self, table: Table) -> None:
         """Remove files that only expired snapshots used."""
@@ -151,7 +144,7 @@ class Changing:
         return Plan(change=change, attempt=attempt[1] if attempt else None, handles=handles)
 
     def _own_attempt(self, table: Table, epoch: EpochNumber) -> tuple[Handle, Attempt]:
-        """Files that the driver writes have a handle of their own, and a marker, like any task's."""
+        """Files that the driver writes have a handle and a marker of their own, like a task's."""
         handle = self._identity.handle(epoch, partition=DRIVER, attempt=time.time_ns())
         attempt = Attempt(
             handle,
@@ -189,27 +182,26 @@ class Changing:
     def _show_for_audit(
         self, table: Table, epoch: EpochNumber, files: Sequence[DataFile], branch: str
     ) -> None:
-        if branch in table.refs():
-            self._is_audited = True
-            self.give_up(table.refresh)
-            table.refresh()
         plan = self._with_rows(table, epoch, files, branch)
         try:
             inside.send(table, plan.change)
         except CommitFailedException as error:
             plan.undo(Storage(table.io))
             raise TryAgain(f"{self._sink.place}: branch {branch} was written by others") from error
-        self._is_audited = True
 
     def _drop_audit(self, table: Table, plan: Plan) -> None:
         branch = self._sink.audit_branch
         head = table.refs().get(branch) if branch is not None else None
         if branch is None or head is None:
             return
-        plan.change.also(RemoveSnapshotRefUpdate(ref_name=branch))
         own = table.snapshot_by_id(head.snapshot_id)
-        if own is not None and is_of(own.summary, self._identity):
-            plan.change.also(RemoveSnapshotsUpdate(snapshot_ids=[head.snapshot_id]))
+        if own is None or not is_of(own.summary, self._identity):
+            raise Misconfigured(
+                f"{self._sink.place}: branch {branch} is not one that this sink made",
+                "another audit_branch=, or drop the branch if nobody needs it",
+            )
+        plan.change.also(inside.without_branch(branch))
+        plan.change.also(inside.without_snapshots([head.snapshot_id]))
 
     def _expire(self, table: Table, plan: Plan) -> None:
         if self._sink.snapshots_kept is None or not plan.change.written:
@@ -217,4 +209,4 @@ class Changing:
         self._expired = expired(table, self._identity, kept=self._sink.snapshots_kept - 1)
         if self._expired:
             ids = [one.snapshot_id for one in self._expired]
-            plan.change.also(RemoveSnapshotsUpdate(snapshot_ids=ids))
+            plan.change.also(inside.without_snapshots(ids))

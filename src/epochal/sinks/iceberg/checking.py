@@ -29,7 +29,7 @@ def check_table(sink: Iceberg, table: Table, schema: pa.Schema | None) -> list[A
     if written != "parquet":
         raise Misconfigured(
             f"{sink.place} asks for {written} files (write.format.default)",
-            "only parquet is written: set the property to parquet, older files may stay as they are",
+            "only parquet is written: set the property so, older files may stay as they are",
         )
     if sink.branch != "main" and sink.branch not in table.refs():
         raise Misconfigured(

@@ -81,8 +81,8 @@ class IcebergCommitter:
     def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
         """Add missing columns where that is wanted, and hand the table's shape to the tasks."""
         with self._sorting("begin"):
-            self._forget_rehearsal()
             table = self._known or self._load()
+            self._forget_rehearsal(table)
             if self._schema is not None and self._sink.evolve == "add_columns":
                 table = self._evolved(table, self._schema)
             # A catalog that lends keys for the files lends them to whoever asks: tasks ask too.
@@ -92,8 +92,8 @@ class IcebergCommitter:
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """See that every file is there and that the newest state of the table takes them."""
         with self._sorting(f"rehearse epoch {epoch}"):
-            self._forget_rehearsal()
             table = self._load()
+            self._forget_rehearsal(table)
             ledger = self._ledger(table)
             if ledger.is_done(epoch):
                 raise self._committed_elsewhere(epoch, ledger)
@@ -130,10 +130,8 @@ class IcebergCommitter:
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         with self._sorting(f"abort epoch {epoch}"):
-            self._forget_rehearsal()
-            if not receipts:
-                return
             table = self._load()
+            self._forget_rehearsal(table)
             storage, layout, ledger = Storage(table.io), _layout(table), self._ledger(table)
             for receipt in receipts:
                 self._discard(receipt.handle, storage, layout, ledger)
@@ -226,9 +224,9 @@ class IcebergCommitter:
         is_this = known is not None and (known.epoch, known.handles) == (epoch, handles)
         return known.table if known is not None and is_this else None
 
-    def _forget_rehearsal(self) -> None:
+    def _forget_rehearsal(self, table: Table) -> None:
         self._rehearsed = None
-        self._changing.give_up(self._load)
+        self._changing.give_up(table)
 
     def _is_done(self, table: Table, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
         ledger = self._ledger(table)
@@ -246,6 +244,10 @@ class IcebergCommitter:
                 inside.send(table, plan.change)
             except (CommitFailedException, ValidationException):
                 plan.undo(storage)
+                return False
+            except inside.Stale:
+                # No clear refusal, so nothing is undone: the ledger is read anew, and what the
+                # driver wrote has a marker.
                 return False
         storage.settle(table.metadata_location)
         self._unmark(table, plan.handles)
@@ -286,8 +288,8 @@ class IcebergCommitter:
         if gone:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(gone)} of {len(receipts)} receipts are not there, "
-                f"such as {next(iter(gone.values()))[0]}, and the ledger of {self._sink.place} does "
-                "not prove the epoch committed",
+                f"such as {next(iter(gone.values()))[0]}, and the ledger of {self._sink.place} "
+                "does not prove the epoch committed",
                 "somebody removed them: orphan files may be removed only when they are older than "
                 "any epoch that is still to be committed",
                 handles=tuple(gone),

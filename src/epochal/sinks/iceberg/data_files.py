@@ -14,7 +14,7 @@ from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import StructType
+from pyiceberg.types import NestedField, PrimitiveType, StructType
 
 from epochal.errors import InvariantBroken
 from epochal.terms import Json, Receipt
@@ -41,7 +41,7 @@ def file_out(file: DataFile, name: str, metadata: TableMetadata) -> dict[str, Js
         }
     kinds = partition_type(metadata, file.spec_id)
     told["partition"] = [
-        None if value is None else b64encode(to_bytes(field.field_type, value)).decode()
+        None if value is None else b64encode(to_bytes(_primitive(field), value)).decode()
         for field, value in zip(kinds.fields, _values(file.partition), strict=True)
     ]
     return told
@@ -77,10 +77,12 @@ def _file_in(told: Any, folder: str, spec_id: int, metadata: TableMetadata) -> D
     kinds = partition_type(metadata, spec_id)
     partition = Record(
         *(
-            None if value is None else from_bytes(field.field_type, b64decode(value))
+            None if value is None else from_bytes(_primitive(field), b64decode(value))
             for field, value in zip(kinds.fields, told["partition"], strict=True)
         )
     )
+    statistics: dict[str, Any] = {field: _counts(told[field]) for field in _COUNTS}
+    statistics |= {field: _bounds(told[field]) for field in _BOUNDS}
     file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=f"{folder}/{told['name']}",
@@ -88,8 +90,7 @@ def _file_in(told: Any, folder: str, spec_id: int, metadata: TableMetadata) -> D
         partition=partition,
         record_count=told["rows"],
         file_size_in_bytes=told["bytes"],
-        **{field: _counts(told[field]) for field in _COUNTS},
-        **{field: _bounds(told[field]) for field in _BOUNDS},
+        **statistics,
         key_metadata=None,
         split_offsets=told["splits"] or None,
         equality_ids=None,
@@ -97,6 +98,12 @@ def _file_in(told: Any, folder: str, spec_id: int, metadata: TableMetadata) -> D
     )
     file.spec_id = spec_id
     return file
+
+
+def _primitive(field: NestedField) -> PrimitiveType:
+    if not isinstance(field.field_type, PrimitiveType):
+        raise InvariantBroken(f"a partition by {field.name}, which is {field.field_type}")
+    return field.field_type
 
 
 def _values(record: Record) -> list[Any]:

@@ -88,7 +88,7 @@ def _misfit_fields(rows: list[pa.Field], table: iceberg.StructType, path: str) -
     given = {field.name: field for field in rows}
     if len(given) < len(rows):
         names = [field.name for field in rows]
-        yield f"{path or 'the rows'} have a column twice: {sorted(set(names), key=names.count)[-1]}"
+        yield f"{path or 'the rows'} have a column twice: {max(set(names), key=names.count)}"
     for name in given:
         if name not in {field.name for field in table.fields}:
             close = [field.name for field in table.fields if field.name.lower() == name.lower()]
@@ -105,6 +105,8 @@ def _misfit_fields(rows: list[pa.Field], table: iceberg.StructType, path: str) -
 def _misfit(rows: pa.DataType, table: iceberg.IcebergType, path: str) -> Iterator[str]:
     if pa.types.is_dictionary(rows):
         rows = rows.value_type
+    if pa.types.is_null(rows):
+        return
     if isinstance(table, iceberg.StructType) and pa.types.is_struct(rows):
         yield from _misfit_fields(list(rows), table, f"{path}.")
     elif isinstance(table, iceberg.ListType) and _is_list(rows):
@@ -121,16 +123,16 @@ def _fits(rows: pa.DataType, table: iceberg.IcebergType, *, is_nested: bool) -> 
         return _fits_decimal(rows, table)
     if isinstance(table, iceberg.FixedType):
         is_same = pa.types.is_fixed_size_binary(rows) and rows.byte_width == len(table)
-        return is_same or pa.types.is_binary(rows)
+        return bool(is_same or pa.types.is_binary(rows))
     if isinstance(table, iceberg.UUIDType):
         # Only at the top: Arrow has no cast from text to a UUID that would reach into a struct.
         return rows == pa.uuid() or (not is_nested and (_is_text(rows) or _is_binary(rows)))
     test = _TESTS.get(type(table))
-    return test is not None and test(rows)
+    return bool(test is not None and test(rows))
 
 
 def _fits_decimal(rows: pa.DataType, table: iceberg.DecimalType) -> bool:
-    return (
+    return bool(
         pa.types.is_decimal(rows)
         and rows.scale <= table.scale
         and rows.precision - rows.scale <= table.precision - table.scale

@@ -22,13 +22,15 @@ from pyiceberg.manifest import (
     ManifestEntryStatus,
     ManifestFile,
 )
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
     TableRequirement,
     TableUpdate,
 )
@@ -38,6 +40,10 @@ from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 RELEASE = "0.12."
 """What this module was written for; a test holds it against what is installed."""
+
+
+class Stale(Exception):
+    """A change that no longer applies. Whether it was applied before is for the ledger to say."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,12 +156,11 @@ def snapshot(
     for file in remove:
         producer.delete_data_file(file)
     updates, _ = producer._commit()
-    head = table.refs().get(branch)
     return Change(
         updates=tuple(updates),
         requirements=(
             AssertTableUUID(uuid=table.metadata.table_uuid),
-            AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None),
+            *_unmoved(table, branch),
         ),
         written=[*producer._written_manifests, *producer._written_manifest_lists],
     )
@@ -166,9 +171,25 @@ def properties_only(table: Table, *updates: TableUpdate) -> Change:
     return Change(updates=updates, requirements=(AssertTableUUID(uuid=table.metadata.table_uuid),))
 
 
+def without_snapshots(snapshot_ids: Sequence[int]) -> TableUpdate:
+    return RemoveSnapshotsUpdate.model_validate({"snapshot-ids": list(snapshot_ids)})
+
+
+def without_branch(name: str) -> TableUpdate:
+    return RemoveSnapshotRefUpdate.model_validate({"ref-name": name})
+
+
 def send(table: Table, change: Change) -> None:
-    """Commit once, without retries. Afterwards `table` is as the catalog answered."""
-    table._do_commit(updates=change.updates, requirements=change.requirements)
+    """
+    Commit once, without retries. Afterwards `table` is as the catalog answered.
+
+    Raises `Stale` where the change speaks of something that others removed meanwhile: catalogs that
+    pyiceberg applies changes for don't call that a conflict.
+    """
+    try:
+        table._do_commit(updates=change.updates, requirements=change.requirements)
+    except (KeyError, ValueError) as error:
+        raise Stale(f"{type(error).__name__}: {error}") from error
 
 
 class ParquetFile:
@@ -222,8 +243,13 @@ def without_history(metadata: TableMetadata, properties: Mapping[str, str]) -> T
     )
 
 
-def schema_of(metadata: TableMetadata) -> Schema:
-    return metadata.schema()
+def _unmoved(table: Table, branch: str) -> Sequence[TableRequirement]:
+    head = table.refs().get(branch)
+    # Of a table without a snapshot pyiceberg lets no other branch than main be asked about.
+    if not table.metadata.snapshots and branch != MAIN_BRANCH:
+        return ()
+    told = {"ref": branch, "snapshot-id": head.snapshot_id if head else None}
+    return (AssertRefSnapshotId.model_validate(told),)
 
 
 def _branched(table: Table, branch: str, parent_of: str) -> Table:

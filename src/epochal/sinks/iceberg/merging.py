@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,9 @@ from pyiceberg.expressions import (
     BooleanExpression,
     GreaterThanOrEqual,
     LessThanOrEqual,
+    Reference,
 )
+from pyiceberg.expressions.literals import Literal, literal
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
@@ -27,6 +29,7 @@ from pyiceberg.table import FileScanTask, Table
 from epochal.errors import RowRejected
 from epochal.sinks.iceberg.attempt import Attempt
 from epochal.sinks.iceberg.fitting import Fitting, null_rows
+from epochal.sinks.iceberg.splitting import SortKey, order_by
 from epochal.terms import EpochNumber
 
 if TYPE_CHECKING:
@@ -88,15 +91,19 @@ def _candidates(sink: Iceberg, table: Table, keys: pa.Table) -> Iterator[FileSca
     for name in sink.keys:
         ends = pc.min_max(keys.column(name)).as_py()
         try:
-            bounds = And(
-                bounds,
-                And(GreaterThanOrEqual(name, ends["min"]), LessThanOrEqual(name, ends["max"])),
-            )
+            least, most = literal(ends["min"]), literal(ends["max"])
         except TypeError:
             # A type without literals is not searched by its bounds: its files are all looked at.
             continue
+        term = Reference(name)
+        bounds = And(bounds, _between(term, least, most))
     scan = table.scan(row_filter=bounds)
     yield from (scan if sink.branch == "main" else scan.use_ref(sink.branch)).plan_files()
+
+
+def _between(term: Reference, least: Literal[Any], most: Literal[Any]) -> BooleanExpression:
+    # By place: pydantic's fields hide from mypy what the constructors really take.
+    return And(GreaterThanOrEqual(term, least), LessThanOrEqual(term, most))  # type: ignore[call-arg]
 
 
 def _staying(
@@ -116,12 +123,8 @@ def _staying(
 
 def _last_of_each(rows: pa.Table, sink: Iceberg) -> pa.Table:
     """Of several rows of one key the highest by `order_by`; the later written, where equal."""
-    numbered = rows.append_column(_ROW, pa.array(range(rows.num_rows), type=pa.int64()))
-    order = [*((name, "ascending") for name in sink.order_by), (_ROW, "ascending")]
-    rising = numbered.take(pc.sort_indices(numbered, sort_keys=order, null_placement="at_start"))
-    rising = rising.drop_columns([_ROW]).append_column(
-        _ROW, pa.array(range(rows.num_rows), type=pa.int64())
-    )
+    rising = rows.take(order_by([SortKey(column=rows.column(name)) for name in sink.order_by]))
+    rising = rising.append_column(_ROW, pa.array(range(rows.num_rows), type=pa.int64()))
     last = rising.group_by(list(sink.keys)).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
     return rising.take(last).drop_columns([_ROW])
 

@@ -22,7 +22,9 @@ from epochal.errors import Misconfigured
 from epochal.sinks.iceberg.sorting import sorting
 from epochal.sinks.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret
 
-_TELLING = re.compile(r"password|secret|token|credential|access-key|account-key|sas|auth", re.I)
+_TELLING = re.compile(
+    r"password|secret|token|credential|access-key|account-key|sas|auth", re.IGNORECASE
+)
 _HIDDEN = "***"
 
 

@@ -6,7 +6,8 @@ distinct value. Groups are cut from sorted rows, so the cost does not grow with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -48,20 +49,39 @@ def split(rows: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[tuple
 
 def in_order(rows: pa.Table, order: SortOrder, schema: Schema) -> pa.Table:
     """The rows in the table's sort order."""
-    columns: dict[str, pa.Array] = {}
-    keys: list[tuple[str, str]] = []
-    for number, field in enumerate(order.fields):
-        column = _transformed(rows, schema, field.source_id, field.transform)
-        if column.null_count:
-            is_first = field.null_order == NullOrder.NULLS_FIRST
-            columns[f"null {number}"] = pc.is_null(column)
-            keys.append((f"null {number}", "descending" if is_first else "ascending"))
-        columns[f"key {number}"] = column
-        is_rising = field.direction == SortDirection.ASC
-        keys.append((f"key {number}", "ascending" if is_rising else "descending"))
-    if not keys:
-        return rows
-    return rows.take(pc.sort_indices(pa.table(columns), sort_keys=keys))
+    keys = [
+        SortKey(
+            column=_transformed(rows, schema, field.source_id, field.transform),
+            is_rising=field.direction == SortDirection.ASC,
+            has_nulls_first=field.null_order == NullOrder.NULLS_FIRST,
+        )
+        for field in order.fields
+    ]
+    return rows.take(order_by(keys)) if keys else rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortKey:
+    column: pa.Array | pa.ChunkedArray
+    is_rising: bool = True
+    has_nulls_first: bool = True
+
+
+def order_by(keys: Sequence[SortKey]) -> pa.Array:
+    """The places of rows in this order; equal ones stay as they are."""
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    directions: list[tuple[str, str]] = []
+    for number, key in enumerate(keys):
+        # Where nulls go differs by key, which not every supported Arrow can be told.
+        columns[f"null {number}"] = pc.is_null(key.column)
+        directions.append((f"null {number}", _direction(is_rising=not key.has_nulls_first)))
+        columns[f"key {number}"] = key.column
+        directions.append((f"key {number}", _direction(is_rising=key.is_rising)))
+    return pc.sort_indices(pa.table(columns), sort_keys=directions)
+
+
+def _direction(*, is_rising: bool) -> str:
+    return "ascending" if is_rising else "descending"
 
 
 def _stretches(code: pa.Array) -> Iterator[tuple[int, int]]:
