@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Task
 from epochal.errors import EpochalError
-from epochal.kafka import faults
 from epochal.kafka.client import Client
 from epochal.sinks.kafka import ending
 from epochal.sinks.kafka.ledger import Ledger, word
@@ -64,7 +63,7 @@ class Resending:
         (answer,) = ending.end(client, [txn], is_commit=True)
         if isinstance(answer, EpochalError):
             raise answer
-        faults.check(answer.error_code, f"committing {txn.transactional_id}")
+        ending.require_going_on(answer.error_code, txn, "committing rows that were sent again")
 
     def _rows(self, receipt: Receipt) -> Iterator[pa.RecordBatch]:
         txn = open_in(receipt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.kafka import faults
 from epochal.kafka.client import Ask, Client, group_coordinator
 from epochal.kafka.cluster import Coordinator
@@ -29,6 +29,40 @@ from epochal.sinks.kafka.tokens import Open
 _OLDER_END = 4
 _OLDER_OFFSETS = 4
 _NOBODY = (-1, -1)
+
+ENDED = frozenset(
+    (
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.INVALID_TXN_STATE,
+        Code.TRANSACTION_ABORTABLE,
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Code.UNKNOWN_PRODUCER_ID,
+    )
+)
+"""The transaction is no longer the asker's: it took too long, or somebody aborted it."""
+
+
+class Ended(TryAgain):
+    """
+    A transaction was ended by somebody else before it was complete: nothing of it was shown.
+
+    Never `Fenced`: a task is told of its own transaction only, not of its driver.
+    """
+
+
+def require_going_on(code: int, txn: Open, about: str) -> None:
+    """Raise where a code says that a transaction is over, or that something else is wrong."""
+    if code in ENDED:
+        seconds = f"it has {txn.timeout_ms / 1000:.0f} s: " if txn.timeout_ms else ""
+        raise Ended(
+            f"{about}: {faults.name_of(code)}: the transaction {txn.transactional_id} was ended by "
+            "somebody else",
+            f"{seconds}a longer transaction_timeout_s, or smaller epochs",
+        )
+    faults.check(code, about)
+
 
 Offsets = Mapping[str, Mapping[int, tuple[int, str]]]
 """Topic → partition → offset and the word beside it."""
@@ -140,7 +174,7 @@ def add_offsets(client: Client, txn: Open, group: str, offsets: Offsets) -> None
             group_id=group,
         )
         answer = client.ask(request, Coordinator(txn.transactional_id), is_repeatable=True)
-        faults.check(answer.error_code, f"adding the group {group} to {txn.transactional_id}")
+        require_going_on(answer.error_code, txn, f"adding the group {group}")
     told = client.ask(
         _offsets_request(txn, group, offsets),
         group_coordinator(group),
@@ -153,7 +187,7 @@ def add_offsets(client: Client, txn: Open, group: str, offsets: Offsets) -> None
             f"no right to commit offsets of the group {group}",
             "Kafka(…).grants() gives the commands that grant it",
         )
-    faults.check(_worst(told), f"committing offsets of {group} in {txn.transactional_id}")
+    require_going_on(_worst(told), txn, f"committing offsets of the group {group}")
 
 
 def _offsets_request(txn: Open, group: str, offsets: Offsets) -> TxnOffsetCommitRequest:

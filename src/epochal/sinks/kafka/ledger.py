@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from epochal.errors import EpochalError, Fenced, Misconfigured
+from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.kafka import faults
 from epochal.kafka.client import Ask, Client, group_coordinator
 from epochal.kafka.codes import Code
@@ -33,7 +33,6 @@ _TIMEOUT_MS = 60_000
 _ATTEMPTS_MAX = 5
 _MANY_GROUPS_FROM = 8
 """The version of OffsetFetch that asks for groups by a list."""
-_FENCED = frozenset((Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH))
 
 
 def word(run: str | None) -> str:
@@ -75,11 +74,11 @@ class Ledger:
                     if proven is not None and proven >= epoch:
                         return
                 self._write(client, self._producer, epoch, extra)
-            except Fenced:
+            except ending.Ended:
                 self._producer = None
             else:
                 return
-        raise Fenced(
+        raise TryAgain(
             f"the ledger of epoch {epoch} can't be written: another driver takes it every time"
         )
 
@@ -105,7 +104,7 @@ class Ledger:
         self._producer = None
         if isinstance(answer, EpochalError):
             raise answer
-        faults.check(answer.error_code, f"proving epoch {epoch}")
+        ending.require_going_on(answer.error_code, txn, f"proving epoch {epoch}")
         self._producer = (answer.producer_id, answer.producer_epoch) if is_v2 else producer
 
     def _groups(self, client: Client) -> list[tuple[Uid, str]]:

@@ -32,24 +32,13 @@ from epochal.kafka.messages.produce import (
     TopicProduceData,
 )
 from epochal.kafka.primitives import Part
+from epochal.sinks.kafka.ending import ENDED, require_going_on
 from epochal.sinks.kafka.tokens import WITNESSES_MAX, Open, Witness
 
 _UNDER_WAY_MAX = 5
 """A broker remembers this many batches of a producer: of older ones it can't tell a repetition."""
 _PRODUCE_BEFORE_V2 = 11
 _ACKS_ALL = -1
-_ENDED = frozenset(
-    (
-        Code.PRODUCER_FENCED,
-        Code.INVALID_PRODUCER_EPOCH,
-        Code.INVALID_PRODUCER_ID_MAPPING,
-        Code.INVALID_TXN_STATE,
-        Code.TRANSACTION_ABORTABLE,
-        Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        Code.UNKNOWN_PRODUCER_ID,
-    )
-)
-"""The transaction is no longer this attempt's: it took too long, or somebody aborted it."""
 
 
 @dataclass(slots=True)
@@ -218,13 +207,8 @@ class Sending:
         if code in (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER):
             return
         about = f"writing to {target.topic}-{target.partition}"
-        if code in _ENDED:
-            raise TryAgain(
-                f"{about}: {faults.name_of(code)}: the transaction "
-                f"{self._txn.transactional_id} was ended by somebody else",
-                f"a task has {self._txn.timeout_ms / 1000:.0f} s: a longer transaction_timeout_s, "
-                "or smaller epochs",
-            )
+        if code in ENDED:
+            require_going_on(code, self._txn, about)
         error = faults.error_for(code, about, told.error_message)
         if isinstance(error, OutcomeUnknown):
             raise TryAgain(error.message, error.hint)
@@ -258,10 +242,7 @@ class Sending:
         answer = self._client.ask(
             request, Coordinator(txn.transactional_id), is_repeatable=True, code_of=_worst
         )
-        code = _worst(answer)
-        if code in _ENDED:
-            raise TryAgain(f"{txn.transactional_id} was ended by somebody else")
-        faults.check(code, f"adding {', '.join(topics)} to the transaction")
+        require_going_on(_worst(answer), txn, f"adding {', '.join(topics)} to the transaction")
 
 
 def _told(answer: ProduceResponse) -> PartitionProduceResponse:

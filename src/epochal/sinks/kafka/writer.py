@@ -96,6 +96,7 @@ class KafkaWriter:
         witnesses = sending.finish()
         spooled = 0 if self._spool is None else self._spool.finish().rows
         give_back(self._sink.server, self._client)
+        self._client = None
         left = Open(
             transactional_id=txn.transactional_id,
             producer_id=txn.producer_id,
@@ -130,6 +131,12 @@ class KafkaWriter:
                 self._sending.drain()
             ending.end(client, [self._open], is_commit=False)
         client.close()
+
+    def __del__(self) -> None:
+        """An attempt that neither prepared nor aborted was given up by its engine."""
+        client = getattr(self, "_client", None)
+        if client is not None:
+            client.close()
 
     def _begun(self) -> Sending:
         if self._sending is not None:

@@ -1,0 +1,71 @@
+"""The driver dies at its first call, at its second, at its third … and the next one finishes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka_place import Place, open_transactions
+
+from epochal.logs.memory import MemoryLog
+from epochal.sinks.kafka.committer import KafkaCommitter
+from epochal.terms import sink_tag
+from epochal.testing.crash import Setting, crash_at_every_call
+from epochal.testing.judge import Breach
+
+
+def rows(*ids: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "name": [f"n{i}" for i in ids]})
+
+
+EPOCHS = [[[rows(1, 2)], [rows(3)]], [[rows(4)], [rows(5)]]]
+
+
+def settings_at(place: Place, epochs: Any, **options: Any) -> Callable[[], Setting]:
+    """A topic and a log of its own for every run."""
+    numbers = itertools.count(1)
+
+    def fresh() -> Setting:
+        topic = place.topic(partitions=2)
+        sink = place.sink(topic, key="id", name=f"crash{next(numbers)}-{topic}", **options)
+        log = MemoryLog()
+        return Setting(
+            log=lambda: log,
+            sinks=lambda: [sink],
+            epochs=epochs,
+            schema=epochs[0][0][0].schema,
+            visible=lambda name: place.quick_rows(topic),
+            leftovers=lambda: open_transactions(place.client, sink_tag(sink.name)),
+        )
+
+    return fresh
+
+
+def test_a_crash_at_any_call_leaves_every_row_visible_once(place: Place) -> None:
+    """Two epochs, so that the second one works with the pool; the first task runs twice."""
+    report = crash_at_every_call(settings_at(place, EPOCHS), second=False)
+    assert report.runs > 60
+
+
+def test_a_crash_while_recovering_from_a_crash_changes_nothing(place: Place) -> None:
+    report = crash_at_every_call(settings_at(place, EPOCHS[:1]), second_every=41)
+    assert report.runs > 60
+
+
+def test_the_judge_objects_to_a_commit_that_ends_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaCommitter, "_end", lambda *_: [])
+    with pytest.raises(Breach, match="lost 3 rows"):
+        crash_at_every_call(settings_at(place, EPOCHS[:1]), second=False)
+
+
+def test_the_judge_objects_to_orphans_that_nobody_lists(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaCommitter, "_ask_brokers", lambda _: [])
+    with pytest.raises(Breach):
+        crash_at_every_call(settings_at(place, EPOCHS[:1]), second=False)

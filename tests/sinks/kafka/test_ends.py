@@ -1,0 +1,288 @@
+"""How transactions end: repeated, lost, timed out, by zombies, and how that is proven."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+from kafka_place import Life, Place, some
+
+from epochal.errors import EpochalError, PreparedLost, TryAgain
+from epochal.kafka.codes import Code
+from epochal.sinks.kafka import ending
+from epochal.sinks.kafka.tokens import open_in
+from epochal.terms import Fingerprint, Proof, Receipt
+
+COMMIT, ABORT = "commit", "abort"
+
+
+def try_verb(life: Life, verb: str, receipts: list[Receipt]) -> None:
+    try:
+        getattr(life, verb)(0, receipts)
+    except EpochalError as error:
+        assert verb == COMMIT
+        assert isinstance(error, PreparedLost)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["own id", "pool"])
+@pytest.mark.parametrize("then", [COMMIT, ABORT])
+@pytest.mark.parametrize("before", [COMMIT, ABORT])
+def test_the_first_end_stands_whatever_is_asked_after_it(
+    place: Place, before: str, then: str, first: bool
+) -> None:
+    topic = place.topic(partitions=2)
+    life = place.life(topic, key="id")
+    if first:
+        life.write(0, some(-1), first=True)
+    epoch = 1 if first else 0
+    receipts = life.prepare(epoch, some(1, 2), first=first)
+    assert ("-slot0" in str(receipts[0].token["transactional_id"])) is first
+    try_verb(life, before, receipts)
+    for _ in range(2):
+        try_verb(place.keep(life.fresh()), then, receipts)
+    seen = [number for number in place.ids(topic) if number > 0]
+    assert seen == ([1, 2] if before == COMMIT else [])
+    proof = place.keep(life.fresh()).outcome(receipts[0])
+    assert proof is (Proof.COMMITTED if before == COMMIT else Proof.ABORTED)
+    assert not place.keep(life.fresh()).committer.in_doubt()
+
+
+def test_slots_are_used_again_and_a_commit_gives_the_next_producer_epoch(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    named = []
+    for epoch in range(4):
+        receipts = life.write(epoch, some(epoch), some(10 + epoch), first=True)
+        named.append([str(one.token["transactional_id"]) for one in receipts])
+    assert all("-slot" not in name for name in named[0]), "a first epoch has no pool yet"
+    assert named[1] == named[2] == named[3]
+    assert [name[-6:] for name in named[3]] == ["-slot0", "-slot1"]
+    assert place.ids(topic) == [0, 1, 2, 3, 10, 11, 12, 13]
+    first = life.write(4, some(4), first=True)
+    for epoch in range(5, 7):
+        life.write(epoch, some(epoch), first=True)
+    assert life.outcome(first[0]) is Proof.COMMITTED, "the id has gone on, the topic still tells"
+    life.commit(4, first)
+
+
+def test_a_retry_never_uses_the_slot_of_the_attempt_before_it(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    life.write(0, some(0), first=True)
+    handout = life.begin(1)
+    zombie = life.writer(some(1), 1, handout=handout, first=True)
+    zombie.write(some(1).to_batches()[0])
+    won = life.attempt(some(1), 1, handout=handout, first=False)
+    life.rehearse(1, [won])
+    life.commit(1, [won])
+    # The zombie goes on after the decision: what it prepares is nobody's.
+    late = zombie.prepare()
+    assert life.outcome(late) is Proof.UNKNOWN
+    found = life.committer.in_doubt()
+    assert [one.name for one in found] == [late.token["transactional_id"]]
+    life.write(2, some(2), first=True)
+    assert place.ids(topic) == [0, 1, 2]
+    assert life.outcome(late) is Proof.ABORTED, "the next epoch began the slot anew"
+    assert not life.committer.in_doubt()
+
+
+def test_a_task_that_wakes_up_after_its_abort_can_write_no_more(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    writer = life.writer(some(1), 0, handout=life.begin(0))
+    writer.write(some(1).to_batches()[0])
+    writer._flush(writer._sending, list(writer._gathered))
+    writer._sending.finish()
+    (found,) = life.committer.in_doubt()
+    life.abort(0, [found.receipt])
+    writer.write(some(2).to_batches()[0])
+    with pytest.raises(TryAgain, match="ended by somebody else"):
+        writer.prepare()
+    assert place.messages(topic) == []
+    assert not place.open_transactions(life.identity.tag)
+    writer.abort()
+
+
+def test_a_driver_that_wakes_up_late_touches_nothing_of_the_newer_one(place: Place) -> None:
+    topic = place.topic()
+    old = place.life(topic)
+    old.write(0, some(0), first=True)
+    new = place.keep(old.fresh(generation=2))
+    new.write(1, some(1), first=True)
+    receipts = new.prepare(2, some(2), first=True)
+    old.begin(2)  # raises the producer epochs of its own pool, and of no other
+    old.commit(0, [])
+    new.rehearse(2, receipts)
+    new.commit(2, receipts)
+    old.commit(2, receipts)
+    assert place.ids(topic) == [0, 1, 2]
+    (mark,) = new.committer.newest()
+    assert mark.epoch == 2, "a late driver moved the ledger back"
+
+
+def test_a_late_driver_does_not_move_the_ledger_of_empty_epochs_back(place: Place) -> None:
+    topic = place.topic()
+    old = place.life(topic)
+    old.commit(0, [])
+    new = place.keep(old.fresh(generation=2))
+    for epoch in (1, 2, 3):
+        new.commit(epoch, [])
+    old.commit(1, [])
+    (mark,) = new.committer.newest()
+    assert mark.epoch == 3
+
+
+def timed_out(place: Place, topic: str, **options: object) -> tuple[Life, list[Receipt]]:
+    """A decided epoch whose transactions the broker then threw away."""
+    life = place.life(topic, key="id", transaction_timeout_s=1.0, **options)
+    receipts = [
+        _summed(one, rows)
+        for one, rows in zip(life.prepare(0, some(1, 2), some(3)), (3, 3), strict=True)
+    ]
+    life.rehearse(0, receipts)
+    deadline = time.monotonic() + 20
+    while place.open_transactions(life.identity.tag):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return life, receipts
+
+
+def _summed(receipt: Receipt, hash_sum: int) -> Receipt:
+    return Receipt(
+        handle=receipt.handle,
+        fingerprint=Fingerprint(receipt.rows, hash_sum),
+        bytes=receipt.bytes,
+        token=receipt.token,
+    )
+
+
+def test_what_a_broker_threw_away_after_the_decision_is_told_as_lost(place: Place) -> None:
+    topic = place.topic(partitions=2)
+    life, receipts = timed_out(place, topic)
+    with pytest.raises(PreparedLost) as caught:
+        life.commit(0, receipts)
+    assert set(caught.value.handles) == {str(one.handle) for one in receipts}
+    again = life.prepare(0, some(1, 2), some(3))
+    life.rehearse(0, again)
+    life.commit(0, again)
+    assert place.ids(topic) == [1, 2, 3]
+
+
+def test_what_a_broker_threw_away_is_sent_again_from_the_spool_once(place: Place, tmp_path) -> None:
+    topic = place.topic(partitions=2)
+    life, receipts = timed_out(place, topic, spool=str(tmp_path))
+    life.commit(0, receipts)
+    assert place.ids(topic) == [1, 2, 3]
+    place.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert place.ids(topic) == [1, 2, 3]
+    assert {life.outcome(one) for one in receipts} == {Proof.COMMITTED}
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not life.committer.in_doubt()
+
+
+def test_a_resend_that_was_interrupted_is_finished_once(
+    place: Place, tmp_path, monkeypatch
+) -> None:
+    """The driver dies after it sent rows again and before, or after, it committed them."""
+    topic = place.topic(partitions=2)
+    life, receipts = timed_out(place, topic, spool=str(tmp_path))
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    from epochal.sinks.kafka.again import Resending
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Resending, "_commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            life.commit(0, receipts)
+    done = Resending._commit
+    with monkeypatch.context() as patched:
+        patched.setattr(Resending, "_commit", lambda *args: (done(*args), die()))
+        with pytest.raises(KeyboardInterrupt):
+            place.keep(life.fresh()).commit(0, receipts)
+    place.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert place.ids(topic) == [1, 2, 3]
+
+
+def test_no_decision_is_made_close_to_the_end_of_the_transactions(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic, transaction_timeout_s=2.0)
+    receipts = life.prepare(0, some(1))
+    life.committer.require_time(receipts[0].handle.epoch, receipts)
+    life.committer._began_s -= 1.9
+    with pytest.raises(TryAgain, match="too few to decide"):
+        life.committer.require_time(receipts[0].handle.epoch, receipts)
+    life.abort(0, receipts)
+
+
+def test_a_transaction_that_is_gone_before_the_decision_refuses_it(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    receipts = life.prepare(0, some(1))
+    place.keep(life.fresh()).abort(0, receipts)
+    with pytest.raises(TryAgain, match="no longer open"):
+        life.rehearse(0, receipts)
+
+
+def test_the_markers_of_the_topic_tell_where_the_coordinator_can_not(place: Place) -> None:
+    """Both ends, each followed by another use of the id, with the readers held back meanwhile."""
+    topic = place.topic()
+    life = place.life(topic)
+    pin = life.prepare(9, some(99))
+    for is_commit, wanted in ((True, Proof.COMMITTED), (False, Proof.ABORTED)):
+        (receipt,) = life.prepare(0, some(1))
+        txn = open_in(receipt)
+        (answer,) = ending.end(place.client, [txn], is_commit=is_commit)
+        assert answer.error_code == Code.NONE
+        ending.start_one(place.client, txn.transactional_id, 60_000)
+        assert life.outcome(receipt) is wanted
+    life.abort(9, pin)
+
+
+def test_rows_prepared_in_one_cluster_are_not_looked_for_in_another(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    (receipt,) = life.prepare(0, some(1))
+    moved = Receipt(
+        handle=receipt.handle,
+        fingerprint=receipt.fingerprint,
+        token={**receipt.token, "cluster": "another"},
+    )
+    with pytest.raises(EpochalError, match="prepared in the cluster another"):
+        life.commit(0, [moved])
+    life.abort(0, [receipt])
+
+
+def test_a_commit_of_many_tasks_is_pipelined(place: Place) -> None:
+    topic = place.topic(partitions=4)
+    life = place.life(topic)
+    parts = [some(number) for number in range(24)]
+    for epoch in range(3):
+        life.write(epoch, *parts, first=True)
+    assert len(place.messages(topic)) == 72
+    assert life.committer.pinned_s > 0
+
+
+def test_the_last_stable_offset_is_free_after_every_end(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    life.write(0, some(1))
+    life.abort(1, life.prepare(1, some(2)))
+    life.write(2, some(3))
+    committed = [message.offset() for message in place.messages(topic)]
+    everything = [message.offset() for message in place.messages(topic, committed=False)]
+    assert len(committed) == 2
+    assert max(committed) == max(everything)
+
+
+def test_empty_tasks_open_nothing(place: Place) -> None:
+    topic = place.topic()
+    life = place.life(topic)
+    receipts = life.prepare(0, some(1), pa.table(some(1)).slice(0, 0))
+    assert receipts[1].token == {}
+    life.rehearse(0, receipts)
+    life.commit(0, receipts)
+    assert [life.outcome(one) for one in receipts] == [Proof.COMMITTED] * 2
+    assert place.ids(topic) == [1]
