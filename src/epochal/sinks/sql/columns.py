@@ -69,7 +69,11 @@ def steering_fields(fields: Iterable[str], mode: WriteMode) -> frozenset[str]:
             name
             for name in fields
             if name not in mode.keys
-            and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", mode.delete_when)
+            and re.search(
+                rf"(?<!\w){re.escape(name)}(?!\w)",
+                mode.delete_when,
+                re.IGNORECASE if mode.folds_case else re.NOFLAG,
+            )
         }
     return frozenset(steering)
 

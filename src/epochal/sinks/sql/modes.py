@@ -27,6 +27,9 @@ class WriteMode:
     delete_when: str | None = None
     """A condition in the database's own SQL: rows that are deletes of their key."""
 
+    folds_case: bool = False
+    """Whether the database finds a column by its name in any case."""
+
     @property
     def is_keyed(self) -> bool:
         return self.mode != "append"
@@ -44,6 +47,7 @@ def write_mode(
     keys: Sequence[str] | str,
     order_by: Sequence[str] | str,
     delete_when: str | None,
+    folds_case: bool = False,
 ) -> WriteMode:
     """The declared mode, or the reason why these options don't go together."""
     _require_known(kind, "mode", mode, _MODES)
@@ -53,6 +57,7 @@ def write_mode(
         keys=_names(keys),
         order_by=_names(order_by),
         delete_when=delete_when,
+        folds_case=folds_case,
     )
     if chosen.is_keyed:
         _require(chosen.keys, f"{kind}: mode={mode!r} without keys", 'keys=["id"]')

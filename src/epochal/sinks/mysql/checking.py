@@ -1,0 +1,312 @@
+"""What is asked of a server before the first row, and made on it before the first epoch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
+from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.mysql.plan import plan, require_table, sent_fields
+from epochal.sinks.mysql.sorting import ERRORS, number_of, told
+from epochal.sinks.mysql.types import Sent
+from epochal.sinks.sql.columns import columns_of, created_columns, missing_columns
+from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.staged import Checker
+from epochal.terms import Ability, Identity, Json
+
+if TYPE_CHECKING:
+    from epochal.sinks.mysql.sink import MySQL
+
+_DENIED = frozenset({1044, 1142, 1143, 1227})
+_KEY_CHARS = 255
+
+
+class MySQLChecker(Checker):
+    """Remembers what rows will come, so that what they need can be made once the start is sure."""
+
+    def __init__(self, sink: MySQL, identity: Identity) -> None:
+        self._sink = sink
+        self._identity = identity
+        self._sent: dict[str, Sent] | None = None
+
+    # Asking
+
+    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
+        sink = self._sink
+        about = _About(session)
+        about.require_loading(sink)
+        self._sent = None if schema is None else sent_fields(schema, sink)
+        there = read_table(session, sink.table_name)
+        table = self._expected(session, there)
+        if there is not None:
+            _require_transactional(there)
+        if table is not None and self._sent is not None:
+            plan(self._sent, table, sink)
+            if there is not None:
+                self._require_rights(session, there)
+        if sink.strategy == "prepared":
+            about.require_detachable(sink)
+            if there is not None:
+                self._require_no_unique(there)
+        return self._abilities(about)
+
+    def _abilities(self, about: _About) -> list[Ability]:
+        is_staged = self._sink.strategy == "staged"
+        return [
+            Ability(
+                name="whole epochs",
+                granted=is_staged,
+                because="one transaction makes an epoch visible"
+                if is_staged
+                else "each task's rows become visible by themselves, within milliseconds",
+            ),
+            Ability(
+                name="proof",
+                granted=True,
+                because=f"a ledger row in {self._sink.meta} is written with the rows",
+            ),
+            Ability(
+                name="durable commits",
+                granted=about.flushes == 1,
+                because=f"innodb_flush_log_at_trx_commit is {about.flushes}"
+                + ("" if about.flushes == 1 else ": a crash may forget what was reported as done"),
+            ),
+        ]
+
+    def _expected(self, session: Session, table: Table | None) -> Table | None:
+        """The table as it will be at the first epoch."""
+        sink = self._sink
+        if table is None:
+            if sink.create_table == "never":
+                raise _no_table(session, sink)
+            return None if self._sent is None else self._imagined()
+        if self._sent is None or sink.evolve == "never":
+            return table
+        added = {
+            column: _new_column(column, self._sent[name], is_key=False)
+            for name, column in self._missing(table).items()
+        }
+        return replace(table, columns={**table.columns, **added})
+
+    def _imagined(self) -> Table:
+        sink, wanted = self._sink, self._wanted()
+        columns = self._new_columns(wanted)
+        keys = tuple(wanted.get(key, key) for key in sink.write_mode.keys)
+        return Table(
+            schema=sink.table_name.schema or sink.server.database,
+            name=sink.table_name.table,
+            kind="new table",
+            is_transactional=True,
+            engine="InnoDB",
+            columns={column.name: column for column in columns},
+            unique={"PRIMARY": keys} if keys else {},
+        )
+
+    def _wanted(self) -> dict[str, str]:
+        """Fields that a table of our making gets a column for."""
+        return created_columns(self._must_sent(), self._sink.column_map, self._sink.write_mode)
+
+    def _new_columns(self, wanted: dict[str, str]) -> list[Column]:
+        keys = self._sink.write_mode.keys
+        sent = self._must_sent()
+        return [
+            _new_column(column, sent[name], is_key=name in keys) for name, column in wanted.items()
+        ]
+
+    def _missing(self, table: Table) -> dict[str, str]:
+        sink = self._sink
+        return missing_columns(self._must_sent(), table.columns, sink.column_map, sink.write_mode)
+
+    def _must_sent(self) -> dict[str, Sent]:
+        return self._sent or {}
+
+    def _require_rights(self, session: Session, table: Table) -> None:
+        """EXPLAIN needs the rights of what it explains, and does nothing."""
+        mode, target = self._sink.write_mode, DIALECT.quote(table.schema, table.name)
+        wanted = columns_of(self._must_sent(), table.columns, self._sink.column_map, mode)
+        columns = [column for column in wanted.values() if column in table.columns]
+        keys = [wanted.get(key, key) for key in mode.keys]
+        listed = ", ".join(map(DIALECT.quote, columns))
+        nothing = ", ".join(["NULL"] * len(columns))
+        insert = f"INSERT INTO {target} ({listed}) SELECT {nothing} FROM DUAL WHERE 1 = 0"
+        changed = [column for column in columns if column not in keys] or columns
+        asked = [insert]
+        if mode.mode == "upsert":
+            sets = ", ".join(
+                f"{DIALECT.quote(one)} = VALUES({DIALECT.quote(one)})" for one in changed
+            )
+            asked = [f"{insert} ON DUPLICATE KEY UPDATE {sets}"]
+        if mode.mode == "replace" or mode.delete_when is not None:
+            asked.append(f"DELETE FROM {target} WHERE {DIALECT.quote(keys[0])} IS NULL")
+        for statement in asked:
+            try:
+                session.query(f"EXPLAIN {statement}")
+            except ERRORS as error:
+                if number_of(error) not in _DENIED:
+                    raise
+                raise Misconfigured(f"{told(error)}", "; ".join(self._sink.grants())) from error
+
+    def _require_no_unique(self, table: Table) -> None:
+        sent = self._sent
+        written = (
+            frozenset(table.columns)
+            if sent is None
+            else frozenset(
+                columns_of(
+                    sent, table.columns, self._sink.column_map, self._sink.write_mode
+                ).values()
+            )
+        )
+        hit = table.unique_hit_by(written)
+        if hit:
+            raise Misconfigured(
+                f"strategy='prepared' on {table}, which has the unique index {next(iter(hit))}: a "
+                "task that is tried again would wait for its own first attempt",
+                "strategy='staged' (the default) needs none of this; or drop the index",
+            )
+
+    # Making
+
+    def make_ready(self, session: Session) -> None:
+        self._make_meta(session)
+        if self._sent is None:
+            return
+        sink = self._sink
+        table = read_table(session, sink.table_name)
+        if table is None and sink.create_table == "if_missing":
+            session.execute(self._create())
+        elif table is not None and sink.evolve == "add_columns":
+            added = [
+                f"ADD COLUMN {DIALECT.quote(column)} {_new_column(column, how, is_key=False).ddl}"
+                for name, column in self._missing(table).items()
+                for how in (self._must_sent()[name],)
+            ]
+            if added:
+                target = DIALECT.quote(table.schema, table.name)
+                session.execute(f"ALTER TABLE {target} {', '.join(added)}")
+
+    def _make_meta(self, session: Session) -> None:
+        """Only where it is missing: an account without the right to make it may still use it."""
+        meta = self._sink.meta
+        try:
+            if DIALECT.present(session, meta, ["ledger"]):
+                return
+            made = session.query(
+                "SELECT 1 FROM information_schema.schemata"
+                f" WHERE schema_name = {DIALECT.literal(meta)}"
+            )
+            if not made:
+                session.execute(f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(meta)}")
+            for statement in DIALECT.create_ledger(meta):
+                session.execute(statement)
+        except ERRORS as error:
+            if number_of(error) not in _DENIED:
+                raise
+            raise Misconfigured(f"{told(error)}", "; ".join(self._sink.grants())) from error
+
+    def _create(self) -> str:
+        sink, wanted = self._sink, self._wanted()
+        parts = [
+            f"{DIALECT.quote(column.name)} {column.ddl}{' NOT NULL' if column.is_not_null else ''}"
+            for column in self._new_columns(wanted)
+        ]
+        keys = [DIALECT.quote(wanted.get(key, key)) for key in sink.write_mode.keys]
+        if keys:
+            parts.append(f"PRIMARY KEY ({', '.join(keys)})")
+        return (
+            f"CREATE TABLE IF NOT EXISTS {DIALECT.quote(*sink.table_name.parts)}"
+            f" ({', '.join(parts)}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+        )
+
+    # What the apply and the tasks need
+
+    def handout(self, session: Session) -> Json:
+        table = require_table(read_table(session, self._sink.table_name), self._sink)
+        return {
+            "table": to_json(table),
+            "pipeline": self._identity.pipeline,
+            "run": self._identity.run,
+        }
+
+    def columns(self, session: Session) -> dict[str, bool]:
+        table = require_table(read_table(session, self._sink.table_name), self._sink)
+        return {column.name: column.is_not_null for column in table.columns.values()}
+
+
+class _About:
+    """What the server says of itself."""
+
+    def __init__(self, session: Session) -> None:
+        ((version, self._loads, self.flushes, log, form),) = session.query(
+            "SELECT VERSION(), @@global.local_infile, @@global.innodb_flush_log_at_trx_commit,"
+            " @@global.log_bin, @@global.binlog_format"
+        )
+        self._version = str(version)
+        self._by_statement = bool(log) and form == "STATEMENT"
+
+    def require_loading(self, sink: MySQL) -> None:
+        if not self._loads:
+            raise Misconfigured(
+                f"{sink.place} takes no LOAD DATA LOCAL: local_infile is off",
+                "SET GLOBAL local_infile = 1, and local_infile=1 in the server's configuration",
+            )
+        if self._by_statement:
+            raise Misconfigured(
+                f"{sink.place} writes its binary log by statements, which READ COMMITTED forbids",
+                "binlog_format=ROW or MIXED",
+            )
+
+    def require_detachable(self, sink: MySQL) -> None:
+        """Whether a prepared XA transaction outlives its connection."""
+        needed = (10, 5, 2) if "mariadb" in self._version.lower() else (8, 0, 29)
+        numbers = re.search(r"(\d+)\.(\d+)\.(\d+)(?=-MariaDB)|^(\d+)\.(\d+)\.(\d+)", self._version)
+        found = tuple(int(n) for n in numbers.groups() if n is not None) if numbers else ()
+        if found < needed:
+            raise Misconfigured(
+                f"strategy='prepared' on {sink.place}, version {self._version}: there a prepared "
+                "XA transaction ends with its connection",
+                f"version {'.'.join(map(str, needed))} or newer; strategy='staged' (the default) "
+                "needs none of this",
+            )
+
+
+def _new_column(name: str, sent: Sent, *, is_key: bool) -> Column:
+    ddl = sent.ddl
+    if is_key and ddl in {"longtext", "longblob"}:
+        # A key needs a length.
+        ddl = f"{'varchar' if ddl == 'longtext' else 'varbinary'}({_KEY_CHARS})"
+    return Column(
+        name=name,
+        data_type=re.split(r"[( ]", ddl, maxsplit=1)[0],
+        ddl=ddl,
+        scale=6 if ddl.endswith("(6)") else sent.scale,
+        is_not_null=is_key,
+    )
+
+
+def _require_transactional(table: Table) -> None:
+    if table.kind == "table" and not table.is_transactional:
+        raise Misconfigured(
+            f"{table} is a table of the engine {table.engine}, which knows no transactions",
+            f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
+        )
+
+
+def _no_table(session: Session, sink: MySQL) -> Misconfigured:
+    rows = session.query(
+        "SELECT table_schema, table_name FROM information_schema.tables"
+        f" WHERE LOWER(table_name) = {DIALECT.literal(sink.table_name.table.lower())}"
+        " ORDER BY 1, 2 LIMIT 3"
+    )
+    alike = ", ".join(f"{schema}.{name}" for schema, name in rows)
+    return Misconfigured(
+        f"there is no table {sink.table} on {sink.place}",
+        f"names are taken exactly as they are written; there is {alike}"
+        if alike
+        else "create it, or create_table='if_missing'",
+    )

@@ -1,0 +1,117 @@
+"""The driver's connections, in SQLAlchemy's pool: of SQLAlchemy nothing else is used."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import pymysql
+from sqlalchemy import event, exc
+from sqlalchemy.pool import QueuePool
+
+from epochal.errors import TryAgain
+from epochal.sinks.mysql import connecting
+from epochal.sinks.mysql.connecting import Server
+from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.sql.dialect import Session
+from epochal.terms import Identity
+
+_RETURNED = "epochal returned at"
+
+
+class MySQLSession:
+    """One connection of the pool's. Under its driver's name while a transaction is open."""
+
+    def __init__(self, pooled: Any, server: Server, lock: str) -> None:
+        self._pooled = pooled
+        self._server = server
+        self._lock = DIALECT.literal(lock)
+        self._is_named = False
+
+    def execute(self, statement: str) -> int:
+        with self._pooled.cursor() as cursor:
+            return int(cursor.execute(statement))
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._pooled.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def begin(self, *, lock_wait_s: float | None = None) -> None:
+        self.wait_for_locks(lock_wait_s)
+        # It stands in nobody's way: it only lets a later driver find this session, and end it.
+        self.query(f"SELECT GET_LOCK({self._lock}, 0)")
+        self._is_named = True
+        self.execute("START TRANSACTION")
+
+    def wait_for_locks(self, seconds: float | None = None) -> None:
+        declared = self._server.lock_timeout_s
+        wait_s = declared if seconds is None else min(seconds, declared)
+        self.execute(f"SET SESSION {self._server.lock_settings(wait_s)}")
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        try:
+            self.execute("ROLLBACK")
+        except (pymysql.MySQLError, OSError):
+            self._pooled.invalidate()
+
+    def give_back(self) -> None:
+        if self._is_named:
+            with suppress(pymysql.MySQLError, OSError, exc.SQLAlchemyError):
+                self.execute(f"DO RELEASE_LOCK({self._lock})")
+        self._pooled.close()
+
+
+class MySQLPool:
+    """Opened on first use; a connection is asked whether it lives each time it is taken."""
+
+    def __init__(self, server: Server, identity: Identity) -> None:
+        self._server = server
+        self._lock = DIALECT.driver_lock(identity, identity.generation)
+        kept = max(1, server.pool_min)
+        self._pool = QueuePool(
+            self._connect,
+            pool_size=kept,
+            max_overflow=max(0, server.pool_max - kept),
+            timeout=server.connect_timeout_s,
+            recycle=round(server.lifetime_max_s),
+            reset_on_return=None,
+        )
+        event.listen(self._pool, "checkin", _note_the_time)
+        event.listen(self._pool, "checkout", self._require_alive)
+
+    def _connect(self) -> Any:
+        return connecting.connect(self._server)
+
+    def take(self) -> MySQLSession:
+        try:
+            return MySQLSession(self._pool.connect(), self._server, self._lock)
+        except exc.TimeoutError as error:
+            raise TryAgain(
+                f"all {self._server.pool_max} connections to {self._server.place} are in use, for "
+                f"{self._server.connect_timeout_s:.0f} s",
+                "a larger pool_max, or find what holds them: SHOW PROCESSLIST",
+            ) from error
+
+    def give_back(self, session: Session) -> None:
+        if isinstance(session, MySQLSession):
+            session.give_back()
+
+    def close(self) -> None:
+        self._pool.dispose()
+
+    def _require_alive(self, link: Any, record: Any, _: object) -> None:
+        since_s = record.info.pop(_RETURNED, None)
+        if since_s is None:
+            return
+        if time.monotonic() - since_s > self._server.idle_max_s or not connecting.answers(link):
+            raise exc.DisconnectionError("stale")
+
+
+def _note_the_time(link: Any, record: Any) -> None:
+    if link is not None:
+        record.info[_RETURNED] = time.monotonic()

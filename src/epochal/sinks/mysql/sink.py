@@ -1,0 +1,87 @@
+"""The declaration of a MySQL or MariaDB sink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from epochal.contract import Committer, Limits, Task
+from epochal.errors import Misconfigured
+from epochal.sinks.sql.declaring import TableSink
+from epochal.sinks.sql.names import NameRule
+from epochal.terms import Identity, SinkName
+
+try:
+    from epochal.sinks.mysql.connecting import Server, parse_url
+    from epochal.sinks.mysql.dialect import DIALECT, NAMES
+    from epochal.sinks.mysql.grants import grants
+    from epochal.sinks.mysql.writer import MySQLWriter, PreparedWriter, StagedWriter
+except ImportError as error:
+    raise Misconfigured(
+        f"the MySQL sink needs a package that is not installed: {error.name}",
+        "pip install 'epochal[mysql]'",
+    ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MySQL(TableSink):
+    """
+    A table of a MySQL (8.0 or newer) or MariaDB (10.5 or newer) server.
+
+    `strategy="staged"` (the default) shows an epoch whole, in one transaction. With
+    `strategy="prepared"` each task appends in an XA transaction of its own. The url is
+    `mysql://user@host:3306/database`; the table `orders` or `shop.orders`, case kept. Staging
+    tables and the ledger live in the database `meta_schema`.
+    """
+
+    kind: ClassVar[str] = "mysql"
+    called: ClassVar[str] = "MySQL"
+    names: ClassVar[NameRule] = NAMES
+
+    meta_schema: str = "epochal"
+    server: Server = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        NAMES.require(self.meta_schema, "meta_schema")
+        super().__post_init__()
+
+    def _get_ready(self) -> None:
+        told, password = parse_url(self.url, self.held_password)
+        self._set("password", password)
+        server = Server(
+            **told,
+            password=password,
+            connect_timeout_s=self.connect_timeout_s,
+            statement_timeout_s=self.statement_timeout_s,
+            lock_timeout_s=self.lock_timeout_s,
+            pool_min=self.pool_min,
+            pool_max=self.pool_max,
+            idle_max_s=self.idle_max_s,
+            lifetime_max_s=self.lifetime_max_s,
+        )
+        self._set("server", server)
+        user = f"{server.user}@" if server.user else ""
+        self._set("url", f"mysql://{user}{server.place}")
+        if not self.name:
+            self._set("name", SinkName(f"{self.kind}:{server.database}.{self.table_name}"))
+
+    @property
+    def place(self) -> str:
+        return self.server.place
+
+    @property
+    def meta(self) -> str:
+        return self.meta_schema
+
+    def grants(self, account: str = "") -> list[str]:
+        """Statements that give an account the least this sink needs; the url's user by default."""
+        return grants(self, account or f"{DIALECT.literal(self.server.user)}@'%'")
+
+    def writer(self, task: Task) -> MySQLWriter:
+        return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
+
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        # Only on the driver: the pool's package is large, and a task needs none of it.
+        from epochal.sinks.mysql.committing import committer  # noqa: PLC0415
+
+        return committer(self, identity, limits)

@@ -1,0 +1,135 @@
+"""What differs between databases whose DDL commits by itself (MySQL, Oracle): behind one face.
+
+Statements travel as plain text with every name quoted and every value written as a literal. No row
+of a user passes through here: rows are loaded by a task and moved by the server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from epochal.errors import EpochalError
+from epochal.sinks.sql.names import NameRule
+from epochal.terms import Identity, InDoubt
+
+if TYPE_CHECKING:
+    from epochal.sinks.sql.apply import Apply
+
+
+class Session(Protocol):
+    """One connection of the driver's. What the database's library throws passes through."""
+
+    def execute(self, statement: str) -> int:
+        """Run it; how many rows it touched."""
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]: ...
+
+    def begin(self, *, lock_wait_s: float | None = None) -> None:
+        """Begin a transaction, READ COMMITTED, with this patience for locks."""
+
+    def wait_for_locks(self, seconds: float | None = None) -> None:
+        """Change the patience of the open transaction; None is the declared one."""
+
+    def commit(self) -> None: ...
+
+    def roll_back(self) -> None:
+        """End the transaction, whatever its state; a connection that can't do it is closed."""
+
+
+class Pool(Protocol):
+    def take(self) -> Session: ...
+
+    def give_back(self, session: Session) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Dialect(ABC):
+    """One database's words, and what its errors mean."""
+
+    names: ClassVar[NameRule]
+    errors: ClassVar[tuple[type[Exception], ...]]
+    """What the database's library raises."""
+    at: ClassVar[str]
+    """The column of a staging table that says in which order its rows came."""
+
+    def quote(self, *parts: str) -> str:
+        return self.names.quote(*parts)
+
+    @abstractmethod
+    def literal(self, value: str | int | None) -> str:
+        """A value as it stands in a statement."""
+
+    def descending(self, expression: str) -> str:
+        """Highest first, nulls last."""
+        return f"{expression} DESC"
+
+    @abstractmethod
+    def create_ledger(self, schema: str) -> list[str]:
+        """Statements that make the ledger; run only where it is missing."""
+
+    @abstractmethod
+    def upsert(self, apply: Apply) -> str: ...
+
+    @abstractmethod
+    def delete(self, apply: Apply, *, marked_only: bool) -> str: ...
+
+    @abstractmethod
+    def first(self, query: str, count: int) -> str:
+        """The same query, cut to so many rows."""
+
+    # Staging tables
+
+    @abstractmethod
+    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]: ...
+
+    @abstractmethod
+    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]: ...
+
+    @abstractmethod
+    def columns(self, session: Session, schema: str, table: str) -> list[str]:
+        """The columns of a staging table, in their order."""
+
+    @abstractmethod
+    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
+        """Drop those that are there. Commits by itself."""
+
+    def end_older_sessions(self, session: Session, identity: Identity) -> None:
+        """End transactions that an earlier driver of this sink left open, where that may be done.
+
+        Nothing is lost: what was decided is applied again from staging, by whoever comes (I7).
+        """
+
+    # Errors
+
+    @abstractmethod
+    def sort(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
+        """The same error as one of ours. `is_commit`: a lost reply leaves the outcome open."""
+
+    @abstractmethod
+    def is_duplicate(self, error: Exception) -> bool: ...
+
+    @abstractmethod
+    def is_data_error(self, error: Exception) -> bool:
+        """The server refuses what is in the rows, whoever asks and however often."""
+
+    @abstractmethod
+    def is_lock_wait(self, error: Exception) -> bool: ...
+
+    @abstractmethod
+    def is_missing(self, error: Exception) -> bool:
+        """There is no such schema or table."""
+
+    @abstractmethod
+    def told(self, error: Exception) -> str:
+        """The server's own words, in one line, with its number for the error."""
+
+    @contextmanager
+    def sorting(self, doing: str, *, is_commit: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except self.errors as error:
+            raise self.sort(error, doing, is_commit=is_commit) from error
