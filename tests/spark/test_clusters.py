@@ -27,7 +27,7 @@ from epochal.contract import Limits
 from epochal.coordinator.reading import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
-from epochal.sinks.files.layout import Layout
+from epochal.sinks.files.local import LocalStore
 from epochal.sinks.files.manifests import ledgers
 from epochal.terms import Handle, Identity, SinkName
 
@@ -192,7 +192,7 @@ def _prepared(root: Path, epoch: int) -> set[int]:
 
 def _committed(root: Path, epoch: int) -> set[int]:
     """The attempts whose rows of the sink `all` readers see."""
-    (ledger,) = ledgers(Layout(cluster_driver.folder(root, "all")))
+    (ledger,) = ledgers(LocalStore(cluster_driver.folder(root, "all")))
     handles = [Handle.parse(text) for one in ledger.all() for text in one.handles]
     return {handle.attempt for handle in handles if handle.epoch == epoch}
 
@@ -233,5 +233,5 @@ def _files(folder: Path) -> set[str]:
 
 
 def _listed(folder: Path) -> set[str]:
-    manifests = [one for ledger in ledgers(Layout(folder)) for one in ledger.all()]
+    manifests = [one for ledger in ledgers(LocalStore(folder)) for one in ledger.all()]
     return {file.path for manifest in manifests for file in manifest.files}

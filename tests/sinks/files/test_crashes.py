@@ -14,7 +14,7 @@ import pytest
 
 from epochal.errors import PreparedLost
 from epochal.sinks.files import Files, read_epochs
-from epochal.sinks.files.layout import Layout
+from epochal.sinks.files.local import LocalStore
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import NO_ROWS, EpochNumber, Receipt
 
@@ -78,7 +78,7 @@ def whole(root) -> list[int]:
 
 
 def in_spark_log(root) -> list[str]:
-    log = SparkLog(Layout(root))
+    log = SparkLog(LocalStore(root))
     return sorted(line.split('"')[3].rpartition("/")[2] for line in log._live(log.last()))
 
 
@@ -204,6 +204,6 @@ def test_the_judge_sees_a_commit_that_forgets_a_file(drive, tmp_path, monkeypatc
     rows = pa.table({"n": [1, 2], "p": [1, 2]})
     driver = drive(Files(str(tmp_path), partition_by=["p"]))
     receipt = driver.prepare(rows, 0)
-    monkeypatch.setattr("epochal.sinks.files.committer._move_one", lambda move: "p=1" in str(move))
+    monkeypatch.setattr("epochal.sinks.files.local._move_one", lambda move: "p=1" in str(move))
     driver.commit(0, [receipt])
     assert listed(tmp_path) != [1, 2]

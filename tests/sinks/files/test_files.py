@@ -399,7 +399,14 @@ def test_declarations_are_checked_when_they_are_made(root):
     ):
         with pytest.raises(Misconfigured):
             Files(str(root), **options)
-    for url in ("s3://bucket/x", "hdfs://host/x", "file://host/x", ""):
+    for url in (
+        "s3://key:secret@bucket/x",
+        "s3:///x",
+        "s3://b/a//b",
+        "hdfs://host/x",
+        "file://host/x",
+        "",
+    ):
         with pytest.raises(Misconfigured):
             Files(url)
     assert Files("file:///a%20b/c").path == "/a b/c"

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from epochal.sinks.disk import make_folder, sync
 
-__all__ = ["at_once", "make_folder", "names", "put_if_absent", "read", "remove_empty", "sync"]
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-_THREADS = 8
-_TOO_FEW_FOR_THREADS = 8
+__all__ = ["make_folder", "names", "put_if_absent", "read", "remove_empty", "sync"]
 
 
 def put_if_absent(path: Path, content: bytes, *, scratch: Path) -> bool:
@@ -73,12 +64,3 @@ def remove_empty(folder: Path) -> None:
     for inner, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):
             Path(inner).rmdir()
-
-
-def at_once(verb: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Do the same to many files: a disk, and more so a network, answers several at a time."""
-    listed = list(items)
-    if len(listed) < _TOO_FEW_FOR_THREADS:
-        return [verb(item) for item in listed]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(verb, listed))

@@ -1,12 +1,13 @@
 """
-Where things are below the root.
+Where things are below the root: keys with `/`, the same on a disk and in a bucket.
 
-    <root>/day=2026-01-31/epochal-<handle>-00000.snappy.parquet    what readers see
-    <root>/_epochal/prepared/<handle>/day=2026-01-31/…             prepared, under the same names
-    <root>/_epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.json    manifests: the ledger
-    <root>/_epochal/epochs/<uid>-s<tag>/<thousand>.jsonl           a thousand of them, folded
-    <root>/_epochal/schemas/<digest>.arrow                         the columns that manifests cite
-    <root>/_epochal/scratch/                                       files that have no name yet
+    day=2026-01-31/epochal-<handle>-00000.snappy.parquet    what readers see
+    _epochal/prepared/<handle>/day=2026-01-31/…             prepared on a disk, under the same names
+    _epochal/data/<handle>/day=2026-01-31/…                 with uploads="manifest": there for good
+    _epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.json    manifests: the ledger
+    _epochal/epochs/<uid>-s<tag>/<thousand>.jsonl           a thousand of them, folded
+    _epochal/schemas/<digest>.arrow                         the columns that manifests cite
+    _epochal/scratch/                                       files that have no name yet, and probes
 
 Readers of folders (Spark, pandas, pyarrow) pass over names that begin with an underscore.
 A file's final name carries its handle, so it never meets another one, and a move that is repeated
@@ -15,92 +16,55 @@ finds itself done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from os import PathLike, fspath
-from os.path import normpath
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
-
-from epochal.errors import InvariantBroken, Misconfigured
+from epochal.errors import InvariantBroken
 from epochal.terms import EpochNumber, Handle, SinkTag, Uid, handle_prefix
 
 EPOCHS_PER_BUCKET = 1000
-_OURS = "_epochal"
+OURS = "_epochal"
+PREPARED = f"{OURS}/prepared"
+DATA = f"{OURS}/data"
+EPOCHS = f"{OURS}/epochs"
+SCRATCH = f"{OURS}/scratch"
+SPARK_LOG = "_spark_metadata"
 
 
-def local_path(place: str | PathLike[str]) -> Path:
-    """The absolute local path that a path or a file: URL names."""
-    url = fspath(place)
-    parts = urlsplit(url) if "://" in url or url.startswith("file:") else None
-    if parts is None:
-        if not url:
-            raise Misconfigured("Files needs a folder, and the path is empty")
-        return Path(normpath(Path(url).absolute()))
-    if parts.scheme != "file":
-        raise Misconfigured(
-            f"Files({url!r}): {parts.scheme}:// is not a scheme this release writes to",
-            "give a local or mounted folder, as a path or as file:///path",
-        )
-    if parts.netloc not in ("", "localhost"):
-        raise Misconfigured(
-            f"Files({url!r}): a file URL with the host {parts.netloc!r}",
-            f"file:///{parts.netloc}{parts.path}",
-        )
-    return Path(normpath(unquote(parts.path)))
+def prepared(handle: Handle) -> str:
+    return f"{PREPARED}/{handle}"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """All paths below one root. Nothing here touches the disk."""
+def data(handle: Handle) -> str:
+    return f"{DATA}/{handle}"
 
-    root: Path
 
-    @property
-    def ours(self) -> Path:
-        return self.root / _OURS
+def life(uid: Uid, tag: SinkTag) -> str:
+    return f"{EPOCHS}/{uid}-s{tag}"
 
-    @property
-    def all_prepared(self) -> Path:
-        return self.ours / "prepared"
 
-    @property
-    def all_epochs(self) -> Path:
-        return self.ours / "epochs"
+def scratch_of(uid: Uid, tag: SinkTag) -> str:
+    """How every scratch file of this pipeline's sink begins."""
+    return f"{SCRATCH}/{handle_prefix(uid)}s{tag}-"
 
-    @property
-    def scratch(self) -> Path:
-        return self.ours / "scratch"
 
-    @property
-    def spark_log(self) -> Path:
-        return self.root / "_spark_metadata"
-
-    def prepared(self, handle: Handle) -> Path:
-        return self.all_prepared / str(handle)
-
-    def life(self, uid: Uid, tag: SinkTag) -> Path:
-        return self.all_epochs / f"{uid}-s{tag}"
-
-    def scratch_of(self, uid: Uid, tag: SinkTag) -> Path:
-        """How every scratch file of this pipeline's sink begins."""
-        return self.scratch / f"{handle_prefix(uid)}s{tag}-"
-
-    def schema(self, digest: str) -> Path:
-        return self.ours / "schemas" / f"{digest}.arrow"
-
-    def visible(self, relative: str) -> Path:
-        return self.root / require_inside(relative)
+def schema(digest: str) -> str:
+    return f"{OURS}/schemas/{digest}.arrow"
 
 
 def bucket_of(epoch: EpochNumber) -> int:
     return epoch // EPOCHS_PER_BUCKET
 
 
-def folders_of(relatives: Iterable[str], top: Path) -> list[Path]:
-    """Every folder, from `top` down, that holds one of these files or leads to it."""
-    inner = {parent for relative in relatives for parent in Path(relative).parents}
-    return sorted(top / folder for folder in inner)
+def file_name(handle: Handle, number: int, suffix: str) -> str:
+    return f"{handle}-{number:05d}{suffix}"
+
+
+def handle_in(key: str) -> Handle | None:
+    """The handle that a file's name carries, or None where no release of ours gave that name."""
+    stem = name_of(key).partition(".")[0]
+    return Handle.parse(stem.rpartition("-")[0])
+
+
+def name_of(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def require_inside(relative: str) -> str:

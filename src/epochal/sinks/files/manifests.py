@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from epochal.errors import CorruptRecord
-from epochal.sinks.files import disk
-from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, Layout, bucket_of
+from epochal.sinks.files import layout
+from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, bucket_of
+from epochal.sinks.files.places import Store, at_once
 from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkTag, Uid
 
 _VERSION = 1
@@ -35,6 +34,19 @@ class DataFile:
     """Below the root, with `/`."""
     rows: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedFile:
+    """A file as its receipt tells it."""
+
+    path: str
+    rows: int
+    bytes: int
+    upload: str = ""
+    """The multipart upload that holds it, on S3."""
+    parts: tuple[str, ...] = ()
+    """The tags of that upload's parts, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,7 @@ class Manifest:
         return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes, place: Path) -> Manifest:
+    def from_line(cls, line: bytes, place: str) -> Manifest:
         try:
             fields: dict[str, Any] = json.loads(line)
             version = fields.pop("version")
@@ -77,9 +89,12 @@ class Manifest:
         return manifest
 
 
-def files_of(receipt: Receipt) -> list[DataFile]:
+def files_of(receipt: Receipt) -> list[PreparedFile]:
     token: Any = receipt.token
-    return [DataFile(**file) for file in token.get("files", ())]
+    return [
+        PreparedFile(**{**file, "parts": tuple(file.get("parts", ()))})
+        for file in token.get("files", ())
+    ]
 
 
 def manifest_of(identity: Identity, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Manifest:
@@ -96,25 +111,30 @@ def manifest_of(identity: Identity, epoch: EpochNumber, receipts: Sequence[Recei
         generation=max(generations, default=identity.generation),
         handles=tuple(sorted(str(receipt.handle) for receipt in receipts)),
         schema=schemas[0] if schemas else None,
-        files=tuple(file for receipt in receipts for file in files_of(receipt)),
+        files=tuple(
+            DataFile(path=file.path, rows=file.rows, bytes=file.bytes)
+            for receipt in receipts
+            for file in files_of(receipt)
+        ),
     )
 
 
 class Ledger:
     """The manifests of one life of one sink."""
 
-    def __init__(self, layout: Layout, uid: Uid, tag: SinkTag) -> None:
+    def __init__(self, store: Store, uid: Uid, tag: SinkTag) -> None:
+        self._store = store
         self._folder = layout.life(uid, tag)
 
     def find(self, epoch: EpochNumber) -> Manifest | None:
-        path = self._single(epoch)
-        line = disk.read(path)
+        line = self._store.read(self._single(epoch))
         if line is not None:
-            return Manifest.from_line(line, path)
+            return Manifest.from_line(line, self._told(self._single(epoch)))
         return self._folded(bucket_of(epoch)).get(epoch)
 
-    def put(self, manifest: Manifest, *, scratch: Path) -> None:
-        disk.put_if_absent(self._single(manifest.epoch), manifest.to_line(), scratch=scratch)
+    def put(self, manifest: Manifest) -> bool:
+        """True where this call put it, False where the epoch has a manifest already."""
+        return self._store.put_if_absent(self._single(manifest.epoch), manifest.to_line())
 
     def newest(self) -> Manifest | None:
         for bucket in reversed(self._buckets()):
@@ -126,60 +146,66 @@ class Ledger:
     def all(self) -> Iterator[Manifest]:
         """Every manifest, in the order of epochs, also while another process folds."""
         for bucket in self._buckets():
-            lines = {epoch: disk.read(self._single(epoch)) for epoch in self._singles(bucket)}
+            lines = self._lines(bucket)
             found = self._folded(bucket)
             for epoch, line in lines.items():
                 if line is not None:
-                    found[epoch] = Manifest.from_line(line, self._single(epoch))
+                    found[epoch] = Manifest.from_line(line, self._told(self._single(epoch)))
             yield from (found[epoch] for epoch in sorted(found))
 
-    def fold(self, below: EpochNumber, *, scratch: Path) -> None:
+    def fold(self, below: EpochNumber) -> None:
         """Fold every thousand of epochs that ends under `below` into one file."""
-        unfolded = sorted(int(name) for name in disk.names(self._folder) if name.isdecimal())
-        for bucket in unfolded:
+        names = self._store.names(self._folder)
+        for bucket in sorted(int(name) for name in names if name.isdecimal()):
             if (bucket + 1) * EPOCHS_PER_BUCKET <= below:
-                self._fold(bucket, scratch)
+                self._fold(bucket)
 
-    def _fold(self, bucket: int, scratch: Path) -> None:
-        singles = {epoch: disk.read(self._single(epoch)) or b"" for epoch in self._singles(bucket)}
-        lines = b"".join(singles.values())
-        disk.put_if_absent(self._folded_path(bucket), lines, scratch=scratch)
+    def _fold(self, bucket: int) -> None:
+        singles = self._lines(bucket)
+        lines = b"".join(line or b"" for line in singles.values())
+        self._store.put_if_absent(self._folded_key(bucket), lines)
         folded = self._folded(bucket)
-        for epoch in singles:
-            if epoch in folded:
-                self._single(epoch).unlink(missing_ok=True)
-        with suppress(OSError):
-            self._bucket_path(bucket).rmdir()
+        at_once(self._store.remove, [self._single(epoch) for epoch in singles if epoch in folded])
+        self._store.remove_empty(self._bucket_key(bucket))
+
+    def _lines(self, bucket: int) -> dict[EpochNumber, bytes | None]:
+        epochs = self._singles(bucket)
+        lines = at_once(self._store.read, [self._single(epoch) for epoch in epochs])
+        return dict(zip(epochs, lines, strict=True))
 
     def _buckets(self) -> list[int]:
-        found = (_BUCKET.fullmatch(name) for name in disk.names(self._folder))
+        found = (_BUCKET.fullmatch(name) for name in self._store.names(self._folder))
         return sorted({int(match["number"]) for match in found if match})
 
     def _singles(self, bucket: int) -> list[EpochNumber]:
-        stems = (name.removesuffix(".json") for name in disk.names(self._bucket_path(bucket)))
+        names = self._store.names(self._bucket_key(bucket))
+        stems = (name.removesuffix(".json") for name in names)
         return sorted(EpochNumber(int(stem)) for stem in stems if stem.isdecimal())
 
     def _folded(self, bucket: int) -> dict[EpochNumber, Manifest]:
-        path = self._folded_path(bucket)
-        lines = (disk.read(path) or b"").splitlines()
-        manifests = (Manifest.from_line(line, path) for line in lines)
+        key = self._folded_key(bucket)
+        lines = (self._store.read(key) or b"").splitlines()
+        manifests = (Manifest.from_line(line, self._told(key)) for line in lines)
         return {manifest.epoch: manifest for manifest in manifests}
 
-    def _bucket_path(self, bucket: int) -> Path:
-        return self._folder / f"{bucket:017d}"
+    def _told(self, key: str) -> str:
+        return f"{self._store.root}/{key}"
 
-    def _folded_path(self, bucket: int) -> Path:
-        return self._folder / f"{bucket:017d}.jsonl"
+    def _bucket_key(self, bucket: int) -> str:
+        return f"{self._folder}/{bucket:017d}"
 
-    def _single(self, epoch: EpochNumber) -> Path:
-        return self._bucket_path(bucket_of(epoch)) / f"{epoch:020d}.json"
+    def _folded_key(self, bucket: int) -> str:
+        return f"{self._folder}/{bucket:017d}.jsonl"
+
+    def _single(self, epoch: EpochNumber) -> str:
+        return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}.json"
 
 
-def ledgers(layout: Layout, tag: SinkTag | None = None) -> list[Ledger]:
+def ledgers(store: Store, tag: SinkTag | None = None) -> list[Ledger]:
     """Every life that wrote below this root, or every one of a sink's."""
-    found = (_LIFE.fullmatch(name) for name in sorted(disk.names(layout.all_epochs)))
+    found = (_LIFE.fullmatch(name) for name in sorted(store.names(layout.EPOCHS)))
     return [
-        Ledger(layout, Uid(match["uid"]), SinkTag(match["tag"]))
+        Ledger(store, Uid(match["uid"]), SinkTag(match["tag"]))
         for match in found
         if match and tag in (None, match["tag"])
     ]

@@ -118,5 +118,5 @@ def unescape(text: str) -> str:
 
 def values_of(relative: str) -> dict[str, str | None]:
     """The partition columns that a file's path says, as text."""
-    pairs = (segment.split("=", 1) for segment in relative.split("/")[:-1])
+    pairs = (segment.split("=", 1) for segment in relative.split("/")[:-1] if "=" in segment)
     return {unescape(name): None if value == NULL else unescape(value) for name, value in pairs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import reduce
 from os import PathLike
 from typing import Any, overload
@@ -15,13 +15,19 @@ import pyarrow.dataset as ds
 
 from epochal.contract import Rows
 from epochal.errors import Misconfigured
+from epochal.sinks.files import layout
+from epochal.sinks.files.backends import back_end
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.json_reading import read_lines
-from epochal.sinks.files.layout import Layout, local_path
 from epochal.sinks.files.manifests import Manifest, ledgers
+from epochal.sinks.files.options import storage_options as checked_options
 from epochal.sinks.files.partitions import values_of
-from epochal.sinks.files.prepared import load_schema
-from epochal.sinks.files.spark_types import ddl
+from epochal.sinks.files.places import Store
+from epochal.sinks.files.schemas import load_schema
+from epochal.sinks.files.spark_types import ddl, spark_type
+from epochal.sinks.files.store_filesystem import filesystem
+from epochal.sinks.files.urls import parse
+from epochal.sinks.secrets import Secret
 
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _SPARK_OPTIONS: dict[str, dict[str, str]] = {
@@ -47,6 +53,7 @@ def read_epochs(
     *,
     epochs: Container[int] | None = ...,
     pipeline: str | None = ...,
+    storage_options: Mapping[str, str | Secret] | None = ...,
     spark: None = ...,
 ) -> ds.Dataset: ...
 
@@ -57,6 +64,7 @@ def read_epochs(
     *,
     epochs: Container[int] | None = ...,
     pipeline: str | None = ...,
+    storage_options: Mapping[str, str | Secret] | None = ...,
     spark: Any,
 ) -> Rows: ...
 
@@ -66,6 +74,7 @@ def read_epochs(
     *,
     epochs: Container[int] | None = None,
     pipeline: str | None = None,
+    storage_options: Mapping[str, str | Secret] | None = None,
     spark: Any | None = None,
 ) -> ds.Dataset | Rows:
     """
@@ -73,39 +82,41 @@ def read_epochs(
 
     All epochs of all pipelines, or those in `epochs` (a range, a set), or those of one pipeline.
     Gives a pyarrow Dataset, or a DataFrame of the Spark session where one is given. A dataset reads
-    parquet and CSV lazily; JSON lines are read into memory here.
+    parquet and CSV lazily; JSON lines are read into memory here. An object store is reached with
+    the sink's `storage_options`; Spark reaches it with its own settings (`s3a`).
     """
-    layout = Layout(local_path(path))
+    target = parse(path)
+    store = back_end(target, "auto", checked_options(target.scheme, storage_options or {})).store()
     manifests = [
         manifest
-        for ledger in ledgers(layout)
+        for ledger in ledgers(store)
         for manifest in ledger.all()
         if (epochs is None or manifest.epoch in epochs) and pipeline in (None, manifest.pipeline)
     ]
-    schema = _schema(layout, manifests)
+    schema = _schema(store, manifests)
     files = [file.path for manifest in manifests for file in manifest.files]
     if spark is not None:
-        return _spark_rows(spark, layout, files, schema)
-    return _dataset(layout, files, schema)
+        return _spark_rows(spark, store, files, schema)
+    return _dataset(store, files, schema)
 
 
-def _schema(layout: Layout, manifests: Iterable[Manifest]) -> pa.Schema:
+def _schema(store: Store, manifests: Iterable[Manifest]) -> pa.Schema:
     """The columns of all these epochs; a column that came later is null before it."""
     digests = dict.fromkeys(
         manifest.schema for manifest in manifests if manifest.schema is not None
     )
-    schemas = [load_schema(layout, digest) for digest in digests]
+    schemas = [load_schema(store, digest) for digest in digests]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
     except pa.ArrowTypeError as error:
         raise Misconfigured(
-            f"the epochs in {layout.root} have columns that don't fit together: {error}",
+            f"the epochs in {store.root} have columns that don't fit together: {error}",
             "read them in parts: epochs=range(first, last)",
         ) from error
 
 
-def _dataset(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-    parts = [_READERS[form](layout, chosen, schema) for form, chosen in _by_format(files).items()]
+def _dataset(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    parts = [_READERS[form](store, chosen, schema) for form, chosen in _by_format(files).items()]
     if not parts:
         return ds.dataset(schema.empty_table())
     return parts[0] if len(parts) == 1 else ds.dataset(parts)
@@ -118,13 +129,14 @@ def _by_format(files: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _of_columns(form: ds.FileFormat) -> Callable[[Layout, Sequence[str], pa.Schema], ds.Dataset]:
-    def read(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _of_columns(form: ds.FileFormat) -> Callable[[Store, Sequence[str], pa.Schema], ds.Dataset]:
+    def read(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+        files_of_store, root = filesystem(store)
         return ds.FileSystemDataset.from_paths(
-            [str(layout.visible(file)) for file in files],
+            [f"{root}/{file}" for file in files],
             schema=schema,
             format=form,
-            filesystem=pa.fs.LocalFileSystem(),
+            filesystem=files_of_store,
             partitions=[_partition(file, schema) for file in files],
         )
 
@@ -148,10 +160,11 @@ def _typed(value: str | None, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, pa.string()).cast(kind)
 
 
-def _read_json(layout: Layout, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _read_json(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
     tables = []
+    files_of_store, root = filesystem(store)
     for file in files:
-        with pa.input_stream(str(layout.visible(file)), compression="detect") as stream:
+        with files_of_store.open_input_stream(f"{root}/{file}") as stream:
             rows = [
                 json.loads(line, parse_float=str, parse_int=str)
                 for line in stream.read().splitlines()
@@ -170,29 +183,58 @@ _CSV = ds.CsvFileFormat(
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
     ),
 )
-_READERS: dict[str, Callable[[Layout, Sequence[str], pa.Schema], ds.Dataset]] = {
+_READERS: dict[str, Callable[[Store, Sequence[str], pa.Schema], ds.Dataset]] = {
     "parquet": _of_columns(ds.ParquetFileFormat()),
     "csv": _of_columns(_CSV),
     "jsonl": _read_json,
 }
 
 
-def _spark_rows(spark: Any, layout: Layout, files: Sequence[str], schema: pa.Schema) -> Rows:
+def _spark_rows(spark: Any, store: Store, files: Sequence[str], schema: pa.Schema) -> Rows:
     if not files:
         return spark.createDataFrame([], ddl(schema))
     frames = [
-        _spark_read(spark, layout, form, chosen, schema)
+        _spark_read(spark, store, form, chosen, schema)
         for form, chosen in _by_format(files).items()
     ]
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def _spark_read(
-    spark: Any, layout: Layout, form: str, files: Sequence[str], schema: pa.Schema
+    spark: Any, store: Store, form: str, files: Sequence[str], schema: pa.Schema
 ) -> Rows:
-    reader = spark.read.schema(ddl(schema)).options(
-        **_SPARK_OPTIONS[form], basePath=str(layout.root)
-    )
-    paths = [str(layout.visible(file)) for file in files]
-    rows = reader.format("json" if form == "jsonl" else form).load(paths)
+    hidden = [file for file in files if file.startswith(f"{layout.DATA}/")]
+    shown = [file for file in files if file not in set(hidden)]
+    root = _spark_root(store.root)
+    reader = spark.read.options(**_SPARK_OPTIONS[form]).format("json" if form == "jsonl" else form)
+    frames = [_spark_hidden(reader, root, some, schema) for some in _by_folder(hidden)]
+    if shown:
+        told = reader.schema(ddl(schema)).option("basePath", root)
+        frames.append(told.load([f"{root}/{file}" for file in shown]))
+    rows = reduce(lambda one, other: one.unionByName(other), frames)
     return rows.select([rows[f"`{name.replace('`', '``')}`"] for name in schema.names])
+
+
+def _spark_hidden(reader: Any, root: str, files: Sequence[str], schema: pa.Schema) -> Rows:
+    """Files of one partition: each lies below its attempt's folder, which Spark can't follow."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  only where a session is given
+
+    values = values_of(files[0])
+    columns = pa.schema([column for column in schema if column.name not in values])
+    rows = reader.schema(ddl(columns)).option("recursiveFileLookup", "true")
+    frame = rows.load([f"{root}/{file}" for file in files])
+    for name, value in values.items():
+        frame = frame.withColumn(name, F.lit(value).cast(spark_type(schema.field(name).type)))
+    return frame
+
+
+def _by_folder(files: Iterable[str]) -> list[list[str]]:
+    groups: dict[tuple[tuple[str, str | None], ...], list[str]] = defaultdict(list)
+    for file in files:
+        groups[tuple(values_of(file).items())].append(file)
+    return list(groups.values())
+
+
+def _spark_root(root: str) -> str:
+    """As Spark knows it."""
+    return root.replace("s3://", "s3a://", 1) if root.startswith("s3://") else root

@@ -1,31 +1,36 @@
-"""The declaration of files in a folder."""
+"""The declaration of files in a folder or a bucket."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
+from epochal.sinks.files.backends import BackEnd, LocalBackEnd, Uploads, back_end
 from epochal.sinks.files.committer import FileCommitter
 from epochal.sinks.files.formats import FORMATS
-from epochal.sinks.files.layout import Layout, local_path
-from epochal.sinks.files.prepared import PreparedFolder
+from epochal.sinks.files.grants import policy
+from epochal.sinks.files.options import storage_options
+from epochal.sinks.files.spark_log import SparkLog
+from epochal.sinks.files.urls import Target, parse
 from epochal.sinks.files.writer import FileWriter, Plan
-from epochal.terms import Identity, Json
+from epochal.sinks.secrets import Secret
+from epochal.terms import Ability, Identity, Json
 
 
 @dataclass(frozen=True)
 class Files(Declaration):
     """
-    Files in a local or shared folder, each one whole or not there at all.
+    Files in a folder or a bucket, each one whole or not there at all. The path's scheme decides.
 
     Any reader of the folder sees decided epochs only, file by file while one is being committed.
-    `read_epochs` sees whole epochs, and so does Spark with `spark_metadata=True`.
+    `read_epochs` sees whole epochs, and so does Spark with `spark_metadata=True` on a folder. On S3
+    files are multipart uploads, completed once the epoch is decided; in other object stores, and
+    with `uploads="manifest"`, the data is hidden and only `read_epochs` shows it.
 
     `partition_by` gives Hive's layout as Spark writes it; the columns may be strings, integers,
     booleans or dates. In CSV a null is nothing and an empty string is `""`, and quotes are doubled:
@@ -36,7 +41,10 @@ class Files(Declaration):
     kind: ClassVar[str] = "files"
 
     path: str | PathLike[str]
-    """A folder, as a path or as file:///path; it is made where it does not exist."""
+    """
+    A folder, as a path or as file:///path, which is made where it does not exist; or
+    `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`, whose bucket must exist.
+    """
     _: KW_ONLY
     format: Literal["parquet", "jsonl", "csv"] = "parquet"
     partition_by: Sequence[str] = ()
@@ -50,18 +58,54 @@ class Files(Declaration):
     """How many files a task keeps open; one more closes the one that rested longest."""
     spark_metadata: bool = False
     """Keep Spark's own `_spark_metadata` too, so that `spark.read` sees whole epochs only."""
+    uploads: Uploads = "auto"
+    """How an object store keeps rows invisible: "multipart" (S3) or "manifest"; "auto" chooses."""
+    storage_options: Mapping[str, str | Secret] | str = field(default_factory=dict)
+    """How an object store is reached: endpoint, region, encryption, keys. See the guide."""
+    recovery_days: int = 3
+    """How long S3 must keep uploads of a decided epoch: checked against the bucket's rules."""
+
+    _target: Target = field(init=False, repr=False, compare=False)
+    _back_end: BackEnd = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Absolute from here on: executors have a working directory of their own.
-        object.__setattr__(self, "path", str(local_path(self.path)))
+        target = parse(self.path)
+        self._set("path", target.text)
+        self._set("_target", target)
         super().__post_init__()
+        options = storage_options(target.scheme, self.storage_options)
+        self._set("storage_options", dict(options))
+        self._set("_back_end", back_end(target, self.uploads, options))
         if isinstance(self.partition_by, str):
             raise Misconfigured(
                 f"partition_by={self.partition_by!r} is one string, not a list of columns",
                 f"partition_by=[{self.partition_by!r}]",
             )
-        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        self._set("partition_by", tuple(self.partition_by))
         self._check_options()
+        self._check_uploads()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_uploads(self) -> None:
+        if self.uploads not in ("auto", "multipart", "manifest"):
+            raise Misconfigured(f"uploads={self.uploads!r}", "auto, multipart or manifest")
+        scheme = self._target.scheme
+        if self.uploads == "multipart" and scheme != "s3":
+            raise Misconfigured(
+                f"uploads='multipart' on {scheme}: only S3 has uploads that another process may "
+                "complete",
+                "leave uploads out",
+            )
+        if self.uploads == "manifest" and scheme == "file":
+            raise Misconfigured("uploads='manifest' is for object stores", "leave uploads out")
+        if self.spark_metadata and scheme != "file":
+            raise Misconfigured(
+                f"spark_metadata=True on {scheme}: Spark's log is kept on file systems only",
+                "leave it out; read_epochs(…, spark=spark) gives Spark whole epochs",
+            )
 
     def _check_options(self) -> None:
         if self.format not in FORMATS:
@@ -71,7 +115,7 @@ class Files(Declaration):
             raise Misconfigured(
                 f"compression={self.compression!r} for {self.format}", f"one of {', '.join(known)}"
             )
-        for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max"):
+        for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max", "recovery_days"):
             if getattr(self, option) < 1:
                 raise Misconfigured(f"{option}={getattr(self, option)}", "give a number above zero")
         hidden = [name for name in self.partition_by if name.startswith(("_", ".")) or not name]
@@ -94,7 +138,33 @@ class Files(Declaration):
             "mode": "append",
             "format": self.format,
             "partition_by": list(self.partition_by),
+            "uploads": self._mechanism,
         }
+
+    def grants(self) -> str:
+        """The IAM policy that gives credentials the least this sink needs, as JSON."""
+        if self._target.scheme != "s3":
+            raise Misconfigured(
+                f"{self.target} is not on S3: there is no policy to print",
+                "a folder needs to be writable; other stores need list, get, put and delete",
+            )
+        options: Mapping[str, object] = dict(self.storage_options)  # type: ignore[arg-type] # parsed
+        key = options.get("kms_key_id")
+        return policy(
+            self._target,
+            has_uploads=self._mechanism == "multipart",
+            kms_key_id=None if key is None else str(key),
+        )
+
+    @property
+    def _mechanism(self) -> str:
+        if self._target.scheme == "file":
+            return "rename"
+        return (
+            "multipart"
+            if self._target.scheme == "s3" and self.uploads != "manifest"
+            else "manifest"
+        )
 
     def writer(self, task: Task) -> FileWriter:
         form = FORMATS[self.format]
@@ -106,13 +176,39 @@ class Files(Declaration):
             buffer_bytes_max=self.buffer_bytes_max,
             open_files_max=self.open_files_max,
         )
-        return FileWriter(task, plan, PreparedFolder(Layout(Path(self.path)), task.handle))
+        attempt = self._back_end.attempt(task.handle, file_bytes_max=self.max_file_bytes)
+        return FileWriter(task, plan, attempt)
 
     def committer(self, identity: Identity, limits: Limits) -> FileCommitter:  # noqa: ARG002
+        local = self._back_end if isinstance(self._back_end, LocalBackEnd) else None
+        place = self._back_end.place(identity, recovery_days=self.recovery_days)
+        log = None if local is None else SparkLog(local.place(identity, recovery_days=0).store)
         return FileCommitter(
             identity,
-            Layout(Path(self.path)),
+            place,
             format=self.format,
             partition_by=tuple(self.partition_by),
-            spark_metadata=self.spark_metadata,
+            whole_epochs=self._whole_epochs(),
+            log=log,
+            has_log=self.spark_metadata,
+        )
+
+    def _whole_epochs(self) -> Ability:
+        if self.spark_metadata:
+            return Ability(
+                name="whole epochs for Spark's readers",
+                granted=True,
+                because="_spark_metadata is kept",
+            )
+        if self._mechanism == "manifest":
+            return Ability(
+                name="rows for readers that list the folder",
+                granted=False,
+                because="data is below _epochal/, which they pass over; read_epochs shows it",
+            )
+        told = "; spark_metadata=True makes Spark do so" if self._mechanism == "rename" else ""
+        return Ability(
+            name="whole epochs for plain readers",
+            granted=False,
+            because="files of an epoch appear one by one; read_epochs shows whole epochs" + told,
         )

@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from epochal.errors import CorruptRecord, Misconfigured
 from epochal.sinks.files import disk
-from epochal.sinks.files.layout import Layout
+from epochal.sinks.files.layout import SPARK_LOG, require_inside
+from epochal.sinks.files.local import LocalStore
 from epochal.sinks.files.manifests import DataFile
 
 _HEADER = "v1"
@@ -35,9 +36,9 @@ _URI_SAFE = "/:=@!$&'()*+,;~-._"
 class SparkLog:
     """The `_spark_metadata` of one root."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._folder = layout.spark_log
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._folder = store.path(SPARK_LOG)
 
     def refuse_unless_ours(self) -> None:
         """Refuse a log of Spark's own, and one that would hide files from Spark's readers."""
@@ -48,17 +49,17 @@ class SparkLog:
                 f"{self._folder} was written by Spark's own file sink, not by this one",
                 "write to a folder of its own; two sinks can't keep one log",
             )
-        if strays := _visible_names(self._layout.root):
+        if strays := _visible_names(self._store.path()):
             raise Misconfigured(
-                f"spark_metadata=True, and {self._layout.root} holds {strays[0]!r} already: Spark "
+                f"spark_metadata=True, and {self._store.root} holds {strays[0]!r} already: Spark "
                 "would no longer see files that its log does not list",
                 "start on an empty folder, or leave spark_metadata out",
             )
 
-    def mark(self, *, scratch: Path) -> None:
+    def mark(self) -> None:
         """Take the log for ours. From here on Spark's readers see what it lists, and no more."""
         if not self._path(_MARK).exists():
-            disk.put_if_absent(self._path(_MARK), b"written by epochal\n", scratch=scratch)
+            self._store.put_if_absent(f"{SPARK_LOG}/{_MARK}", b"written by epochal\n")
 
     def refuse_if_there(self) -> None:
         """Refuse to add files that Spark's readers would not see."""
@@ -73,7 +74,7 @@ class SparkLog:
         stems = (name.removesuffix(_COMPACT) for name in disk.names(self._folder))
         return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
-    def append(self, files: Sequence[DataFile], *, since: int, scratch: Path) -> None:
+    def append(self, files: Sequence[DataFile], *, since: int) -> None:
         """Add files as one entry, unless an entry above `since` has them already."""
         while True:
             last = self.last()
@@ -86,7 +87,7 @@ class SparkLog:
                 else self._entry(files)
             )
             content = "\n".join([_HEADER, *lines]).encode()
-            if disk.put_if_absent(self._path(_name(number)), content, scratch=scratch):
+            if self._store.put_if_absent(f"{SPARK_LOG}/{_name(number)}", content):
                 break
         if _is_compact(number):
             self._forget(number - _COMPACT_EVERY)
@@ -112,7 +113,7 @@ class SparkLog:
         return [self._line(file) for file in files]
 
     def _line(self, file: DataFile) -> str:
-        path = self._layout.visible(file.path)
+        path = self._store.path(require_inside(file.path))
         status = {
             "path": "file://" + quote(str(path), safe=_URI_SAFE),
             "size": file.bytes,

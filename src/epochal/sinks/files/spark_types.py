@@ -10,7 +10,7 @@ from epochal.errors import Misconfigured
 
 
 def ddl(schema: pa.Schema) -> str:
-    return ", ".join(f"{_quoted(column.name)} {_type(column.type)}" for column in schema)
+    return ", ".join(f"{_quoted(column.name)} {spark_type(column.type)}" for column in schema)
 
 
 def _quoted(name: str) -> str:
@@ -18,7 +18,7 @@ def _quoted(name: str) -> str:
     return f"`{escaped}`"
 
 
-def _type(kind: pa.DataType) -> str:
+def spark_type(kind: pa.DataType) -> str:
     for accepts, word in _WORDS:
         if accepts(kind):
             return word(kind) if callable(word) else word
@@ -26,7 +26,12 @@ def _type(kind: pa.DataType) -> str:
 
 
 def _struct(kind: pa.DataType) -> str:
-    return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {_type(field.type)}' for field in kind)}>"
+    fields = (f"{_quoted(field.name)}: {spark_type(field.type)}" for field in kind)
+    return f"STRUCT<{', '.join(fields)}>"
+
+
+def _map(kind: pa.DataType) -> str:
+    return f"MAP<{spark_type(kind.key_type)}, {spark_type(kind.item_type)}>"
 
 
 _WORDS: tuple[tuple[Callable[[pa.DataType], bool], str | Callable[[pa.DataType], str]], ...] = (
@@ -44,8 +49,8 @@ _WORDS: tuple[tuple[Callable[[pa.DataType], bool], str | Callable[[pa.DataType],
     (pa.types.is_large_binary, "BINARY"),
     (pa.types.is_date32, "DATE"),
     (pa.types.is_timestamp, lambda kind: "TIMESTAMP_NTZ" if kind.tz is None else "TIMESTAMP"),
-    (pa.types.is_map, lambda kind: f"MAP<{_type(kind.key_type)}, {_type(kind.item_type)}>"),
-    (pa.types.is_list, lambda kind: f"ARRAY<{_type(kind.value_type)}>"),
-    (pa.types.is_large_list, lambda kind: f"ARRAY<{_type(kind.value_type)}>"),
+    (pa.types.is_map, _map),
+    (pa.types.is_list, lambda kind: f"ARRAY<{spark_type(kind.value_type)}>"),
+    (pa.types.is_large_list, lambda kind: f"ARRAY<{spark_type(kind.value_type)}>"),
     (pa.types.is_struct, _struct),
 )

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from epochal.contract import Task
 from epochal.sinks.files.formats import Encoder, Format
+from epochal.sinks.files.layout import file_name
 from epochal.sinks.files.partitions import split
-from epochal.sinks.files.prepared import PreparedFolder
+from epochal.sinks.files.places import Attempt
+from epochal.sinks.files.schemas import keep_schema
 from epochal.terms import Fingerprint, Json, Receipt
 
 _PART_OVERHEAD_BYTES = 4096
@@ -62,12 +64,12 @@ class _File:
 
 
 class FileWriter:
-    """One attempt's files, below its own prepared folder."""
+    """One attempt's files, where its back end prepares them."""
 
-    def __init__(self, task: Task, plan: Plan, folder: PreparedFolder) -> None:
+    def __init__(self, task: Task, plan: Plan, attempt: Attempt) -> None:
         self._task = task
         self._plan = plan
-        self._folder = folder
+        self._attempt = attempt
         self._columns = pa.schema(
             [column for column in task.schema if column.name not in plan.partition_by]
         )
@@ -92,24 +94,25 @@ class FileWriter:
         for where in list(self._open):
             self._close(where)
         token: dict[str, Json] = {"files": []}
-        sizes: list[int] = []
+        sealed: list[dict[str, Json]] = []
         if self._made:
-            token["schema"] = self._folder.keep_schema(self._task.schema)
-            sizes = self._folder.seal([file.relative for file in self._made])
+            token["schema"] = keep_schema(self._attempt.store, self._task.schema)
+            sealed = self._attempt.seal([file.relative for file in self._made])
             token["files"] = [
-                {"path": file.relative, "rows": file.rows, "bytes": size}
-                for file, size in zip(self._made, sizes, strict=True)
+                {**told, "rows": file.rows} for file, told in zip(self._made, sealed, strict=True)
             ]
         rows = sum(file.rows for file in self._made)
+        size = sum(int(str(told["bytes"])) for told in sealed)
         return Receipt(
-            handle=self._task.handle, fingerprint=Fingerprint(rows), bytes=sum(sizes), token=token
+            handle=self._task.handle, fingerprint=Fingerprint(rows), bytes=size, token=token
         )
 
     def abort(self) -> None:
+        # First: what is closed after it goes nowhere, and is not sent only to be thrown away.
+        self._attempt.discard()
         for where in list(self._open):
             with suppress(OSError, pa.ArrowException):
                 self._close(where)
-        self._folder.discard()
 
     def _sort_in(self) -> None:
         """Put what has arrived to its folders, and write out what is enough or too much."""
@@ -143,6 +146,8 @@ class FileWriter:
         file.rows += waiting.rows
         if file.stream.tell() >= self._plan.max_file_bytes:
             self._close(where)
+        while self._open and self._attempt.held_bytes > self._plan.buffer_bytes_max:
+            self._close(next(iter(self._open)))
 
     def _file(self, where: str) -> _File:
         """The folder's open file, which becomes the last of those to be closed for want of room."""
@@ -153,10 +158,10 @@ class FileWriter:
     def _create(self, where: str) -> _File:
         while len(self._open) >= self._plan.open_files_max:
             self._close(next(iter(self._open)))
-        number = len(self._made)
-        name = f"{self._task.handle}-{number:05d}{self._plan.format.suffix(self._plan.compression)}"
+        suffix = self._plan.format.suffix(self._plan.compression)
+        name = file_name(self._task.handle, len(self._made), suffix)
         relative = f"{where}/{name}" if where else name
-        stream = self._folder.create(relative)
+        stream = self._attempt.create(relative)
         encoder = self._plan.format.open(stream, self._columns, self._plan.compression)
         file = _File(relative, stream, encoder)
         self._made.append(file)

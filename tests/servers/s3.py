@@ -1,0 +1,152 @@
+"""
+An S3 server of the tests' own: s3proxy on loopback, from Maven's jar, its objects in a folder.
+
+It stands for S3 in what the sink relies on: incomplete multipart uploads are invisible, listed by
+prefix, completed from any process and outlive SIGKILL; If-None-Match is honoured. It has no
+lifecycle rules and no encryption: those answers come from `s3_faults`. A server that can't be had
+fails the tests that ask for it, with the reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from servers.ports import free_port
+from servers.programs import program
+
+RELEASE = "4.1.0"
+ROOT = Path(__file__).resolve().parent.parent.parent
+ACCESS_KEY = "somebody"
+SECRET = "hunter2hunter2"
+_READY_WITHIN_S = 60.0
+_SETTINGS = """s3proxy.endpoint=http://127.0.0.1:{port}
+s3proxy.authorization=aws-v2-or-v4
+s3proxy.identity={identity}
+s3proxy.credential={credential}
+jclouds.provider=filesystem-nio2
+jclouds.filesystem.basedir={folder}
+"""
+
+
+def jar() -> Path:
+    """The server's jar, fetched through Maven at the first call."""
+    home = ROOT / ".cache" / f"s3proxy-{RELEASE}"
+    home.mkdir(parents=True, exist_ok=True)
+    name = f"s3proxy-{RELEASE}-jar-with-dependencies.jar"
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "complete").exists():
+            _fetch(home)
+            (home / "complete").touch()
+    return home / "jars" / name
+
+
+def _fetch(home: Path) -> None:
+    artifact = f"org.gaul:s3proxy:{RELEASE}:jar:jar-with-dependencies"
+    copy = [f"-Dartifact={artifact}", f"-DoutputDirectory={home / 'jars'}"]
+    ran = subprocess.run(
+        [program("mvn", "maven"), "-q", "-B", "dependency:copy", *copy],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"Maven could not fetch s3proxy {RELEASE}:\n{ran.stdout}{ran.stderr}")
+
+
+class S3Server:
+    """One process over one folder. `kill` and `start` may follow each other any number of times."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        (folder / "objects").mkdir()
+        settings = _SETTINGS.format(
+            port=self.port, identity=ACCESS_KEY, credential=SECRET, folder=folder / "objects"
+        )
+        (folder / "s3proxy.conf").write_text(settings)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def options(self, url: str = "") -> Mapping[str, str]:
+        """A sink's storage_options for this server, or for what stands before it."""
+        return {
+            "endpoint_url": url or self.url,
+            "region": "us-east-1",
+            "addressing_style": "path",
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET,
+        }
+
+    @cached_property
+    def client(self) -> Any:
+        """A client of the tests' own: what it sees, any reader sees."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )
+
+    def start(self) -> None:
+        java = program("java", "default-jre-headless")
+        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-DLOG_LEVEL=error"]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [java, *quick, "-jar", jar(), "--properties", self._folder / "s3proxy.conf"],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"s3proxy did not start:\n{self._log()}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _is_ready(self) -> bool:
+        try:
+            self.client.list_buckets()
+        except (BotoCoreError, ClientError):
+            return False
+        return True
+
+    def _log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-2000:]
+
+
+@contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """A server for the time of a block, with the bucket `lake`."""
+    with tempfile.TemporaryDirectory(prefix="epochal-s3-") as folder:
+        server = S3Server(Path(folder))
+        try:
+            server.start()
+            server.client.create_bucket(Bucket="lake")
+            yield server
+        finally:
+            server.kill()
