@@ -250,6 +250,63 @@ class SharesTransaction(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recount:
+    """What readers of a target see of one sink."""
+
+    rows: int | None
+    """None where it can't be counted."""
+    because: str
+    """What was counted, or why nothing was."""
+    epochs: Mapping[EpochNumber, int] | None = None
+    """The same by epoch, where the target keeps the epoch of a row."""
+    is_alone: bool = True
+    """False where rows of other writers can't be told apart and are counted in."""
+    faults: Sequence[str] = ()
+    """What is wrong by itself: a file that a manifest names and that is not there, say."""
+
+
+@runtime_checkable
+class Recounting(Protocol):
+    """A committer whose target can be counted: what `epochal verify` asks."""
+
+    def recount(self) -> Recount:
+        """
+        Count what readers see of this sink, from the rows themselves and not from a ledger.
+
+        Called at any time, also while a driver works. Changes nothing.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    removed: Sequence[str] = ()
+    """What went, or would go, in words."""
+    kept: str = ""
+    """What stays and why; empty where nothing does."""
+
+
+@runtime_checkable
+class Droppable(Protocol):
+    """A committer whose target remembers a pipeline apart from its rows: see `epochal drop`."""
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        """
+        Make the target forget this sink of this uid: ledger rows, ids, folders. Rows stay.
+
+        Called for a pipeline that is dead for good, when nothing of it is in doubt any more. May
+        be repeated.
+        """
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A committer whose target tells the time."""
+
+    def server_time(self) -> float:
+        """Seconds since 1970, by the target's clock."""
+
+
 class Sink(Protocol):
     """What a user declares. Picklable; opens nothing by itself; its repr shows no secret."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from epochal.contract import Dropped, Recount
 from epochal.sinks.memory.store import Store
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
 
@@ -53,6 +54,19 @@ class MemoryCommitter:
 
     def prune(self, below: EpochNumber) -> None:
         self._store.prune(self._identity, below)
+
+    def recount(self) -> Recount:
+        if self._replaces:
+            return Recount(rows=None, because="each epoch replaces what was visible before")
+        epochs = self._store.count(self._identity)
+        return Recount(
+            rows=sum(epochs.values()), epochs=epochs, because="rows in the driver's memory"
+        )
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        if not is_dry_run:
+            self._store.forget(self._identity)
+        return Dropped(removed=["the proofs of its epochs"])
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -16,7 +16,19 @@ import pyarrow as pa
 from epochal.errors import InvariantBroken, PreparedLost
 from epochal.terms import EpochNumber, Handle, Identity, InDoubt, Mark, Proof, Uid, handle_prefix
 
-VERBS = ("prepare", "commit", "abort", "in_doubt", "outcome", "newest", "prune", "rows", "epochs")
+VERBS = (
+    "prepare",
+    "commit",
+    "abort",
+    "in_doubt",
+    "outcome",
+    "newest",
+    "prune",
+    "rows",
+    "epochs",
+    "count",
+    "forget",
+)
 """What a process other than the owner may call."""
 
 
@@ -122,6 +134,20 @@ class Store:
             ledger.settled_below = max(ledger.settled_below, min(below, max(ledger.handles)))
             for epoch in [epoch for epoch in ledger.handles if epoch < ledger.settled_below]:
                 del ledger.handles[epoch]
+
+    def count(self, identity: Identity) -> dict[EpochNumber, int]:
+        """Visible rows of one life, by epoch."""
+        with self._lock:
+            return {
+                epoch: rows.num_rows
+                for (life, epoch), rows in self._visible.items()
+                if life == _life(identity)
+            }
+
+    def forget(self, identity: Identity) -> None:
+        """Drop what proves one life's epochs; its rows stay."""
+        with self._lock:
+            self._ledgers.pop(_life(identity), None)
 
     def rows(self) -> pa.Table:
         with self._lock:

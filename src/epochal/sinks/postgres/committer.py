@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import apply_rows, read_apply
+from epochal.sinks.postgres.auditing import forget, recount, recountable, server_time
 from epochal.sinks.postgres.checking import Checker
 from epochal.sinks.postgres.connecting import Pool, Server, driver_name
 from epochal.sinks.postgres.ledger import Ledger
@@ -60,6 +61,22 @@ class Committing:
             lambda connection: connection.execute(self._ledger.prune(below)),
             missing=None,
         )
+
+    def recount(self) -> Recount:
+        if because := recountable(self.sink):
+            return Recount(rows=None, because=because)
+        absent = Recount(rows=None, because=f"there is no table {self.sink.table}")
+        return self._read("count rows", lambda ask: recount(ask, self.sink), missing=absent)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        return self._read(
+            "forget",
+            lambda ask: forget(ask, self._ledger, is_dry_run=is_dry_run),
+            missing=Dropped(),
+        )
+
+    def server_time(self) -> float:
+        return self._read("ask for the time", server_time, missing=0.0)
 
     def doing(self, verb: str) -> str:
         return f"sink {self.identity.sink!r} on {self.sink.server.place}: {verb}"

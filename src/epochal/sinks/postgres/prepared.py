@@ -84,7 +84,13 @@ class PreparedCommitter(Committing):
         def ask(connection: psycopg.Connection[Any]) -> Sequence[InDoubt]:
             rows = connection.execute(_LISTED, (handle_prefix(self.identity.uid),)).fetchall()
             listed = [
-                InDoubt(name=gid, handle=Handle.parse(gid), age_s=age_s) for gid, age_s in rows
+                InDoubt(
+                    name=gid,
+                    handle=Handle.parse(gid),
+                    age_s=age_s,
+                    blocks="vacuum in this database, and whoever needs the rows it has locked",
+                )
+                for gid, age_s in rows
             ]
             mine = self.identity.tag
             return [one for one in listed if one.handle is None or one.handle.sink == mine]
