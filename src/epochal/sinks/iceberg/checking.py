@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from epochal.errors import Misconfigured
-from epochal.sinks.iceberg.fitting import misfits, unknown_columns
+from epochal.sinks.iceberg.fitting import has_structs_in_lists, misfits, unknown_columns
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def check_table(sink: Iceberg, table: Table, schema: pa.Schema | None) -> list[A
             f"{sink.place} has no branch {sink.branch!r}",
             f"make it first: ALTER TABLE … CREATE BRANCH {sink.branch}",
         )
+    if sink.mode == "upsert":
+        _require_rewritable(sink, table)
     if schema is not None:
         check_schema(sink, table, schema)
     return [_whole_epochs(), _flat_commits(sink)]
@@ -68,6 +70,17 @@ def add_columns(table: Table, schema: pa.Schema) -> None:
     new = unknown_columns(schema, table.schema())
     with table.update_schema() as update:
         update.union_by_name(pa.schema([schema.field(name).with_nullable(True) for name in new]))
+
+
+def _require_rewritable(sink: Iceberg, table: Table) -> None:
+    """pyiceberg reads a null list or map of structs as an empty one: rows would change."""
+    bad = [field.name for field in table.schema().fields if has_structs_in_lists(field.field_type)]
+    if bad:
+        raise Misconfigured(
+            f"{sink.place}: mode='upsert' writes rows of others anew, and {', '.join(bad)} has "
+            "structs in a list or map, of which pyiceberg loses nulls when it reads",
+            "mode='append', or another layout of that column",
+        )
 
 
 def _whole_epochs() -> Ability:

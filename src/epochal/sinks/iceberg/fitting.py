@@ -36,6 +36,18 @@ def unknown_columns(rows: pa.Schema, table: Schema) -> list[str]:
     return [column.name for column in rows if column.name not in known]
 
 
+def has_structs_in_lists(kind: iceberg.IcebergType) -> bool:
+    if isinstance(kind, iceberg.StructType):
+        return any(has_structs_in_lists(field.field_type) for field in kind.fields)
+    if isinstance(kind, iceberg.ListType):
+        inner = kind.element_type
+    elif isinstance(kind, iceberg.MapType):
+        inner = kind.value_type
+    else:
+        return False
+    return isinstance(inner, iceberg.StructType) or has_structs_in_lists(inner)
+
+
 class Fitting:
     """Turns batches of one schema into the table's own columns, with their field ids."""
 

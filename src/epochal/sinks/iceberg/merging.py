@@ -103,7 +103,7 @@ def _candidates(sink: Iceberg, table: Table, keys: pa.Table) -> Iterator[FileSca
 
 def _between(term: Reference, least: Literal[Any], most: Literal[Any]) -> BooleanExpression:
     # By place: pydantic's fields hide from mypy what the constructors really take.
-    return And(GreaterThanOrEqual(term, least), LessThanOrEqual(term, most))  # type: ignore[call-arg]
+    return And(GreaterThanOrEqual(term, least), LessThanOrEqual(term, most))  # type: ignore[arg-type,call-arg]
 
 
 def _staying(

@@ -42,7 +42,8 @@ class Storage:
         self.settle(location)
 
     def exists(self, location: str) -> bool:
-        return self.io.new_input(location).exists()
+        files, path = self._opened(location)
+        return bool(files.get_file_info(path).type == pafs.FileType.File)
 
     def missing(self, locations: Sequence[str]) -> list[str]:
         found = at_once(self.exists, locations)
