@@ -6,8 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pytest
+from servers.postgres import running_server
 
 from epochal import Limits, Memory, Pipeline, Session
 from epochal.assembly import Reached
@@ -102,3 +104,17 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
     return Shop(root=tmp_path, monkeypatch=monkeypatch)
+
+
+@dataclass(frozen=True)
+class Database:
+    url: str
+
+    def connect(self):
+        return psycopg.connect(self.url, autocommit=True)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with running_server() as server:
+        yield Database(server.url())

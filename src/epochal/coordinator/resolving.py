@@ -89,6 +89,17 @@ def abort_undecided(
         journal.close()
 
 
+def take_over(log: EpochLog, limits: Limits, around: Surroundings | None = None) -> State:
+    """Claim for a person, and leave at once: from here on no driver of before decides any more."""
+    journal = _journal(log, limits, around or Surroundings())
+    try:
+        state = journal.claim(lambda before: _claimed(before, log))
+        journal.append(RecordKind.STOP, stopped(state))
+        return stopped(state)
+    finally:
+        journal.close()
+
+
 def require_abortable(state: State, sink: SinkName, committer: Committer, name: str) -> Judgement:
     """What the target lists under a name, if it may be thrown away."""
     listed = {one.name: one for one in committer.in_doubt()}

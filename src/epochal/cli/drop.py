@@ -1,0 +1,60 @@
+"""`epochal drop`: remove all that a dead pipeline left."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from epochal.assembly import reach
+from epochal.cli.showing import (
+    EXIT_IN_DOUBT,
+    AsJson,
+    Checkpoint,
+    DryRun,
+    Named,
+    lines,
+    say,
+    show_json,
+)
+from epochal.reports.dropping import drop as drop_now
+from epochal.reports.model import DropReport
+
+
+def drop(
+    pipeline: Named,
+    checkpoint: Checkpoint = None,
+    dry_run: DryRun = False,
+    is_dead: Annotated[
+        bool,
+        typer.Option(
+            "--dead", help="Your word that no driver runs, where that can't be known from here."
+        ),
+    ] = False,
+    is_json: AsJson = False,
+) -> None:
+    """
+    Remove what a dead pipeline left: prepared work, ids, ledger rows, history, log. Rows stay.
+
+    Refused while a driver is at work and while a decided epoch waits. May be repeated where it was
+    cut short. Spark's own part of the checkpoint is not touched.
+
+    Example: epochal drop jobs.orders:pipeline --dry-run
+    """
+    report = drop_now(reach(pipeline, checkpoint=checkpoint), dry_run=dry_run, is_dead=is_dead)
+    if is_json:
+        show_json(report)
+    else:
+        _show(report)
+    if any(part.startswith("kept") for part in report.log):
+        raise typer.Exit(EXIT_IN_DOUBT)
+
+
+def _show(report: DropReport) -> None:
+    say(f"pipeline {report.pipeline!r} at {report.location}")
+    head = "would remove" if report.is_dry_run else "removed"
+    for sink, parts in report.sinks.items():
+        lines(f"{head} from {sink}: {part}" for part in parts)
+    lines(f"{head}: {part}" for part in report.log)
+    for sink, why in report.left.items():
+        say(f"left at {sink}: {why}")

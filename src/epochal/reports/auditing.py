@@ -1,0 +1,152 @@
+"""
+The audit: what readers see of each sink against what was decided for it.
+
+The log keeps running totals of all receipts that a decision named, so nothing but the log and the
+targets is needed. A driver may work meanwhile: the log is read before and after the count, and what
+is visible must lie between what was settled before and what was decided after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from epochal.assembly import Reached
+from epochal.contract import Recount, Recounting, Sink
+from epochal.coordinator.starting import by_name
+from epochal.errors import EpochalError
+from epochal.protocol.state import State, Total
+from epochal.reports.model import AuditReport, SinkAudit
+from epochal.reports.status import hash_told, require_record
+from epochal.reports.surveying import committer_of, told
+from epochal.terms import SinkName
+
+_DIFFERENCES_SHOWN = 20
+
+
+def audit(reached: Reached, *, shared: Collection[str] = ()) -> AuditReport:
+    """
+    Count every sink. `shared` names those whose target others write to as well: there more rows
+    than were decided prove nothing.
+    """
+    log = reached.require_log()
+    declared = by_name(reached.require_sinks())
+    audits = []
+    for name, sink in declared.items():
+        before = require_record(log).record.state
+        counted = _counted(sink, before, reached)
+        after = require_record(log).record.state
+        audits.append(_compared(name, counted, before, after, is_shared=name in shared))
+    state = require_record(log).record.state
+    return AuditReport(
+        location=state.location,
+        pipeline=state.pipeline,
+        up_to=None if state.last is None else state.last.epoch,
+        sinks=audits,
+        source="not compared: what a source gave can be counted again only by running the query; "
+        "gates see the batch and the receipts of each epoch side by side",
+    )
+
+
+def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
+    try:
+        with committer_of(sink, state, reached.limits) as committer:
+            if isinstance(committer, Recounting):
+                return committer.recount()
+    except (EpochalError, OSError) as error:
+        return Recount(rows=None, because=f"the target could not be asked: {told(error)}")
+    return Recount(rows=None, because=f"a {sink.kind} target can't be recounted")
+
+
+def _compared(
+    name: SinkName, counted: Recount, before: State, after: State, *, is_shared: bool
+) -> SinkAudit:
+    decided = _total(after, name)
+    blank = SinkAudit(
+        sink=name,
+        verdict="can't be recounted",
+        decided_rows=None if decided is None else decided.fingerprint.rows,
+        visible_rows=counted.rows,
+        since=None if decided is None else decided.since,
+        decided_hash=None if decided is None else hash_told(decided.fingerprint.hash_sum),
+        visible_hash=None,
+        epochs_compared=0 if counted.epochs is None else len(counted.epochs),
+        differences=[],
+        because=counted.because,
+    )
+    visible, because = _comparable(counted, after, decided)
+    if visible is None:
+        return replace(blank, because=because)
+    differences = [
+        *counted.faults,
+        *_rows_differ(
+            visible,
+            at_least=_settled_rows(before, name),
+            at_most=0 if decided is None else decided.fingerprint.rows,
+            is_shared=is_shared,
+            is_alone=counted.is_alone,
+        ),
+        *_last_epoch_differs(name, counted, before, after),
+    ]
+    return replace(
+        blank,
+        verdict="differs" if differences else "agrees",
+        visible_rows=visible,
+        differences=differences[:_DIFFERENCES_SHOWN],
+    )
+
+
+def _comparable(counted: Recount, state: State, decided: Total | None) -> tuple[int | None, str]:
+    """The visible rows that the log's totals speak of; None, and why, where there are none."""
+    if counted.rows is None or decided is None or decided.is_whole:
+        uncounted = counted.rows is not None and state.totals is None
+        because = "the log was kept by a release that counted no totals"
+        return (None, because) if uncounted else (counted.rows, counted.because)
+    if counted.epochs is None:
+        return None, (
+            f"the log counts only from epoch {decided.since} on, and the target does not keep the "
+            "epoch of a row"
+        )
+    since = decided.since
+    return sum(rows for epoch, rows in counted.epochs.items() if epoch >= since), counted.because
+
+
+def _total(state: State, name: SinkName) -> Total | None:
+    return None if state.totals is None else state.totals.get(name)
+
+
+def _settled_rows(state: State, name: SinkName) -> int:
+    """What must be visible whatever happens: all but an epoch that is still being carried out."""
+    total = _total(state, name)
+    if total is None:
+        return 0
+    pending = sum(receipt.rows for receipt in state.pending.get(name, ()))
+    return total.fingerprint.rows - pending
+
+
+def _rows_differ(
+    visible: int, *, at_least: int, at_most: int, is_shared: bool, is_alone: bool
+) -> list[str]:
+    if visible < at_least:
+        return [f"{at_least - visible} rows are missing: {at_least} decided, {visible} visible"]
+    if visible > at_most and not is_shared:
+        hint = "" if is_alone else "; if others write here too, say --shared"
+        return [f"{visible - at_most} rows too many: {at_most} decided, {visible} visible{hint}"]
+    return []
+
+
+def _last_epoch_differs(
+    name: SinkName, counted: Recount, before: State, after: State
+) -> Sequence[str]:
+    """The newest epoch by itself, where the target keeps epochs and no driver went on meanwhile."""
+    last = after.last
+    if counted.epochs is None or last is None or name not in last.rows or before.last != last:
+        return []
+    if name in after.pending or any(
+        (word.epoch, word.sink) == (last.epoch, name) for word in after.given_up
+    ):
+        return []
+    found = counted.epochs.get(last.epoch, 0)
+    if found == last.rows[name]:
+        return []
+    return [f"epoch {last.epoch}: {last.rows[name]} rows decided, {found} visible"]

@@ -1,0 +1,151 @@
+"""
+Asking everything that can be asked: the log, the driver, every target.
+
+What a target can promise, how its clock goes, what it holds of this pipeline and for how long, and
+what that blocks. Changes nothing that a reader sees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from epochal.assembly import Reached
+from epochal.contract import Clocked, Committer, Limits, Sink
+from epochal.coordinator.starting import by_name
+from epochal.coordinator.surroundings import mint_uid
+from epochal.errors import EpochalError
+from epochal.protocol.recovery import Verdict
+from epochal.protocol.state import State
+from epochal.reports.liveness import driver_report
+from epochal.reports.model import (
+    DoctorReport,
+    DriverReport,
+    FoundReport,
+    Liveness,
+    SinkDiagnosis,
+)
+from epochal.reports.status import live_of, require_record
+from epochal.reports.surveying import committer_of, list_found, told
+from epochal.terms import Ability, Mark
+
+CLOCK_SKEW_MAX_S = 5.0
+
+
+def examine(reached: Reached, *, now: float | None = None) -> DoctorReport:
+    """One diagnosis a sink; a target that fails does not keep the others from being asked."""
+    now = time.time() if now is None else now
+    state, log_told, log_problems = _log(reached, now)
+    driver = None
+    if state is not None:
+        driver = driver_report(state, live_of(reached.require_log()), now=now)
+    who = state or State(uid=mint_uid(), pipeline=reached.pipeline or "", location="")
+    sinks = [] if reached.sinks is None else list(by_name(reached.sinks).values())
+    diagnoses = [_diagnose(sink, who, state, reached.limits) for sink in sinks]
+    problems = [
+        *log_problems,
+        *(problem for one in diagnoses for problem in _problems(one, driver, reached.limits)),
+    ]
+    return DoctorReport(
+        target=reached.target,
+        pipeline=who.pipeline,
+        log=log_told,
+        driver=driver,
+        sinks=diagnoses,
+        problems=problems,
+    )
+
+
+def _log(reached: Reached, now: float) -> tuple[State | None, str, list[str]]:
+    if reached.log is None:
+        return None, "not asked: no checkpoint is named (--checkpoint)", []
+    try:
+        newest = require_record(reached.log)
+    except (EpochalError, OSError) as error:
+        return None, told(error), [f"the epoch log: {told(error)}"]
+    state = newest.record.state
+    problems = []
+    if state.unsettled is not None:
+        age_s = now - state.unsettled.decided_at
+        problems = [
+            f"epoch {state.unsettled.epoch} is decided and not settled on "
+            f"{', '.join(state.pending) or 'the log'}, for {age_s:.0f} s"
+        ]
+        live = live_of(reached.log)
+        if driver_report(state, live, now=now).liveness is Liveness.ALIVE:
+            problems = []
+    return state, f"{reached.log.place}: record {newest.number} can be read", problems
+
+
+def _diagnose(sink: Sink, who: State, state: State | None, limits: Limits) -> SinkDiagnosis:
+    try:
+        with committer_of(sink, who, limits) as committer:
+            return _asked(sink, committer, who, state)
+    except (EpochalError, OSError) as error:
+        return SinkDiagnosis(
+            sink=sink.name,
+            described=sink.describe(),
+            is_reached=False,
+            error=told(error),
+            hint=getattr(error, "hint", ""),
+            abilities=[],
+            newest="",
+            clock_skew_s=None,
+            found=[],
+        )
+
+
+def _asked(sink: Sink, committer: Committer, who: State, state: State | None) -> SinkDiagnosis:
+    abilities: Sequence[Ability] = committer.check(None)
+    return SinkDiagnosis(
+        sink=sink.name,
+        described=sink.describe(),
+        is_reached=True,
+        error="",
+        hint="",
+        abilities=abilities,
+        newest=_newest(committer.newest(), state, sink.name),
+        clock_skew_s=_skew(committer),
+        found=list_found(sink.name, committer.in_doubt(), who),
+    )
+
+
+def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str:
+    if marks is None:
+        return "the target keeps no proof of epochs"
+    if state is None:
+        return f"{len(marks)} pipelines of this name have written here"
+    own = max((mark.epoch for mark in marks if mark.uid == state.uid), default=None)
+    decided = None if state.last is None or sink not in state.last.rows else state.last.epoch
+    proven = "no epoch" if own is None else f"epoch {own}"
+    return f"proves {proven}; the log has decided {'none' if decided is None else decided}"
+
+
+def _skew(committer: Committer) -> float | None:
+    if not isinstance(committer, Clocked):
+        return None
+    before = time.time()
+    there = committer.server_time()
+    return round(there - (before + time.time()) / 2, 3)
+
+
+def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -> list[str]:
+    if not one.is_reached:
+        return [f"{one.sink}: {one.error}"]
+    found = []
+    if one.clock_skew_s is not None and abs(one.clock_skew_s) > CLOCK_SKEW_MAX_S:
+        found.append(f"{one.sink}: its clock differs from this machine's by {one.clock_skew_s} s")
+    is_alive = driver is not None and driver.liveness is Liveness.ALIVE
+    for each in one.found:
+        if _is_lingering(each, is_alive=is_alive, alarm_s=limits.in_doubt_alarm_s):
+            old = "" if each.age_s is None else f", {each.age_s:.0f} s old"
+            blocks = f"; it blocks {each.blocks}" if each.blocks else ""
+            found.append(f"{one.sink}: {each.name}{old}: {each.verdict}: {each.because}{blocks}")
+    return found
+
+
+def _is_lingering(found: FoundReport, *, is_alive: bool, alarm_s: float) -> bool:
+    """An epoch that is being written is in doubt by nature; what nobody works on is not."""
+    if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value):
+        return True
+    return not is_alive or (found.age_s or 0.0) > alarm_s

@@ -1,0 +1,34 @@
+"""The least that each target must grant, in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from epochal.assembly import Reached
+from epochal.coordinator.starting import by_name
+from epochal.errors import Misconfigured
+from epochal.reports.model import GrantsReport
+
+
+@runtime_checkable
+class Granting(Protocol):
+    """A sink that can tell what its target must grant."""
+
+    def grants(self) -> Sequence[str] | str: ...
+
+
+def grants(reached: Reached) -> GrantsReport:
+    """Asks no target: what is declared is enough."""
+    told: dict[str, Sequence[str]] = {}
+    unknown: dict[str, str] = {}
+    for name, sink in by_name(reached.require_sinks()).items():
+        if not isinstance(sink, Granting):
+            unknown[name] = "nothing to grant: this kind of sink has no rights of its own"
+            continue
+        try:
+            found = sink.grants()
+            told[name] = [found] if isinstance(found, str) else list(found)
+        except Misconfigured as error:
+            unknown[name] = f"{error.message}; {error.hint}"
+    return GrantsReport(pipeline=reached.pipeline or "", sinks=told, unknown=unknown)

@@ -1,0 +1,134 @@
+"""The audit finds a row too many and a row too few, and says what it can't count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from epochal import Files, Memory, Postgres
+from epochal.coordinator.reading import newest_record
+from epochal.protocol.records import encode
+from epochal.reports.auditing import audit
+
+
+def only(report, sink="orders"):
+    return next(one for one in report.sinks if one.sink == sink)
+
+
+def forge(shop, **changes):
+    """Put a record above the newest, with a changed state."""
+    newest = newest_record(shop.log)
+    state = replace(newest.record.state, **changes)
+    shop.log.put_if_absent(newest.number + 1, encode(replace(newest.record, state=state)))
+
+
+def test_what_was_decided_is_what_readers_see(shop):
+    shop.run(epochs=3, rows=2)
+    report = audit(shop.reached)
+    assert not report.differs
+    assert [(one.verdict, one.decided_rows, one.visible_rows) for one in report.sinks] == [
+        ("agrees", 6, 6),
+        ("agrees", 6, 6),
+    ]
+    assert report.up_to == 2
+    assert "not compared" in report.source
+
+
+def visible(shop):
+    return shop.orders._place.store()._visible
+
+
+def test_rows_that_are_gone_are_missed(shop):
+    shop.run(epochs=2, rows=2)
+    del visible(shop)[next(iter(visible(shop)))]
+    report = audit(shop.reached)
+    assert report.differs
+    assert only(report).differences == ["2 rows are missing: 4 decided, 2 visible"]
+    assert only(report, "audit").verdict == "agrees"
+
+
+def test_rows_that_are_there_twice_are_too_many(shop):
+    shop.run(epochs=2, rows=2)
+    for key, rows in visible(shop).items():
+        visible(shop)[key] = pa.concat_tables([rows, rows])
+    found = only(audit(shop.reached))
+    assert found.verdict == "differs"
+    assert found.differences == [
+        "4 rows too many: 4 decided, 8 visible",
+        "epoch 1: 2 rows decided, 4 visible",
+    ]
+
+
+def test_an_epoch_that_is_still_being_carried_out_is_no_difference(shop):
+    shop.run(epochs=1, rows=1)
+    driver = shop.die("decided")
+    report = audit(shop.reached)
+    assert [(one.decided_rows, one.visible_rows, one.verdict) for one in report.sinks] == [
+        (3, 1, "agrees"),
+        (3, 1, "agrees"),
+    ]
+    assert driver is not None
+
+
+def test_what_can_not_be_recounted_is_said_plainly(shop, monkeypatch):
+    shop.orders = Memory(name="orders", mode="complete")
+    shop.run(epochs=2)
+    found = only(audit(shop.reached))
+    assert found.verdict == "can't be recounted"
+    assert "replaces what was visible" in found.because
+    monkeypatch.setattr(Memory, "committer", lambda *_: (_ for _ in ()).throw(OSError("no route")))
+    assert "could not be asked: no route" in only(audit(shop.reached)).because
+
+
+def test_a_log_of_an_older_release_is_audited_from_where_it_began_to_count(shop):
+    shop.run(epochs=2)
+    forge(shop, totals=None)
+    assert "counted no totals" in only(audit(shop.reached)).because
+    shop.run(epochs=1, rows=3)
+    found = only(audit(shop.reached))
+    assert (found.verdict, found.since, found.visible_rows) == ("agrees", 2, 3)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_files_are_counted_in_the_files_and_strays_are_found(shop, form):
+    target = shop.root / "out"
+    shop.orders = Files(str(target), name="orders", format=form)
+    shop.run(epochs=3, rows=2)
+    found = only(audit(shop.reached))
+    assert (found.verdict, found.visible_rows, found.epochs_compared) == ("agrees", 6, 3)
+    lost = min(target.glob("epochal-*"))
+    stray = lost.with_name(lost.name.replace("-e0-", "-e7-"))
+    lost.rename(stray)
+    report = only(audit(shop.reached))
+    assert report.verdict == "differs"
+    assert any("is named by the manifest and is not there" in one for one in report.differences)
+    assert any("no manifest names it" in one for one in report.differences)
+
+
+def test_a_file_that_was_changed_after_its_commit_is_found(shop):
+    target = shop.root / "out"
+    shop.orders = Files(str(target), name="orders")
+    shop.run(epochs=1, rows=2)
+    (file,) = Path(target).glob("epochal-*.parquet")
+    pq.write_table(pa.concat_tables([pq.read_table(file)] * 2), file)
+    assert only(audit(shop.reached)).differences[0] == "2 rows too many: 2 decided, 4 visible"
+
+
+def test_a_table_says_not_whose_rows_it_holds_so_others_can_be_allowed(shop, postgres):
+    with postgres.connect() as connection:
+        connection.execute("CREATE TABLE audited (id bigint)")
+        connection.execute("INSERT INTO audited VALUES (99)")
+    shop.orders = Postgres(postgres.url, table="audited", name="orders", meta_schema="audited_meta")
+    shop.run(epochs=2, rows=2)
+    found = only(audit(shop.reached))
+    assert (found.verdict, found.visible_rows) == ("differs", 5)
+    assert "--shared" in found.differences[0]
+    assert only(audit(shop.reached, shared=["orders"])).verdict == "agrees"
+    with postgres.connect() as connection:
+        connection.execute("DELETE FROM audited")
+    missing = only(audit(shop.reached, shared=["orders"])).differences
+    assert missing == ["4 rows are missing: 4 decided, 0 visible"]

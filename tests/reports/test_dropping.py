@@ -1,0 +1,121 @@
+"""Dropping removes what a pipeline left and never its rows, nor a pipeline that lives."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal import Memory, Postgres
+from epochal.errors import Refused
+from epochal.reports.dropping import drop
+from epochal.reports.recovering import recover
+from epochal.telemetry.places import history_place
+
+
+def ledgers(shop):
+    return shop.orders._place.store()._ledgers
+
+
+def test_a_dry_run_shows_what_would_go_and_removes_nothing(shop):
+    shop.run(epochs=1)
+    driver = shop.die("prepared")
+    before = shop.log.numbers()
+    report = drop(shop.reached, dry_run=True)
+    assert len(report.sinks["orders"]) == 2
+    assert (shop.log.numbers(), len(ledgers(shop))) == (before, 1)
+    assert driver is not None
+
+
+def test_everything_goes_but_the_rows(shop):
+    shop.run(epochs=1)
+    driver = shop.die("prepared")
+    report = drop(shop.reached, dry_run=False)
+    assert shop.log.numbers() == []
+    assert history_place(shop.log).names() == []
+    assert ledgers(shop) == {}
+    assert shop.orders._place.store()._prepared == {}
+    assert shop.orders.rows()["id"].to_pylist() == [0, 1]
+    assert report.left == {}
+    shop.run(epochs=1)
+    assert shop.orders.rows().num_rows == 4
+    assert driver is not None
+
+
+def test_a_drop_that_was_cut_short_is_finished_by_the_next(shop, monkeypatch):
+    shop.run(epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "epochal.logs.files.FilesLog.delete", lambda *_: (_ for _ in ()).throw(OSError("full"))
+        )
+        with pytest.raises(OSError, match="full"):
+            drop(shop.reached, dry_run=False)
+    assert ledgers(shop) == {}
+    drop(shop.reached, dry_run=False)
+    assert shop.log.numbers() == []
+
+
+def test_the_log_stays_as_long_as_a_target_was_not_reached(shop, monkeypatch):
+    shop.run(epochs=1)
+    whole = Memory.committer
+
+    def away(self, identity, limits):
+        if self.name == "audit":
+            raise OSError("no route")
+        return whole(self, identity, limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "committer", away)
+        report = drop(shop.reached, dry_run=False)
+    assert report.left == {"audit": "not reached: no route"}
+    assert shop.log.numbers() != []
+    assert drop(shop.reached, dry_run=False).left == {}
+    assert shop.log.numbers() == []
+
+
+def test_a_living_pipeline_can_not_be_dropped_whatever_one_says(shop):
+    with shop.session() as session:
+        shop.epoch(session)
+        for is_dead in (False, True):
+            with pytest.raises(Refused, match="is at work"):
+                drop(shop.reached, dry_run=False, is_dead=is_dead)
+        shop.epoch(session)
+    assert shop.orders.rows().num_rows == 4
+
+
+def test_a_decided_epoch_is_carried_out_before_anything_is_dropped(shop):
+    driver = shop.die("decided")
+    with pytest.raises(Refused, match="would lose rows"):
+        drop(shop.reached, dry_run=False)
+    recover(shop.reached)
+    drop(shop.reached, dry_run=False)
+    assert shop.orders.rows().num_rows == 2
+    assert driver is not None
+
+
+def test_a_driver_elsewhere_needs_a_persons_word(shop):
+    driver = shop.die("prepared", driver=shop.elsewhere)
+    with pytest.raises(Refused, match="runs elsewhere"):
+        drop(shop.reached, dry_run=False)
+    drop(shop.reached, dry_run=False, is_dead=True)
+    assert shop.log.numbers() == []
+    assert driver is not None
+
+
+def test_a_ledger_of_a_database_forgets_one_pipeline_and_no_other(shop, postgres):
+    with postgres.connect() as connection:
+        connection.execute("CREATE TABLE dropped (id bigint)")
+        shop.orders = Postgres(
+            postgres.url, table="dropped", name="orders", meta_schema="dropped_meta"
+        )
+        shop.run(epochs=1)
+        report = drop(shop.reached, dry_run=True)
+        assert report.sinks["orders"] != []
+        drop(shop.reached, dry_run=False)
+        assert drop_count(connection) == 0
+        assert connection.execute("SELECT count(*) FROM dropped").fetchone() == (2,)
+
+
+def drop_count(connection) -> int:
+    (count,) = connection.execute(
+        "SELECT count(*) FROM dropped_meta.ledger WHERE sink_name = 'orders' AND pipeline = 'shop'"
+    ).fetchone()
+    return count
