@@ -11,14 +11,19 @@ import typer
 
 from epochal.cli.broker import broker
 from epochal.cli.demo import demo
+from epochal.cli.doctor import doctor
+from epochal.cli.drop import drop
 from epochal.cli.epochs import epochs
+from epochal.cli.grants import grants
 from epochal.cli.life import adopt, fork, rename
+from epochal.cli.log import log
 from epochal.cli.receiver import receiver
 from epochal.cli.recover import recover
 from epochal.cli.resolve import resolve
 from epochal.cli.run import run
 from epochal.cli.status import status
 from epochal.cli.validate import init, validate
+from epochal.cli.verify import verify
 from epochal.errors import EpochalError
 
 _FAILED = 1
@@ -41,11 +46,16 @@ app.command()(broker)
 app.command()(receiver)
 app.command()(status)
 app.command()(epochs)
+app.command()(doctor)
+app.command()(verify)
 app.command()(recover)
 app.add_typer(resolve, name="resolve")
 app.command()(adopt)
 app.command()(fork)
 app.command()(rename)
+app.command()(drop)
+app.command()(grants)
+app.add_typer(log, name="log")
 
 
 @app.callback()
