@@ -269,6 +269,19 @@ class Client:
             self.refresh([name])
         return self.cluster.topics[name]
 
+    def await_topic(self, name: str) -> Topic:
+        """The same; one that was just created is unknown to some brokers for a moment."""
+        started = self._clock.monotonic()
+        while True:
+            try:
+                return self.topic(name)
+            except _UnknownTopic:
+                if self._is_still_unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, started):
+                    raise
+            except OutcomeUnknown as error:
+                raise TryAgain(error.message, error.hint) from error
+            self._clock.sleep(self.patience.pause_first_s)
+
     def nodes(self) -> Sequence[Node]:
         """All brokers, freshly asked for."""
         self.refresh([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -18,11 +19,8 @@ COMMIT, ABORT = "commit", "abort"
 
 
 def try_verb(life: Life, verb: str, receipts: list[Receipt]) -> None:
-    try:
+    with suppress(PreparedLost):
         getattr(life, verb)(0, receipts)
-    except EpochalError as error:
-        assert verb == COMMIT
-        assert isinstance(error, PreparedLost)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["own id", "pool"])

@@ -56,7 +56,7 @@ class Facts:
 
 def gather(client: Client, sink: Kafka) -> Facts:
     try:
-        topic = client.topic(sink.topic)
+        topic = client.await_topic(sink.topic)
     except Misconfigured as error:
         raise Misconfigured(
             f"{sink.server.place}: {error.message}", error.hint or "create the topic first"

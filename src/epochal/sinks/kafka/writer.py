@@ -232,7 +232,7 @@ class KafkaWriter:
     def _partition_count(self, topic: str) -> int:
         if self._client is None:
             raise Misconfigured("nothing has been begun")
-        found = self._client.topic(topic).partition_count
+        found = self._client.await_topic(topic).partition_count
         if not found:
             raise Misconfigured(f"there is no topic {topic!r}", "create it, or correct its name")
         return found

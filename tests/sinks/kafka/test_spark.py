@@ -1,0 +1,161 @@
+"""Consume, transform, produce on Spark, killed again and again; and what Spark makes of a row."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+import spark_victim as victim
+from confluent_kafka import TopicPartition
+from kafka_place import Place, open_transactions, reader_of
+
+from epochal.kafka.cluster import Controller
+from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from epochal.sinks.files import read_epochs
+from epochal.sinks.kafka import json as as_json
+from epochal.spark.pipeline import Pipeline
+
+DEATHS = ["prepared", "decided", "committed taken", "settled", "begun#2"]
+STEPS = ["claimed", "begun", "prepared", "rehearsed", "gated", "decided", "committed taken"]
+STEPS += ["committed given", "settled"]
+KILLS = int(os.environ.get("EPOCHAL_TEST_KAFKA_KILLS", len(DEATHS)))
+ROWS_A_LIFE = 2 * victim.ROWS_AN_EPOCH
+
+
+def deaths() -> list[str]:
+    """Those that matter most; with more kills asked for, steps by a seeded chance."""
+    chance = random.Random(7)
+    more = [
+        f"{chance.choice(STEPS[1:])}#{chance.choice((1, 1, 2))}"
+        for _ in range(KILLS - len(DEATHS))
+    ]
+    return [*DEATHS[:KILLS], *more]
+
+
+def test_a_killed_pipeline_moves_every_row_once_and_the_total_stays(
+    place: Place, tmp_path: Path
+) -> None:
+    for topic in (victim.SOURCE, victim.TAKEN):
+        wanted = CreatableTopic(name=topic, num_partitions=3, replication_factor=1)
+        place.client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=20_000), Controller())
+    lives = [*deaths(), ""]
+    assert list(_lives(place, tmp_path, lives)) == lives
+    wanted = {number: number % 97 for number in range(ROWS_A_LIFE * len(lives))}
+    taken = [json.loads(message.value()) for message in place.messages(victim.TAKEN)]
+    given = read_epochs(str(tmp_path / "given")).to_table().to_pylist()
+    assert sorted(row["id"] for row in taken) == sorted(wanted)
+    assert sorted((row["id"], row["amount"]) for row in given) == sorted(wanted.items())
+    assert sum(row["amount"] for row in taken) + sum(row["amount"] for row in given) == 0
+    assert open_transactions(place.client, "epochal-") == []
+    assert _group_offsets(place) == _ends(place)
+
+
+def _lives(place: Place, root: Path, lives: list[str]) -> Iterator[str]:
+    """Drivers one after the other, each with rows of its own; the next one warms up meanwhile."""
+    drivers = [_start(place, root)]
+    try:
+        for number, death in enumerate(lives):
+            if number + 1 < len(lives):
+                drivers.append(_start(place, root))
+            _produce(place, range(number * ROWS_A_LIFE, (number + 1) * ROWS_A_LIFE))
+            yield _live(root, drivers[number], death)
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
+
+
+def _start(place: Place, root: Path) -> subprocess.Popen[str]:
+    with (root / "driver.txt").open("a") as told:
+        command = [sys.executable, victim.__file__, str(root), place.bootstrap]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, text=True)
+
+
+def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
+    note = root / "died.txt"
+    note.unlink(missing_ok=True)
+    driver.communicate(f"{death}\n", timeout=180)
+    if driver.returncode == 0:
+        return ""
+    if driver.returncode != -signal.SIGKILL:
+        pytest.fail((root / "driver.txt").read_text()[-4000:])
+    return note.read_text()
+
+
+def _produce(place: Place, numbers: range) -> None:
+    writer = confluent_kafka.Producer({"bootstrap.servers": place.bootstrap})
+    for number in numbers:
+        writer.produce(victim.SOURCE, key=str(number), value=str(number % 97))
+    assert writer.flush(30) == 0
+
+
+def _group_offsets(place: Place) -> list[int]:
+    reader = confluent_kafka.Consumer(
+        {"bootstrap.servers": place.bootstrap, "group.id": victim.GROUP}
+    )
+    found = reader.committed([TopicPartition(victim.SOURCE, index) for index in range(3)], 20)
+    reader.close()
+    return [part.offset for part in found]
+
+
+def _ends(place: Place) -> list[int]:
+    reader = reader_of(place.bootstrap, committed=True)
+    parts = [TopicPartition(victim.SOURCE, index) for index in range(3)]
+    return [reader.get_watermark_offsets(part, timeout=20)[1] for part in parts]
+
+
+def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp_path) -> None:
+    """What the JVM makes of key, value, headers and time, and what Arrow makes of the same row."""
+    moment = datetime.datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=datetime.UTC)
+    columns = (
+        "id bigint, name string, part int, at timestamp, day date, price decimal(10,2),"
+        " ratio double, raw binary, tags array<string>, gone string,"
+        " h array<struct<key: string, value: binary>>"
+    )
+    row = (7, 'grüß "dich"\n', 1, moment, moment.date(), 19, 0.1, b"\x00\xff", ["a"], None)
+    frame = spark.createDataFrame([(*row[:5], __import__("decimal").Decimal("19.90"), *row[6:],
+                                    [("trace", b"1")])], columns)  # fmt: skip
+    taken = "id name at day price ratio raw tags gone".split()
+    through, without = place.topic(partitions=2), place.topic(partitions=2)
+    options = {
+        "key": "name",
+        "partition": "part",
+        "timestamp": "at",
+        "headers": "h",
+        "value": as_json(*taken),
+    }
+    pipeline = Pipeline("rows", [place.sink(through, **options, name="rows")])
+    pipeline.write(frame, run="once", checkpoint=str(tmp_path / "chk"))
+    life = place.life(without, **options)
+    life.write(0, frame.toArrow())
+    (one,), (other,) = place.messages(through), place.messages(without)
+    for message in (one, other):
+        assert message.partition() == 1
+        assert message.key() == 'grüß "dich"\n'.encode()
+        assert message.timestamp()[1] == int(moment.timestamp() * 1000)
+        assert message.headers() == [("trace", b"1")]
+    assert json.loads(one.value()) == json.loads(other.value())
+    assert json.loads(one.value())["at"] == "2026-01-31T09:30:00.123456Z"
+    assert json.loads(one.value())["gone"] is None
+
+
+def test_rows_of_one_key_keep_their_order_within_an_epoch(place: Place, spark, tmp_path) -> None:
+    topic = place.topic(partitions=3)
+    frame = spark.range(600).selectExpr("id % 5 AS who", "600 - id AS turn").repartition(4)
+    sink = place.sink(topic, key="who", order_by="turn", name="ordered")
+    Pipeline("ordered", [sink]).write(frame, run="once", checkpoint=str(tmp_path / "chk"))
+    seen: dict[int, list[int]] = {}
+    for message in sorted(place.messages(topic), key=lambda one: (one.partition(), one.offset())):
+        row = json.loads(message.value())
+        seen.setdefault(row["who"], []).append(row["turn"])
+    assert len(seen) == 5
+    assert all(turns == sorted(turns) for turns in seen.values())
