@@ -144,7 +144,7 @@ class Place:
         return [name for (name,) in staged] + self.prepared()
 
     def prepared(self) -> list[str]:
-        return [data for *_, data in self.sql("XA RECOVER")]
+        return [data.decode() for *_, data in self.sql("XA RECOVER")]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from epochal.sinks.sql.names import parse_staging_name, staging_name, staging_pr
 from epochal.sinks.sql.staged import Committing
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
-_CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5)
+_CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 """How long a connection that was closed may take to be gone."""
 
 
