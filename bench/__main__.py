@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import broker, coordinator, epoch_overhead, files_parquet
+from bench import broker, coordinator, epoch_overhead, files_parquet, postgres, postgres_spark
 from bench.harness import say, tell
 
 BENCHMARKS = {
@@ -12,6 +12,8 @@ BENCHMARKS = {
     "epoch_overhead": epoch_overhead.run,
     "files_parquet": files_parquet.run,
     **broker.RUNS,
+    **postgres.RUNS,
+    **postgres_spark.RUNS,
 }
 
 

@@ -61,6 +61,8 @@ class Family:
     def __init__(self, place: Any, folder: Path, number: int = 1) -> None:
         self.place = place
         self.folder = folder / f"bad-children-{number}"
+        self.run = "" if number == 1 else f" {number}"
+        """Ends the names of the sinks, as ledgers go by them."""
         self.parent, self.child, self.bad = (
             f"parent{number}",
             f"child{number}",
@@ -76,12 +78,14 @@ class Family:
 
     def sinks(self, **options: Any) -> Sequence[Any]:
         sink = self.place.sink
-        bad_parents = sink(self.bad, name="bad parents", create_table="if_missing", pool_min=0)
-        bad_children = Files(str(self.folder), name="bad children", format="jsonl")
+        bad_parents = sink(
+            self.bad, name=f"bad parents{self.run}", create_table="if_missing", pool_min=0
+        )
+        bad_children = Files(str(self.folder), name=f"bad children{self.run}", format="jsonl")
         return [
             sink(
                 self.parent,
-                name="parent",
+                name=f"parent{self.run}",
                 columns=["id"],
                 on_reject=bad_parents,
                 pool_min=0,
@@ -89,7 +93,7 @@ class Family:
             ),
             sink(
                 self.child,
-                name="child",
+                name=f"child{self.run}",
                 columns={"id": "parent", "name": "name"},
                 on_reject=bad_children,
                 pool_min=0,
@@ -98,7 +102,13 @@ class Family:
         ]
 
     def visible(self, sink: SinkName) -> list[dict[str, Any]]:
-        return [{"it": value} for value in getattr(self, sink.replace(" ", "_"))()]
+        shows = {
+            "parent": self.parents,
+            "child": self.children,
+            "bad parents": self.bad_parents,
+            "bad children": self.bad_children,
+        }
+        return [{"it": value} for value in shows[sink.removesuffix(self.run)]()]
 
     def parents(self) -> list[int]:
         return [number for (number,) in self.place.rows(self.parent)]
@@ -397,14 +407,13 @@ def settings_at(place: Any, folder: Path) -> Callable[[], Setting]:
             "bad parents": REFUSED_BY_PARENT,
             "bad children": REFUSED_BY_CHILD,
         }
-        names = {"parent": "parents", "child": "children"}
         return Setting(
             log=lambda: log,
             sinks=family.sinks,
             epochs=[[[MIXED[0]], [MIXED[1]]]],
             schema=SCHEMA,
-            visible=lambda sink: family.visible(SinkName(names.get(sink, sink))),
-            wanted=lambda sink: [{"it": value} for value in wanted[sink]],
+            visible=family.visible,
+            wanted=lambda sink: [{"it": one} for one in wanted[sink.removesuffix(family.run)]],
             leftovers=lambda: place.leftovers() + family.hidden(),
         )
 
@@ -412,17 +421,17 @@ def settings_at(place: Any, folder: Path) -> Callable[[], Setting]:
 
 
 def test_a_crash_at_any_call_leaves_every_row_where_it_belongs_once(place, tmp_path):
-    report = crash_at_every_call(settings_at(place, tmp_path), second=False)
-    assert report.runs > 60
+    report = crash_at_every_call(settings_at(place, tmp_path), second=False, effects_only=True)
+    assert report.runs > 30
 
 
 def test_the_judge_objects_where_refused_rows_are_not_taken_elsewhere(place, tmp_path, monkeypatch):
     monkeypatch.setattr(Deliveries, "deliver", lambda *_args, **_named: None)
-    with pytest.raises(Breach, match="bad parents lost 1 rows"):
-        crash_at_every_call(settings_at(place, tmp_path), second=False)
+    with pytest.raises(Breach, match=r"bad parents.* lost 1 rows"):
+        crash_at_every_call(settings_at(place, tmp_path), second=False, effects_only=True)
 
 
 def test_rows_that_are_set_apart_in_memory_only_are_found_out(place, tmp_path, monkeypatch):
     monkeypatch.setattr(SetApart, "removals", lambda _: iter(()))
     with pytest.raises(InvariantBroken, match="which was taken out of staging"):
-        crash_at_every_call(settings_at(place, tmp_path), second=False)
+        crash_at_every_call(settings_at(place, tmp_path), second=False, effects_only=True)
