@@ -1,0 +1,149 @@
+"""Sinks that become visible together are rehearsed, committed and retried as one."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from epochal.contract import Limits
+from epochal.coordinator import Surroundings
+from epochal.coordinator.acting import acts_of, due
+from epochal.coordinator.carrying import Carrier
+from epochal.errors import InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.sinks.memory import Memory
+from epochal.terms import (
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Identity,
+    Proof,
+    Receipt,
+    SinkName,
+    Uid,
+)
+from epochal.testing.behaviour import OwnClock
+from epochal.testing.calls import SimSink
+from epochal.testing.driver import one_after_the_other
+
+X, Y, Z = SinkName("x"), SinkName("y"), SinkName("z")
+LIMITS = Limits(commit_retry_max_s=10.0, retry_backoff_ms=(100,))
+
+
+def receipt(sink):
+    identity = Identity(pipeline="p", uid=Uid("a" * 12), sink=sink, generation=Generation(1))
+    handle = identity.handle(EpochNumber(3), partition=0, attempt=1)
+    return Receipt(handle=handle, fingerprint=Fingerprint(1, 1))
+
+
+ALL = {name: (receipt(name),) for name in (X, Y, Z)}
+
+
+@dataclass
+class Keyed:
+    name: str
+    transaction_key: str | None
+    prepares_last: bool = False
+
+
+@dataclass
+class Member:
+    proof: Proof = Proof.UNKNOWN
+
+    def share(self, members):
+        return Script()
+
+    def outcome(self, epoch, receipt):
+        return self.proof
+
+    def commit(self, epoch, receipts):
+        """Alone, and done."""
+
+
+@dataclass
+class Script:
+    errors: list = field(default_factory=list)
+    commits: list = field(default_factory=list)
+
+    def rehearse(self, epoch, receipts):
+        """Nothing to say."""
+
+    def commit(self, epoch, receipts):
+        self.commits.append(tuple(receipts))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+
+
+def sinks(*keyed):
+    return {name: Keyed(name, key, *late) for name, key, *late in keyed}
+
+
+def carry(script, *, proofs=(Proof.UNKNOWN, Proof.UNKNOWN), pending=ALL):
+    noted = []
+    committers = {X: Member(proofs[0]), Y: Member(proofs[1]), Z: Member()}
+    acts = acts_of(sinks((X, "k"), (Y, "k"), (Z, None)), committers)
+    carrier = Carrier(
+        epoch=EpochNumber(3),
+        committers=committers,
+        acts={names: script if len(names) > 1 else act for names, act in acts.items()},
+        limits=LIMITS,
+        around=Surroundings(clock=OwnClock(), chance=lambda: 1.0, together=one_after_the_other),
+        note_done=noted.append,
+    )
+    return carrier.carry_out(pending), noted
+
+
+def test_sinks_of_one_key_act_together_in_their_order_and_others_alone():
+    keyed = sinks((X, "k"), (Y, None), (Z, "k"), ("late", "k", True), ("taker", "k"))
+    acts = acts_of(keyed, {name: Member() for name in keyed}, alone={"taker"})
+    assert list(acts) == [(X, Z), (Y,), ("late",), ("taker",)]
+
+
+def test_only_what_is_asked_for_is_given_to_an_act():
+    keyed = sinks((X, "k"), (Y, None), (Z, "k"))
+    acts = acts_of(keyed, {name: Member() for name in keyed})
+    assert [list(some) for _, some in due(acts, {Z: ALL[Z]})] == [[Z]]
+
+
+def test_a_key_without_the_verb_is_a_defect_of_the_sink():
+    keyed = sinks((X, "k"), (Y, "k"))
+    with pytest.raises(InvariantBroken, match="can't share"):
+        acts_of(keyed, {name: object() for name in keyed})
+
+
+def test_those_who_act_together_are_retried_together_and_noted_together():
+    script = Script([TryAgain("busy"), None])
+    assert carry(script) == ({}, [{Z}])
+    assert script.commits == [(X, Y), (X, Y)]
+
+
+def test_where_one_lost_its_rows_the_others_wait_and_are_not_noted_as_done():
+    lost = PreparedLost("gone", handles=(str(ALL[Y][0].handle),))
+    assert carry(Script([lost])) == ({Y: lost.handles}, [{Z}])
+
+
+def test_a_loss_that_names_nobody_is_everybodys():
+    found, noted = carry(Script([PreparedLost("gone")]))
+    assert (found.keys(), noted) == ({X, Y}, [{Z}])
+
+
+def test_a_lost_answer_is_settled_by_the_proofs_of_all():
+    done = (Proof.COMMITTED, Proof.COMMITTED)
+    script = Script([OutcomeUnknown("?")])
+    assert carry(script, proofs=done) == ({}, [])
+    assert len(script.commits) == 1
+    script = Script([OutcomeUnknown("?"), None])
+    carry(script, proofs=(Proof.COMMITTED, Proof.UNKNOWN))
+    assert len(script.commits) == 2
+
+
+def test_a_sink_without_receipts_is_not_proven_by_its_neighbour():
+    script = Script([OutcomeUnknown("?"), None])
+    carry(script, proofs=(Proof.COMMITTED, Proof.COMMITTED), pending={**ALL, X: ()})
+    assert len(script.commits) == 2
+
+
+def test_the_shipped_sinks_without_a_key_act_alone():
+    memory = Memory(name="m")
+    assert (memory.transaction_key, memory.rejects_to) == (None, None)
+    simulated = SimSink(name=X, send=lambda _: None, actor="a")
+    assert (simulated.transaction_key, simulated.rejects_to) == (None, None)
