@@ -5,25 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from epochal.cli.broker import broker
-from epochal.cli.demo import demo
-from epochal.cli.doctor import doctor
-from epochal.cli.drop import drop
-from epochal.cli.epochs import epochs
-from epochal.cli.grants import grants
-from epochal.cli.life import adopt, fork, rename
-from epochal.cli.log import log
-from epochal.cli.receiver import receiver
-from epochal.cli.recover import recover
-from epochal.cli.resolve import resolve
-from epochal.cli.run import run
-from epochal.cli.status import status
-from epochal.cli.validate import init, validate
-from epochal.cli.verify import verify
 from epochal.errors import EpochalError
 
 _FAILED = 1
@@ -31,34 +18,45 @@ _INTERRUPTED = 130
 _TERMINATED = 143
 _DEBUG = "EPOCHAL_DEBUG"
 
-app = typer.Typer(
-    name="epochal",
-    help="Exactly-once sinks for Spark Structured Streaming.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(demo)
-app.command()(init)
-app.command()(validate)
-app.command()(run)
-app.command()(broker)
-app.command()(receiver)
-app.command()(status)
-app.command()(epochs)
-app.command()(doctor)
-app.command()(verify)
-app.command()(recover)
-app.add_typer(resolve, name="resolve")
-app.command()(adopt)
-app.command()(fork)
-app.command()(rename)
-app.command()(drop)
-app.command()(grants)
-app.add_typer(log, name="log")
+VERBS = {
+    "demo": "demo:demo",
+    "init": "validate:init",
+    "validate": "validate:validate",
+    "run": "run:run",
+    "broker": "broker:broker",
+    "receiver": "receiver:receiver",
+    "status": "status:status",
+    "epochs": "epochs:epochs",
+    "doctor": "doctor:doctor",
+    "verify": "verify:verify",
+    "recover": "recover:recover",
+    "resolve": "resolve:resolve",
+    "adopt": "life:adopt",
+    "fork": "life:fork",
+    "rename": "life:rename",
+    "drop": "drop:drop",
+    "grants": "grants:grants",
+    "log": "log:log",
+}
+"""Each verb with its file: only the one that is typed is loaded, as some bring heavy packages."""
 
 
-@app.callback()
+def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
+    """The command line with these verbs."""
+    app = typer.Typer(
+        name="epochal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    app.callback()(options)
+    for verb in verbs:
+        module, _, name = VERBS[verb].partition(":")
+        found = getattr(import_module(f"epochal.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(name=verb)(found)
+    return app
+
+
 def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the whole stack trace of an error.")
@@ -74,7 +72,8 @@ def main() -> None:
     # Ends like Ctrl-C: what was started is stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
-        app()
+        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+        application([typed] if typed in VERBS else tuple(VERBS))()
     except Exception as error:
         if _DEBUG in os.environ:
             raise

@@ -55,7 +55,7 @@ def epoch_attempts(log: EpochLog, epoch: int) -> list[EpochReport]:
     told = [past_report(one) for one in past]
     if any(one.outcome == "committed" for one in told):
         return told
-    return [*told, *(one for one in _from_log(log, []) if one.epoch == epoch)]
+    return [*told, *(one for one in _from_log(log, [], is_all=True) if one.epoch == epoch)]
 
 
 def past_report(past: PastEpoch) -> EpochReport:
@@ -74,10 +74,14 @@ def past_report(past: PastEpoch) -> EpochReport:
     )
 
 
-def _from_log(log: EpochLog, known: list[EpochReport]) -> list[EpochReport]:
-    """Decided epochs whose line of history is missing: not written yet, or lost with a driver."""
+def _from_log(log: EpochLog, known: list[EpochReport], *, is_all: bool) -> list[EpochReport]:
+    """
+    Decided epochs whose line of history is missing: not written yet, or lost with a driver.
+
+    Where the page does not hold all of the history, only those that belong on it.
+    """
     there = {one.epoch for one in known if one.outcome != "aborted"}
-    oldest = min(there, default=-1)
+    oldest = -1 if is_all else min(there, default=-1)
     decided: dict[int, EpochReport] = {}
     for numbered in kept_records(log):
         one = _decided(numbered.record)

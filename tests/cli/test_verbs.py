@@ -1,0 +1,250 @@
+"""The verbs of operators, as they are typed: data on stdout, talk on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from epochal import cli
+
+JOB = """
+import os, sys, time
+import pyarrow as pa
+import epochal as ep
+from epochal.coordinator import Surroundings
+
+SCHEMA = pa.schema([("id", pa.int64())])
+sinks = [ep.Files("out/orders", name="orders"), ep.Files("out/audit", name="audit", format="csv")]
+pipeline = ep.Pipeline("shop", sinks=sinks, log="chk/epochal/log")
+not_a_pipeline = 7
+
+
+def made():
+    return pipeline
+
+
+def session(watch=lambda step, epoch: None):
+    return ep.Session(
+        "shop", sinks=sinks, schema=SCHEMA, log="chk/epochal/log", around=Surroundings(watch=watch)
+    )
+
+
+def run(session, epochs):
+    for _ in range(epochs):
+        session.begin(session.next_epoch)
+        session.write([{"id": n} for n in range(3)])
+        session.commit()
+
+
+def sleep_when_decided(step, epoch):
+    if step == "decided" and epoch == 2:
+        print("decided", flush=True)
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    run(session(sleep_when_decided), 3)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "jobs.py").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("jobs", None)
+
+
+@pytest.fixture
+def epochal(capsys, monkeypatch):
+    """Type a command; gives its exit code, stdout and stderr."""
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["epochal", *words])
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.delenv("EPOCHAL_DEBUG", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        code = ended.value.code
+        return (0 if code is None else code), told.out, told.err
+
+    return typed
+
+
+@pytest.fixture
+def killed(place):
+    """A driver that died by SIGKILL between its decision and the first commit."""
+    driver = subprocess.Popen(
+        [sys.executable, "jobs.py"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert driver.stdout.readline() == b"decided\n"
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    return place
+
+
+def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(killed, epochal):
+    code, out, err = epochal("status", "chk")
+    assert code == 3
+    assert "in doubt" in out
+    assert "epoch 2 is decided and not settled on orders, audit" in err
+
+    code, out, err = epochal("recover", "jobs:pipeline", "--dry-run")
+    assert code == 0
+    assert "would: commit epoch 2 on orders: 1 receipts (1 unknown)" in out
+    assert rows(killed) == 6
+
+    code, out, err = epochal("recover", "jobs:pipeline", "--json")
+    assert (code, json.loads(out)["report"]) == (0, "recovery")
+    assert rows(killed) == 9
+
+    code, out, _ = epochal("recover", "jobs:pipeline")
+    assert (code, out) == (0, "done: nothing is in doubt\n")
+    assert epochal("status", "chk")[0] == 0
+
+    code, out, _ = epochal("epochs", "chk", "--json")
+    told = json.loads(out)
+    assert [one["epoch"] for one in told["epochs"]] == [2, 1, 0]
+
+    code, out, err = epochal("verify", "jobs:made")
+    assert code == 0
+    assert "agrees" in out
+    next(Path("out/orders").glob("epochal-*")).unlink()
+    code, out, err = epochal("verify", "jobs:pipeline")
+    assert code == 1
+    assert "rows are missing" in err
+
+
+def rows(place: Path) -> int:
+    import pyarrow.dataset as ds
+
+    return ds.dataset(str(place / "out" / "orders"), exclude_invalid_files=False).count_rows()
+
+
+def test_the_doctor_names_what_needs_somebody_and_falls_silent_afterwards(killed, epochal):
+    code, out, err = epochal("doctor", "jobs:pipeline")
+    assert code == 1
+    assert "needs somebody: epoch 2 is decided and not settled" in err
+    assert epochal("resolve", "finish", "jobs:pipeline", "--sink", "orders", "--epoch", "2")[0] == 0
+    give_up = ["resolve", "give-up", "jobs:pipeline", "--sink", "audit", "--epoch", "2"]
+    code, out, err = epochal(*give_up, "--kept-at", "backup", "--because", "gone", "--dry-run")
+    assert (code, out) == (
+        0,
+        "would give sink 'audit' of epoch 2 up; its rows are kept at backup\n",
+    )
+    assert epochal(*give_up, "--kept-at", "backup", "--because", "gone")[0] == 0
+    assert epochal("recover", "jobs:pipeline")[0] == 0
+    code, out, err = epochal("doctor", "jobs:pipeline")
+    assert (code, "nothing needs anybody" in err) == (0, True)
+    assert epochal("verify", "jobs:pipeline")[0] == 0
+
+
+def test_the_log_is_exported_and_a_dropped_pipeline_leaves_its_rows(place, epochal):
+    import jobs
+
+    with jobs.session() as session:
+        jobs.run(session, 2)
+    code, out, _ = epochal("log", "export", "chk")
+    assert [record["kind"] for record in json.loads(out)["records"]] == [
+        "claim",
+        "commit",
+        "commit",
+        "stop",
+    ]
+    code, out, _ = epochal("drop", "jobs:pipeline", "--dry-run")
+    assert (code, "would remove: 4 records" in out) == (0, True)
+    assert epochal("drop", "jobs:pipeline")[0] == 0
+    code, _, err = epochal("status", "chk")
+    assert (code, "holds no epoch log" in err) == (1, True)
+    assert rows(place) == 6
+    assert epochal("grants", "jobs:pipeline")[0] == 0
+
+
+def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
+    import jobs
+
+    with jobs.session() as session:
+        jobs.run(session, 1)
+        code, out, err = epochal("recover", "jobs:pipeline")
+        assert (code, out) == (1, "")
+        assert "seems to be at work" in err
+        assert "hint: stop that driver first" in err
+        jobs.run(session, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["status", "nowhere"], "nowhere holds no epoch log [refused]\nhint: "),
+        (["epochs", "nowhere"], "holds no epoch log"),
+        (["recover", "nowhere"], "holds no epoch log"),
+        (["grants", "nowhere"], "a log holds no credentials"),
+        (["recover", "missing:pipeline"], "there is no module 'missing'"),
+        (["recover", "jobs:missing"], "has no attribute 'missing'"),
+        (["recover", "jobs:not_a_pipeline"], "is a int, not a Pipeline"),
+        (["recover", "broken:pipeline"], "could not be loaded: ZeroDivisionError"),
+        (["verify", "jobs:pipeline"], "holds no epoch log"),
+        (["status", "s3://bucket/x", "--json"], "cannot list"),
+        (["doctor", "chk", "--checkpoint", "chk"], "is a place, and so is --checkpoint"),
+        (["epochs", "postgresql://nobody@127.0.0.1:1/none#x"], "epoch log"),
+    ],
+)
+def test_bad_input_ends_in_one_message_with_the_way_out(place, epochal, monkeypatch, words, told):
+    (place / "broken.py").write_text("1 / 0")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-value")
+    code, out, err = epochal(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert told in err
+    assert "Traceback" not in err
+    assert "secret-value" not in err
+
+
+def test_a_corrupt_log_is_told_by_name_with_exit_code_3(place, epochal):
+    folder = place / "chk" / "epochal" / "log"
+    folder.mkdir(parents=True)
+    (folder / "00000000000000000001.json").write_bytes(b"torn")
+    code, _, err = epochal("status", "chk")
+    assert (code, "[corrupt-record]" in err) == (3, True)
+    assert epochal("epochs", "chk")[0] == 1
+
+
+def test_what_is_not_a_command_is_a_usage_error(epochal):
+    assert epochal("recover")[0] == 2
+    assert epochal("resolve", "finish", "jobs:pipeline")[0] == 2
+
+
+def test_debug_shows_the_stack_trace(place):
+    ran = subprocess.run(
+        [sys.executable, "-m", "epochal.cli", "--debug", "status", "nowhere"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", ["status", "epochs", "recover", "doctor", "verify", "drop", "grants", "resolve finish"]
+)
+def test_help_teaches_with_an_example(epochal, verb):
+    code, out, _ = epochal(*verb.split(), "--help")
+    assert (code, "Example: epochal" in textwrap.dedent(out)) == (0, True)
