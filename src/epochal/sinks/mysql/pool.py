@@ -57,6 +57,7 @@ class MySQLSession:
         try:
             self.execute("ROLLBACK")
         except (pymysql.MySQLError, OSError):
+            self._is_named = False
             self._pooled.invalidate()
 
     def give_back(self) -> None:

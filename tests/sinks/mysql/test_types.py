@@ -1,0 +1,165 @@
+"""Every Spark type arrives as it was sent, or is refused with its row: nothing is cut."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from epochal.errors import Misconfigured, RowRejected
+
+BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+UTC = dt.UTC
+
+
+def local(*parts: int) -> dt.datetime:
+    """A timestamp without a zone."""
+    return dt.datetime(*parts, tzinfo=UTC).replace(tzinfo=None)
+
+
+NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
+CASES = [
+    ("boolean", "tinyint(1)", pa.bool_(), [True, False], [1, 0]),
+    ("bit", "bit(1)", pa.bool_(), [True, False], [b"\x01", b"\x00"]),
+    ("byte", "tinyint", pa.int8(), [-128, 127], None),
+    ("short", "smallint", pa.int16(), [-(2**15), 2**15 - 1], None),
+    ("int", "int", pa.int32(), [-(2**31), 2**31 - 1], None),
+    ("long", "bigint", pa.int64(), [-(2**63), 2**63 - 1], None),
+    ("unsigned", "bigint unsigned", pa.uint64(), [0, 2**64 - 1], None),
+    ("float", "float", pa.float32(), [0.1, -16777216.0], [0.1, -16777200.0]),
+    ("double", "double", pa.float64(), [0.1, -1.7976931348623157e308, 5e-324], None),
+    (
+        "decimal",
+        "decimal(38,18)",
+        pa.decimal128(38, 18),
+        [Decimal("12345678901234567890.123456789012345678"), Decimal("-0.000000000000000001")],
+        None,
+    ),
+    ("string", "longtext", pa.string(), ["", "a\tb\nc\\d'e\"\0\r世🌍", "\\N", "\\"], None),
+    ("binary", "longblob", pa.binary(), [b"", bytes(range(256)), b"\\N\t\n"], None),
+    ("date", "date", pa.date32(), [dt.date(1582, 10, 15), dt.date(9999, 12, 31)], None),
+    (
+        "instant",
+        "timestamp(6) NULL",
+        pa.timestamp("us", "UTC"),
+        [dt.datetime(2026, 3, 29, 1, 30, 0, 123456, UTC)],
+        [local(2026, 3, 29, 1, 30, 0, 123456)],
+    ),
+    (
+        "zoned",
+        "datetime(6)",
+        pa.timestamp("us", "Europe/Berlin"),
+        [dt.datetime(1890, 1, 1, 0, 0, 0, 1, UTC)],
+        [local(1890, 1, 1, 0, 0, 0, 1)],
+    ),
+    ("timestamp", "datetime(6)", pa.timestamp("us"), [local(2026, 1, 1, 0, 0, 0, 7)], None),
+    ("interval", "bigint", pa.duration("us"), [dt.timedelta(days=-1)], [-86_400_000_000]),
+    ("array", "json", pa.list_(pa.int32()), [[1, None], []], ["[1,null]", "[]"]),
+    ("struct", "json", NESTED, [{"a": 1, "b": ["x\t\\"]}], ['{"a":1,"b":["x\\t\\\\"]}']),
+    (
+        "map",
+        "longtext",
+        pa.map_(pa.string(), pa.int64()),
+        [[("k", 1)]],
+        ['{"k":1}'],
+    ),
+]
+
+
+def same(kind: str, found: object) -> object:
+    return json.dumps(json.loads(found), separators=(",", ":")) if kind == "json" else found
+
+
+@BOTH
+def test_every_spark_type_arrives_as_it_was_sent_with_nulls(place, strategy):
+    columns = ", ".join(f"`{name}` {ddl}" for name, ddl, *_ in CASES)
+    place.sql(f"CREATE TABLE {place.schema}.orders (n int, {columns})")
+    longest = max(len(values) for *_, values, _ in CASES) + 1
+    padded = [(c, [*c[3], *[None] * (longest - len(c[3]))]) for c in CASES]
+    rows = pa.table(
+        [pa.array(range(longest), pa.int32()), *(pa.array(v, c[2]) for c, v in padded)],
+        names=["n", *(c[0] for c in CASES)],
+    )
+    place.life(strategy=strategy).write(0, rows)
+    for (name, ddl, _, sent, wanted), _ in padded:
+        found = [value for _, value in place.rows(columns=f"n, `{name}`")]
+        expected = [*(sent if wanted is None else wanted), *[None] * (longest - len(sent))]
+        shown = [None if v is None else same(ddl, v) for v in found]
+        assert shown == expected, name
+
+
+def test_a_float_keeps_all_its_bits(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int, x float)")
+    values = [0.1, 16777217.0, 1.1754944e-38, 3.4028235e38]
+    rows = pa.table({"id": range(4), "x": pa.array(values, pa.float32())})
+    place.life().write(0, rows)
+    found = place.rows(columns="id, CAST(x AS double)")
+    assert [x for _, x in found] == rows["x"].to_pylist()
+
+
+REFUSED = [
+    ("varchar(3)", pa.array(["abc", "abcd"]), r"row 1 .*Data too long|row 1 .*[Tt]runcated"),
+    ("varchar(3)", pa.array(["abc", "abc "]), "row 1"),
+    ("tinyint", pa.array([1, 300], pa.int64()), r"row 1 .*Out of range"),
+    ("decimal(5,2)", pa.array([Decimal("1.23"), Decimal("1.234")]), "row 1 .*truncated"),
+    ("int", pa.array(["12", "12x"]), "row 1"),
+    ("date", pa.array(["2026-01-31", "2026-02-31"]), "row 1"),
+    ("date", pa.array(["2026-01-31", "2026-01-31 10:00:00"]), "row 1"),
+    ("enum('a','b')", pa.array(["a", "c"]), "row 1"),
+    ("double", pa.array([1.0, float("nan")]), 'row 1: field "x" is nan: MySQL has no NaN'),
+    ("double", pa.array([1.0, float("-inf")]), 'row 1: field "x" is -inf'),
+    ("int NOT NULL", pa.array([1, None], pa.int32()), 'row 1: field "x" is None: .*NOT NULL'),
+    ("timestamp NOT NULL", pa.array([local(2026, 1, 1), None]), "row 1: .*NOT NULL"),
+    (
+        "datetime",
+        pa.array([local(2026, 1, 1), local(2026, 1, 1, 0, 0, 0, 1)]),
+        "row 1: .*cut the second",
+    ),
+    ("varchar(9) CHARACTER SET latin1", pa.array(["ä", "世"]), "row 1 .*Incorrect string value"),
+]
+
+
+@BOTH
+def test_what_a_column_can_not_hold_is_refused_with_its_row_and_never_cut(place, strategy):
+    for number, (ddl, values, told) in enumerate(REFUSED):
+        table = f"t{number}"
+        place.sql(f"CREATE TABLE {place.schema}.{table} (id int, x {ddl})")
+        life = place.life(table, strategy=strategy)
+        with pytest.raises(RowRejected, match=told):
+            life.write(0, pa.table({"id": [1, 2], "x": values}))
+        assert place.rows(table) == [], ddl
+        good = pa.table({"id": [1], "x": values.slice(0, 1)})
+        life.write(0, good)
+        assert len(place.rows(table)) == 1, ddl
+
+
+def test_types_that_would_lose_something_are_refused_before_the_first_row(place):
+    for number, (ddl, kind) in enumerate(
+        [
+            ("int", pa.float64()),
+            ("int", pa.decimal128(5, 2)),
+            ("date", pa.timestamp("us")),
+            ("text", pa.binary()),
+            ("datetime", pa.int64()),
+            ("int", pa.bool_()),
+        ]
+    ):
+        place.sql(f"CREATE TABLE {place.schema}.t{number} (x {ddl})")
+        schema = pa.schema([pa.field("x", kind)])
+        if (ddl, kind) == ("int", pa.bool_()):
+            place.life(f"t{number}").committer.check(schema)
+            continue
+        with pytest.raises(Misconfigured, match="without loss"):
+            place.life(f"t{number}").committer.check(schema)
+
+
+def test_names_of_any_kind_are_quoted(place):
+    odd = ["select", "Mixed Case", "back`tick", "100%", "日本", "a?b"]
+    columns = ", ".join(f"`{name.replace('`', '``')}` int" for name in odd)
+    place.sql(f"CREATE TABLE {place.schema}.`or``ders %s` ({columns}, PRIMARY KEY (`100%`))")
+    life = place.life("`or``ders %s`", mode="upsert", keys=["100%"], order_by="select")
+    life.write(0, pa.table({name: pa.array([n], pa.int32()) for n, name in enumerate(odd)}))
+    assert place.sql(f"SELECT * FROM {place.schema}.`or``ders %s`") == [(0, 1, 2, 3, 4, 5)]
