@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ serve(
 
 
 class ReceiverServer:
-    """One receiver over one folder. `kill` and `start` may follow each other any number of times."""
+    """One receiver over one folder. `kill` and `start` may follow each other at will."""
 
     def __init__(
         self,
@@ -96,7 +97,15 @@ class ReceiverServer:
         """What a reader sees of one sink."""
         after, found = 0, []
         while after is not None:
-            page = self.get("/rows", after=after, **params)
-            found += [one["row"] for one in page["rows"] if one["sink"] == sink]
+            page = self.get("/rows", after=after, sink=sink, **params)
+            found += [one["row"] for one in page["rows"]]
             after = page["next"]
         return found
+
+    def await_death(self) -> None:
+        """Until a `kill` from another thread has done its work."""
+        for _ in range(1000):
+            if self._process is None:
+                return
+            time.sleep(0.01)
+        raise RuntimeError("the receiver was not killed")

@@ -145,6 +145,8 @@ class _Verbs:
             after=_number(query, "after", 0),
             limit=limit,
             is_whole=query.get("whole", "false") == "true",
+            pipeline=query.get("pipeline", ""),
+            sink=query.get("sink", ""),
         )
         found = await _in_thread(ask)
         more = found[-1]["seq"] if found and len(found) == limit else None

@@ -8,6 +8,7 @@ with synchronous=FULL: what was answered with 200 outlives a power cut, and read
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -44,46 +45,55 @@ CREATE VIEW IF NOT EXISTS whole_epochs AS
 
 
 class Database:
-    """One SQLite file. Every transaction opens it anew: any thread, any number of processes."""
+    """
+    One SQLite file. Usable from any thread; other processes may read it, and write to it too.
+
+    One connection writes, and stays open: closing the last one would fold the log into the file.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._open() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(_SCHEMA)
+        self._lock = threading.Lock()
+        self._writer = self._open()
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.executescript(_SCHEMA)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed and durable when the block ends, nothing where it raises."""
-        with self._open() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+        with self._transaction("COMMIT") as connection:
+            yield connection
 
     @contextmanager
     def trying(self) -> Iterator[sqlite3.Connection]:
         """A transaction of which nothing stays."""
-        with self._open() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            finally:
-                connection.execute("ROLLBACK")
+        with self._transaction("ROLLBACK") as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        with self._open() as connection:
+        with closing(self._open()) as connection:
             yield connection
 
+    def close(self) -> None:
+        self._writer.close()
+
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self._file, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-        with closing(connection):
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA fullfsync = ON")
-            yield connection
+    def _transaction(self, ending: str) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute(ending)
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")
+        return connection

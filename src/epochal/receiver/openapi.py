@@ -230,6 +230,8 @@ def _paths() -> dict[str, Any]:
                 parameters=(
                     _query("after", _COUNT, "rows after this `seq`"),
                     _query("whole", {"type": "boolean"}, "of whole epochs only"),
+                    _query("pipeline", _TEXT, "of this pipeline only"),
+                    _query("sink", _TEXT, "of this sink only"),
                     *page,
                 ),
             )

@@ -50,7 +50,8 @@ def serve(
 ) -> None:
     """Answer until a signal comes. `ready` hears the address once it can be reached."""
     _require_guarded(host, door, tls)
-    store = Store(Database(data / _FILE), handler=handler, keeps_rows=keeps_rows)
+    database = Database(data / _FILE)
+    store = Store(database, handler=handler, keeps_rows=keeps_rows)
     config = uvicorn.Config(
         make_app(store, door),
         host=host,
@@ -68,7 +69,10 @@ def serve(
             ssl.CERT_NONE if tls is None or tls.client_ca is None else ssl.CERT_REQUIRED
         ),
     )
-    _Telling(config, lambda at: ready(f"{'http' if tls is None else 'https'}://{at}")).run()
+    try:
+        _Telling(config, lambda at: ready(f"{'http' if tls is None else 'https'}://{at}")).run()
+    finally:
+        database.close()
 
 
 class _Telling(uvicorn.Server):

@@ -188,14 +188,16 @@ class Store:
             ).fetchall()
         return [_transaction(row) for row in rows]
 
-    def rows(self, *, after: int, limit: int, is_whole: bool) -> Sequence[Mapping[str, Any]]:
-        """Visible rows in the order in which they became so."""
+    def rows(
+        self, *, after: int, limit: int, is_whole: bool, pipeline: str = "", sink: str = ""
+    ) -> Sequence[Mapping[str, Any]]:
+        """Visible rows in the order in which they became so; of one pipeline or sink, if named."""
         place = "whole_epochs" if is_whole else "rows"
         with self._database.reading() as db:
             found = db.execute(
                 f"SELECT seq, pipeline, sink, run, epoch, txn, row FROM {place}"  # noqa: S608
-                " WHERE seq > ? ORDER BY seq LIMIT ?",
-                (after, limit),
+                " WHERE seq > ? AND ? IN ('', pipeline) AND ? IN ('', sink) ORDER BY seq LIMIT ?",
+                (after, pipeline, sink, limit),
             ).fetchall()
         names = ("seq", "pipeline", "sink", "run", "epoch", "txn", "row")
         return [dict(zip(names, (*row[:-1], json.loads(row[-1])), strict=True)) for row in found]

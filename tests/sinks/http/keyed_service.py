@@ -14,6 +14,7 @@ class KeyedService(ThreadingHTTPServer):
     """Takes rows once a key; `calls` counts every request under a key, `taken` is what it keeps."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)

@@ -11,6 +11,7 @@ import json
 import random
 import ssl
 import time
+import weakref
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +54,11 @@ class Client:
         self._backoff_ms = backoff_ms
         self._sleep = sleep
         self._http = _open(service)
+        # Also where nobody closes it: a kept client that gave way to others.
+        self._close = weakref.finalize(self, self._http.close)
 
     def close(self) -> None:
-        self._http.close()
+        self._close()
 
     def ask(
         self,
