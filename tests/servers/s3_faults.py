@@ -59,11 +59,18 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Torn:
+    """An answer that ends in its middle."""
+
+    status: int
+
+
+@dataclass(frozen=True)
 class Late:
     seconds: float
 
 
-Fault: TypeAlias = "Answer | Lost | Late | None"
+Fault: TypeAlias = "Answer | Lost | Torn | Late | None"
 
 
 @dataclass
@@ -113,6 +120,9 @@ class _Requests(BaseHTTPRequestHandler):
         if isinstance(fault, Answer):
             self._answer(fault.status, {}, fault.content())
             return
+        if isinstance(fault, Torn):
+            self._tear(fault.status)
+            return
         if isinstance(fault, Late):
             time.sleep(fault.seconds)
         self._pass_on(body, is_lost=isinstance(fault, Lost))
@@ -134,6 +144,13 @@ class _Requests(BaseHTTPRequestHandler):
             return
         length = found.headers.get("Content-Length", "0")
         self._answer(found.status, dict(found.headers), content, length)
+
+    def _tear(self, status: int) -> None:
+        self.send_response_only(status)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"6\r\n<Error")
+        self.close_connection = True
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, length: str = "") -> None:
         self.send_response_only(status)

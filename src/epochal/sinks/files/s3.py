@@ -19,11 +19,11 @@ from typing import IO, Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from epochal.errors import Misconfigured, TryAgain
+from epochal.errors import Misconfigured
 from epochal.sinks.files import layout
-from epochal.sinks.files.s3_errors import code_of, sorted_error
+from epochal.sinks.files.s3_errors import RAISED, code_of, is_denied, sorted_error
 from epochal.sinks.files.sending import PART_BYTES, PartStream, Sender
 from epochal.sinks.files.urls import Options
 from epochal.terms import Ability, Handle
@@ -307,14 +307,11 @@ class S3Store:
     def _sorting(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except (ClientError, BotoCoreError) as error:
-            found = sorted_error(error, f"{verb} on {self.root}")
-            if isinstance(found, Misconfigured):
+        except RAISED as error:
+            if is_denied(error):
                 # Keys may have been changed meanwhile: they are read again at the next call.
                 _client.cache_clear()
-            raise found from None
-        except OSError as error:
-            raise TryAgain(f"{verb} on {self.root}: {error}") from None
+            raise sorted_error(error, f"{verb} on {self.root}") from None
 
 
 class _WholeObject(PartStream):

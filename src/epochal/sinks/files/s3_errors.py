@@ -8,9 +8,12 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError,  # noqa: A004 (boto's own root of them)
+    CredentialRetrievalError,
     HTTPClientError,
-    ResponseStreamingError,
+    IncompleteReadError,
+    MetadataRetrievalError,
 )
+from urllib3.exceptions import HTTPError
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.logs.names import first_line
@@ -39,8 +42,19 @@ _TRANSIENT = frozenset(
         "ThrottlingException",
     }
 )
+_PASSING = (
+    ConnectionError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    MetadataRetrievalError,
+)
 _DENIED = frozenset({401, 403})
 _NOT_IMPLEMENTED = 501
+
+
+RAISED = (BotoCoreError, ClientError, HTTPError, OSError)
+"""All that boto3 lets out: of an error's body that is cut short, also what lies below it."""
 
 
 def code_of(error: ClientError) -> str:
@@ -60,11 +74,13 @@ def sorted_error(error: Exception, what: str) -> EpochalError:
     fact = f"{what}: {first_line(str(error))}"
     if isinstance(error, ClientError):
         return _answered(error, fact)
-    if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError)):
-        return TryAgain(fact)
-    if isinstance(error, BotoCoreError):
+    if isinstance(error, BotoCoreError) and not isinstance(error, _PASSING):
         return Misconfigured(fact, _CREDENTIALS_HINT)
     return TryAgain(fact)
+
+
+def is_denied(error: Exception) -> bool:
+    return isinstance(error, ClientError) and _status(error) in _DENIED
 
 
 def _answered(error: ClientError, fact: str) -> EpochalError:
