@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         Unsettled,
     )
     from epochal.session import Session
+    from epochal.sinks.callback import Callback
     from epochal.sinks.delta import Delta
     from epochal.sinks.files import Files, read_epochs
+    from epochal.sinks.http import Http
     from epochal.sinks.iceberg import Iceberg
     from epochal.sinks.kafka import Kafka, json
     from epochal.sinks.memory import Memory
@@ -37,11 +39,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Callback": "epochal.sinks.callback",
     "Delta": "epochal.sinks.delta",
     "EpochalError": "epochal.errors",
     "Fenced": "epochal.errors",
     "Files": "epochal.sinks.files",
     "GateRefused": "epochal.errors",
+    "Http": "epochal.sinks.http",
     "Iceberg": "epochal.sinks.iceberg",
     "InvariantBroken": "epochal.errors",
     "Kafka": "epochal.sinks.kafka",
@@ -63,11 +67,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "Delta",
     "EpochalError",
     "Fenced",
     "Files",
     "GateRefused",
+    "Http",
     "Iceberg",
     "InvariantBroken",
     "Kafka",
