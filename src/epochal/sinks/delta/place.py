@@ -161,10 +161,10 @@ def local_folder(uri: str) -> Path | None:
 def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
     if local is not None:
         return pa_fs.LocalFileSystem()
-    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  only object stores need it
+    from epochal.sinks.delta.objects import object_store  # noqa: PLC0415  disks do without
 
     try:
-        return pa_fs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
+        return object_store(uri, options)
     except Exception as error:
         raise Misconfigured(
             f"Delta: {uri} can't be reached: {error}",

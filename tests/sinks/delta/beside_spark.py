@@ -1,0 +1,82 @@
+"""A program: a pipeline writes a table, delta-spark reads and changes it, the pipeline goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from epochal.sinks.delta import Delta
+from epochal.spark.local import local_builder
+from epochal.spark.pipeline import Pipeline
+
+ODD = "a:b c/ü%3D'"
+
+
+def session(jars: str) -> Any:
+    listed = ",".join(str(path) for path in sorted(Path(jars).glob("*.jar")))
+    return (
+        local_builder("delta", threads=2)
+        .config("spark.jars", listed)
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
+        .getOrCreate()
+    )
+
+
+class Job:
+    def __init__(self, spark: Any, home: Path) -> None:
+        self._spark = spark
+        self._home = home
+        self.table = str(home / "table")
+        self._given = 0
+
+    def epoch(self, *days: str | None) -> None:
+        """A row for every day, and one run of the pipeline over them."""
+        rows = [(self._given + at, day) for at, day in enumerate(days)]
+        self._given += len(rows)
+        frame = self._spark.createDataFrame(rows, "id long, day string").selectExpr(
+            "*", "timestamp_seconds(1700000000 + id) at", "cast(id as decimal(10, 2)) price"
+        )
+        frame.coalesce(1).write.mode("append").parquet(str(self._home / "source"))
+        stream = self._spark.readStream.schema(frame.schema).parquet(str(self._home / "source"))
+        sink = Delta(self.table, create_table="if_missing", partition_by=["day"], name="lake")
+        query = Pipeline("beside", sinks=[sink]).start(
+            stream, checkpoint=str(self._home / "checkpoint"), availableNow=True
+        )
+        query.awaitTermination()
+
+    def rows(self, where: str = "true") -> list[Any]:
+        frame = self._spark.read.format("delta").load(self.table).where(where)
+        return sorted(([row.id, row.day] for row in frame.collect()), key=repr)
+
+    def sql(self, statement: str) -> None:
+        self._spark.sql(statement.format(table=f"delta.`{self.table}`")).collect()
+
+
+def main(jars: str, home: str) -> dict[str, Any]:
+    spark = session(jars)
+    spark.sparkContext.setLogLevel("ERROR")
+    job = Job(spark, Path(home))
+    told: dict[str, Any] = {}
+    job.epoch("mon", "tue", None, ODD, "mon", ODD)
+    told["written"] = job.rows()
+    told["skipping"] = job.rows("at = timestamp_seconds(1700000004) AND price = 4")
+    job.sql(
+        "ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2',"
+        " 'delta.enableDeletionVectors' = 'true')"
+    )
+    job.sql("OPTIMIZE {table}")
+    job.sql("INSERT INTO {table} SELECT 100 + id, 'thu', timestamp_seconds(0), 0 FROM range(10)")
+    job.sql("DELETE FROM {table} WHERE id IN (1, 105)")
+    job.epoch("thu", "wed")
+    told["after"] = job.rows()
+    spark.stop()
+    return told
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")

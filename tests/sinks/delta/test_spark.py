@@ -1,0 +1,60 @@
+"""A real pipeline on Spark; the table is read and changed by delta-spark, which is not ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from broker.client_jars import fetched
+from deltalake import DeltaTable
+from sinks.delta import beside_spark
+from sinks.delta.delta_stage import leftovers, rows
+
+_RELEASE = "4.4.0"
+_JARS = (
+    ("io.delta", "delta-spark_4.2_2.13", _RELEASE),
+    ("io.delta", "delta-storage", _RELEASE),
+    ("io.delta", "delta-kernel-api", _RELEASE),
+    ("io.delta", "delta-kernel-defaults", _RELEASE),
+    ("io.delta", "delta-kernel-unitycatalog", _RELEASE),
+    ("io.unitycatalog", "unitycatalog-client", "0.6.0"),
+    ("io.unitycatalog", "unitycatalog-hadoop", "0.6.0"),
+)
+ODD = beside_spark.ODD
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def by_text(pairs: list) -> list:
+    return sorted((list(pair) for pair in pairs), key=repr)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> tuple[dict, Path]:
+    home = tmp_path_factory.mktemp("beside")
+    jars = fetched(f"delta-spark-{_RELEASE}", _JARS)
+    program = [sys.executable, beside_spark.__file__, str(jars), str(home)]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), home / "table"
+
+
+def test_delta_spark_reads_what_the_pipeline_wrote(told):
+    found, _ = told
+    written = [(0, "mon"), (1, "tue"), (2, None), (3, ODD), (4, "mon"), (5, ODD)]
+    assert found["written"] == by_text(written)
+    assert found["skipping"] == [[4, "mon"]], "statistics hid a row"
+
+
+def test_the_pipeline_goes_on_after_spark_changed_the_table(told):
+    found, folder = told
+    ours = [(0, "mon"), (2, None), (3, ODD), (4, "mon"), (5, ODD), (6, "thu"), (7, "wed")]
+    theirs = [(100 + number, "thu") for number in range(10) if number != 5]
+    assert found["after"] == by_text(ours + theirs)
+    read = [(row["id"], row["day"]) for row in rows(folder, "id, day")]
+    assert by_text(read) == found["after"], "deltalake and Spark see different rows"
+    assert DeltaTable(str(folder)).version() >= 6
+    assert [path for path in leftovers(folder) if "_epochal" in path] == []
