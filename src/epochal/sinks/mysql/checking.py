@@ -38,6 +38,7 @@ class MySQLChecker(Checker):
 
     def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
         sink = self._sink
+        self.is_ready = False
         about = _About(session)
         about.require_loading(sink)
         self._sent = None if schema is None else sent_fields(schema, sink)
@@ -264,8 +265,9 @@ class _About:
     def require_detachable(self, sink: MySQL) -> None:
         """Whether a prepared XA transaction outlives its connection."""
         needed = (10, 5, 2) if "mariadb" in self._version.lower() else (8, 0, 29)
-        numbers = re.search(r"(\d+)\.(\d+)\.(\d+)(?=-MariaDB)|^(\d+)\.(\d+)\.(\d+)", self._version)
-        found = tuple(int(n) for n in numbers.groups() if n is not None) if numbers else ()
+        # Some MariaDB says 5.5.5 first, for clients that know no number above 5.
+        words = re.findall(r"(\d+)\.(\d+)\.(\d+)", self._version.removeprefix("5.5.5-"))
+        found = tuple(int(number) for number in words[0]) if words else ()
         if found < needed:
             raise Misconfigured(
                 f"strategy='prepared' on {sink.place}, version {self._version}: there a prepared "

@@ -1,0 +1,228 @@
+"""What is special about each strategy: zombies, litter, refusals, many at a time."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, TryAgain
+from epochal.sinks.mysql import checking
+from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.sql.names import staging_name
+from epochal.terms import EpochNumber, Proof, Uid
+
+BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+
+
+@BOTH
+def test_drivers_that_commit_one_decision_at_a_time_agree(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    lives = [orders.keep(life.fresh(generation=number)) for number in (1, 2, 3)]
+    for epoch in range(3):
+        receipts = [life.prepare(some(epoch * 10 + n), epoch, n) for n in range(3)]
+        barrier = threading.Barrier(len(lives))
+
+        def commit(one, epoch=epoch, receipts=receipts, barrier=barrier):
+            barrier.wait()
+            for _ in range(20):
+                try:
+                    return one.commit(epoch, receipts)
+                except TryAgain:
+                    continue
+            raise AssertionError("never committed")
+
+        with ThreadPoolExecutor(len(lives)) as pool:
+            list(pool.map(commit, lives))
+    assert len(orders.rows()) == 9
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_two_pipelines_share_a_table_and_a_ledger(orders, some, strategy):
+    first = orders.life(strategy=strategy)
+    second = orders.keep(first.fresh(uid=Uid("zyxwvuts2345")))
+    first.start(some(1))
+    second.start(some(1))
+    mine, yours = first.prepare(some(1), 0), second.prepare(some(2), 0)
+    assert [one.handle for one in first.committer.in_doubt()] == [mine.handle]
+    second.commit(0, [yours])
+    first.commit(0, [mine])
+    assert orders.rows(columns="id") == [(1,), (2,)]
+
+
+@BOTH
+def test_ten_sinks_write_to_one_table_at_a_time(orders, some, strategy):
+    def run(number: int) -> None:
+        life = orders.life(strategy=strategy, name=f"sink {number}", pool_max=2)
+        for epoch in range(2):
+            life.write(epoch, some(number * 100 + epoch))
+        life.close()
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(run, range(10)))
+    assert len(orders.rows()) == 20
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_writer_holds_little_however_many_rows_it_takes(orders, strategy):
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    life = orders.life(strategy=strategy, buffer_bytes=2_000_000)
+    life.committer.check(schema)
+    writer, before, peak, total = life.writer(schema, 0), pa.total_allocated_bytes(), 0, 0
+    for number in range(60):
+        ids = pa.array(range(number * 2000, (number + 1) * 2000), pa.int64())
+        batch = pa.record_batch([ids, pa.array(["x" * 100] * 2000)], schema=schema)
+        total += batch.nbytes
+        writer.write(batch)
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    receipt = writer.prepare()
+    assert receipt.rows == 120_000
+    assert receipt.token["efficiency"] > 0.8
+    assert total > 12_000_000
+    assert peak < 12_000_000
+
+
+# Staged
+
+
+def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(orders, some):
+    zombie = orders.life()
+    zombie.start(some(1))
+    receipt = zombie.prepare(some(1), 0)
+    zombie.rehearse(0, [receipt])
+    newer = orders.keep(zombie.fresh(generation=2))
+    newer.write(0, some(1))
+    newer.committer.abort(EpochNumber(0), [receipt])
+    assert len(orders.rows()) == 1
+    with pytest.raises(Fenced, match="generation 2"):
+        zombie.rehearse(0, [zombie.prepare(some(1), 0)])
+
+
+def test_a_sleeping_rehearsal_keeps_no_staging_table_from_being_dropped(orders, some):
+    zombie = orders.life(lock_timeout_s=1)
+    zombie.start(some(1))
+    receipt = zombie.prepare(some(1), 0)
+    zombie.rehearse(0, [receipt])
+    orders.keep(zombie.fresh(generation=2)).committer.abort(EpochNumber(0), [receipt])
+    assert orders.leftovers() == []
+    assert orders.rows() == []
+
+
+def test_a_decided_epoch_is_applied_again_where_its_rehearsal_was_lost(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0)]
+    life.rehearse(0, receipts)
+    ((holder,),) = orders.sql(
+        f"SELECT IS_USED_LOCK({DIALECT.literal(DIALECT.driver_lock(life.identity, 1))})"
+    )
+    orders.sql(f"KILL CONNECTION {holder}")
+    orders.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert len(orders.rows()) == 2
+
+
+def test_litter_of_a_committed_epoch_is_proven_committed_and_goes_with_its_next_commit(
+    orders, some
+):
+    life = orders.life()
+    receipts = life.write(0, some(1))
+    name = staging_name(receipts[0].handle)
+    orders.sql(f"CREATE TABLE {orders.meta}.{name} (epochal_at bigint, id bigint, name text)")
+    orders.sql(f"INSERT INTO {orders.meta}.{name} VALUES (1, 1, 'again')")
+    assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.COMMITTED
+    life.commit(0, receipts)
+    assert orders.rows() == [(1, "n1")]
+    assert orders.leftovers() == []
+
+
+def test_an_epoch_that_the_table_proves_already_is_refused_before_its_decision(orders, some):
+    life = orders.life()
+    life.write(3, some(1))
+    for epoch in (3, 2):
+        with pytest.raises(Refused, match="older than the table"):
+            life.rehearse(epoch, [life.prepare(some(1), epoch)])
+    assert len(orders.rows()) == 1
+
+
+def test_staging_that_somebody_dropped_fails_the_rehearsal_and_is_lost_after_the_decision(
+    orders, some
+):
+    life = orders.life()
+    life.start(some(1))
+    receipt = life.prepare(some(1), 0)
+    orders.sql(f"DROP TABLE {orders.meta}.{staging_name(receipt.handle)}")
+    with pytest.raises(TryAgain, match="no decision was made"):
+        life.rehearse(0, [receipt])
+    with pytest.raises(PreparedLost) as told:
+        life.commit(0, [receipt])
+    assert told.value.handles == (str(receipt.handle),)
+
+
+# Prepared
+
+
+def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    orders.sql(f"XA ROLLBACK '{staging_name(receipts[0].handle)}'")
+    held = orders.server.connect(database=orders.schema)
+    with held.cursor() as cursor:
+        xid = f"'{staging_name(receipts[0].handle)}'"
+        for words in ("XA START {}", "INSERT INTO orders VALUES (1, 'n1')", "XA END {}"):
+            cursor.execute(words.format(xid))
+        cursor.execute(f"XA PREPARE {xid}")
+    with pytest.raises(TryAgain, match="still open"):
+        life.commit(0, receipts)
+    assert orders.rows() == []
+    held.close()
+    life.commit(0, receipts)
+    assert orders.rows() == [(1, "n1")]
+
+
+def test_prepared_transactions_that_vanished_are_told(orders, some):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    kept, gone = life.prepare(some(1), 0, 0), life.prepare(some(2), 0, 1)
+    orders.sql(f"XA ROLLBACK '{staging_name(gone.handle)}'")
+    with pytest.raises(TryAgain, match="not on the server any more"):
+        life.rehearse(0, [kept, gone])
+    with pytest.raises(PreparedLost) as told:
+        life.commit(0, [kept, gone])
+    assert told.value.handles == (str(gone.handle),)
+    assert orders.rows() == [(1, "n1")]
+
+
+def test_prepared_is_refused_on_a_table_with_a_unique_index(keyed, some):
+    with pytest.raises(Misconfigured, match="unique index PRIMARY"):
+        keyed.life(strategy="prepared").start(some(1))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [
+        ("8.0.28", True),
+        ("8.0.29", False),
+        ("8.4.3", False),
+        ("5.7.44-log", True),
+        ("10.4.34-MariaDB", True),
+        ("5.5.5-10.11.8-MariaDB-1", False),
+        ("11.4.2-MariaDB", False),
+    ],
+)
+def test_prepared_is_refused_where_xa_ends_with_its_connection(orders, version, is_refused):
+    class Told:
+        def query(self, statement: str) -> list:
+            return [(version, 1, 1, 0, "ROW")]
+
+    about, sink = checking._About(Told()), orders.sink(strategy="prepared")
+    if is_refused:
+        with pytest.raises(Misconfigured, match="ends with its connection"):
+            about.require_detachable(sink)
+    else:
+        about.require_detachable(sink)

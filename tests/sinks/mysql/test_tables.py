@@ -1,0 +1,173 @@
+"""What is told before the first row, what is made, who may do it, and what is never shown."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+import epochal as ep
+from epochal.errors import Misconfigured, TryAgain
+from epochal.sinks.mysql import MySQL
+from epochal.terms import EpochNumber
+
+SECRET = "hunter2-s3cret"
+
+
+def test_a_missing_table_is_told_with_what_is_like_it(place, some):
+    place.sql(f"CREATE TABLE {place.schema}.Orders (id bigint)")
+    with pytest.raises(Misconfigured, match="there is no table") as told:
+        place.life("orders").start(some(1))
+    assert f"{place.schema}.Orders" in told.value.hint
+
+
+def test_everything_that_is_wrong_is_told_at_once(place):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (ID bigint, day date, twice int AS (1 + 1),"
+        " must int NOT NULL)"
+    )
+    schema = pa.schema([("id", pa.int64()), ("day", pa.int64()), ("twice", pa.int32())])
+    with pytest.raises(Misconfigured) as told:
+        place.life().committer.check(schema)
+    for fact in (
+        'there is no column "id"',
+        "bigint can't become date",
+        '"twice" is generated',
+        '"must" is NOT NULL without a default',
+    ):
+        assert fact in told.value.message
+    assert 'columns={"id": "ID"}' in told.value.hint
+
+
+def test_an_engine_without_transactions_is_refused(place, some):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text) ENGINE=MyISAM")
+    with pytest.raises(Misconfigured, match="MyISAM, which knows no transactions"):
+        place.life().start(some(1))
+
+
+def test_a_server_that_takes_no_rows_from_clients_is_told(orders, some):
+    orders.sql("SET GLOBAL local_infile = 0")
+    try:
+        with pytest.raises(Misconfigured, match="local_infile is off"):
+            orders.life().start(some(1))
+    finally:
+        orders.sql("SET GLOBAL local_infile = 1")
+
+
+def test_a_replica_is_refused(orders, some):
+    orders.sql("SET GLOBAL read_only = 1")
+    try:
+        with pytest.raises(Misconfigured, match="read-only"):
+            orders.life().start(some(1))
+    finally:
+        orders.sql("SET GLOBAL read_only = 0")
+
+
+def test_a_table_is_made_and_grows_where_that_is_asked(place, some):
+    life = place.life(mode="upsert", keys="name", create_table="if_missing", evolve="add_columns")
+    life.write(0, some(1, 2))
+    wider = some(2, 3).append_column("paid", pa.array([True, None]))
+    life.start(wider)
+    receipts = [life.prepare(wider, 1)]
+    life.commit(1, receipts)
+    assert place.rows(columns="id, name, paid") == [(1, "n1", None), (2, "n2", 1), (3, "n3", None)]
+
+
+def test_what_the_server_fills_is_left_to_it(place, some):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (n int AUTO_INCREMENT PRIMARY KEY, id bigint,"
+        " name text, twice bigint AS (id * 2), note varchar(9) NOT NULL DEFAULT 'new')"
+    )
+    place.life(strategy="prepared").write(0, some(1, 2))
+    assert place.rows(columns="id, twice, note") == [(1, 2, "new"), (2, 4, "new")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "staged"},
+        {"strategy": "prepared"},
+        {"mode": "upsert", "keys": ["id"]},
+        {"mode": "upsert", "keys": ["id"], "columns": ["id", "name"]},
+        {"mode": "replace", "keys": ["id"], "columns": ["id", "name"]},
+        {"mode": "upsert", "keys": "id", "delete_when": "name = 'x'", "columns": ["id", "name"]},
+        {"create_table": "if_missing"},
+    ],
+    ids=str,
+)
+def test_what_grants_prints_is_all_that_an_account_needs(place, some, options):
+    if "create_table" not in options:
+        key = "PRIMARY KEY" if "mode" in options else ""
+        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint {key}, name text)")
+    place.sql("CREATE OR REPLACE USER least")
+    life = place.life(url=place.url(user="least"), **options)
+    for statement in life.sink.grants():
+        if "XA_RECOVER_ADMIN" not in statement:
+            place.sql(statement)
+    for epoch in range(2):
+        life.write(epoch, some(1, 2))
+    life.committer.prune(EpochNumber(1))
+    assert list(life.committer.in_doubt()) == []
+    assert len(place.rows()) == (2 if "mode" in options else 4)
+    life.close()
+    place.sql("DROP USER least")
+
+
+@pytest.mark.parametrize("right", ["INSERT", "UPDATE", "CREATE"])
+def test_a_right_that_is_lacking_is_told_with_the_way_out(keyed, some, right):
+    keyed.sql("CREATE OR REPLACE USER least")
+    life = keyed.life(url=keyed.url(user="least"), mode="upsert", keys="id")
+    for statement in life.sink.grants():
+        keyed.sql(statement)
+    on = f"{keyed.meta}.*" if right == "CREATE" else f"{keyed.schema}.orders"
+    keyed.sql(f"REVOKE {right} ON {on} FROM least")
+    with pytest.raises(Misconfigured, match="denied") as told:
+        life.write(0, some(1))
+    assert "GRANT" in told.value.hint
+    assert keyed.rows() == []
+
+
+# Secrets, and servers that can't be reached
+
+
+def test_a_password_in_a_url_is_used_and_never_shown():
+    sink = MySQL(f"mysql://someone:{SECRET}@127.0.0.1:1/shop", table="x")
+    assert SECRET not in repr(sink) + str(sink.describe()) + sink.url + sink.name
+    assert pickle.loads(pickle.dumps(sink)).server.secret() == SECRET
+    with pytest.raises(Misconfigured, match="both the url and password="):
+        MySQL(f"mysql://someone:{SECRET}@127.0.0.1:1/shop", table="x", password="other")
+
+
+def test_a_url_that_can_not_be_read_is_not_repeated():
+    for url in (
+        f"mysql://a:{SECRET}@h:port/db",
+        f"postgresql://a:{SECRET}@h/db",
+        f"mysql://a:{SECRET}@h",
+        f"mysql://a:{SECRET}@h/db?tls={SECRET}",
+    ):
+        with pytest.raises(Misconfigured) as told:
+            MySQL(url, table="x")
+        assert SECRET not in str(told.value)
+
+
+def test_passwords_come_from_wherever_they_are_kept(orders, some, tmp_path, monkeypatch):
+    orders.sql(f"CREATE OR REPLACE USER etl IDENTIFIED BY '{SECRET}'")
+    orders.sql("GRANT ALL ON *.* TO etl")
+    kept = tmp_path / "secret"
+    kept.write_text(f"{SECRET}\n")
+    monkeypatch.setenv("EPOCHAL_TEST_SECRET", SECRET)
+    for number, password in enumerate([SECRET, ep.file(kept), ep.env("EPOCHAL_TEST_SECRET")]):
+        life = orders.life(url=orders.url(user="etl"), password=password, name=f"{number}")
+        life.write(0, some(number))
+    with pytest.raises(Misconfigured, match="1045") as told:
+        orders.life(url=orders.url(user="etl"), password=f"not {SECRET}").start(some(1))
+    assert SECRET not in str(told.value)
+    assert len(orders.rows()) == 3
+
+
+def test_what_can_not_be_reached_is_told_at_once(orders, some):
+    with pytest.raises(TryAgain, match=r"can't connect to 127\.0\.0\.1:1/"):
+        orders.life(url=orders.url(port=1)).start(some(1))
+    with pytest.raises(Misconfigured, match="Unknown database"):
+        orders.life(url=orders.server.url(database="nowhere")).start(some(1))
