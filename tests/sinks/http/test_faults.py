@@ -7,6 +7,7 @@ import os
 import threading
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
@@ -352,3 +353,11 @@ def test_urls_that_can_not_be_are_refused_without_being_quoted(url):
     with pytest.raises(Misconfigured) as told:
         Http(url)
     assert "hunter2" not in str(told.value)
+
+
+def test_a_changed_copy_keeps_the_password_of_its_url():
+    sink = replace(Http("http://user:hunter2@host/x", token="hunter3"), name="another")
+    assert sink.service.user[1].reveal() == "hunter2"
+    assert sink.service.token.reveal() == "hunter3"
+    assert "hunter" not in repr(sink)
+    assert sink.target == "http://host/x"

@@ -10,8 +10,17 @@ import pytest
 from obstore.store import LocalStore
 
 from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, PreparedLost
-from epochal.sinks.spool import RowSpool, SpoolLedger, spool_url
-from epochal.terms import EpochNumber, Generation, Identity, Mark, Uid
+from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
+from epochal.terms import (
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Identity,
+    Mark,
+    Proof,
+    Receipt,
+    Uid,
+)
 
 ME = Identity(pipeline="p", uid=Uid("aaaabbbbcccc"), sink="s", generation=Generation(1))
 OTHER = Identity(pipeline="p", uid=Uid("ddddeeeeffff"), sink="s", generation=Generation(1), run="r")
@@ -171,3 +180,80 @@ def test_a_spool_is_a_path_a_file_url_or_an_object_store():
         spool_url("X", "file://host/a")
     with pytest.raises(Misconfigured, match="needs spool"):
         spool_url("X", None)
+
+
+# Delivering
+
+
+class Deliveries:
+    """A target that takes batches, and can be told what happens on the way."""
+
+    def __init__(self, spool: RowSpool) -> None:
+        self._spool = spool
+        self.taken: list[int] = []
+        self.on_the_way = lambda: None
+
+    def check(self, schema):
+        return []
+
+    def deliver(self, epoch, receipts):
+        for receipt in receipts:
+            self.on_the_way()
+            for one in self._spool.read(receipt.handle, rows=receipt.rows):
+                self.taken += one["n"].to_pylist()
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def committer_of(spool: RowSpool) -> tuple[SpoolCommitter, Deliveries]:
+    deliveries = Deliveries(spool)
+    ledger = SpoolLedger(spool.place, ME)
+    return SpoolCommitter(ME, spool, ledger, deliveries), deliveries
+
+
+def receipt_of(spool: RowSpool, *numbers: int) -> Receipt:
+    handle = ME.handle(ZERO, partition=0, attempt=1)
+    spooled = write(spool, handle, batch(*numbers))
+    return Receipt(handle=handle, fingerprint=Fingerprint(spooled.rows))
+
+
+def test_rows_that_vanish_before_their_delivery_may_be_written_again(spool):
+    committer, _ = committer_of(spool)
+    receipt = receipt_of(spool, 1, 2)
+    spool.remove([receipt.handle])
+    with pytest.raises(PreparedLost):
+        committer.commit(ZERO, [receipt])
+    assert committer.outcome(ZERO, receipt) is Proof.ABORTED
+
+
+def test_rows_that_vanish_on_the_way_are_never_written_again(spool):
+    committer, deliveries = committer_of(spool)
+    receipt = receipt_of(spool, 1, 2)
+    deliveries.on_the_way = lambda: spool.remove([receipt.handle])
+    for _ in range(2):
+        with pytest.raises(InvariantBroken, match="delivery had begun") as told:
+            committer.commit(ZERO, [receipt])
+        assert "give-up" in told.value.hint
+    assert committer.outcome(ZERO, receipt) is Proof.UNKNOWN
+
+
+def test_a_driver_that_is_overtaken_on_the_way_finds_its_work_done(spool):
+    slow, deliveries = committer_of(spool)
+    quick, others = committer_of(spool)
+    receipt = receipt_of(spool, 1, 2)
+    deliveries.on_the_way = lambda: quick.commit(ZERO, [receipt])
+    slow.commit(ZERO, [receipt])
+    assert (deliveries.taken, others.taken) == ([], [1, 2])
+    assert slow.outcome(ZERO, receipt) is Proof.COMMITTED
+    assert slow.in_doubt() == []
+
+
+def test_what_a_commit_left_after_its_proof_is_cleared_by_a_listing(spool):
+    committer, _ = committer_of(spool)
+    receipt = receipt_of(spool, 1)
+    committer.commit(ZERO, [receipt])
+    receipt_of(spool, 1)
+    assert committer.in_doubt() == []
+    assert not spool.has(receipt.handle)

@@ -30,7 +30,7 @@ class Callback(Declaration):
 
     function: Callable[[CallbackEpoch], Any] = field(kw_only=False)
     """Importable where it is pickled: a function of a module."""
-    spool: str | PathLike[str] | None = None
+    spool: str | PathLike[str] | None = field(default=None, repr=False)
     """Where rows wait: a folder that driver and executors share, or an object store's URL."""
 
     def __post_init__(self) -> None:

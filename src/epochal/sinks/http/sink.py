@@ -48,7 +48,7 @@ class Http(Declaration):
 
     kind: ClassVar[str] = "http"
 
-    base_url: str = field(kw_only=False)
+    base_url: str = field(kw_only=False, repr=False)
     """The endpoint, or what comes before /prepare/…; a password or a query in it is hidden."""
     mode: Mode = "two-phase"
 
@@ -78,7 +78,7 @@ class Http(Declaration):
     part_bytes: int = 4 * 1024 * 1024
     """Two-phase: a task's rows beyond this go in several requests."""
 
-    spool: str | PathLike[str] | None = None
+    spool: str | PathLike[str] | None = field(default=None, repr=False)
     """Idempotency-key: where rows wait; a folder that driver and executors share, or a URL."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     body: Literal["json", "ndjson"] = "json"
@@ -102,7 +102,6 @@ class Http(Declaration):
             )
         self._check_options()
         self._set("service", self._make_service())
-        self._set("base_url", self.service.url)
         self._set("token", _secret(self.token))
         self._set("key_password", _secret(self.key_password))
         self._set("headers", dict(self.service.headers))
@@ -164,7 +163,7 @@ class Http(Declaration):
 
     @property
     def target(self) -> str:
-        return self.base_url
+        return self.service.url
 
     def describe(self) -> Mapping[str, Json]:
         told = {"kind": self.kind, "target": self.target, "mode": self.mode}

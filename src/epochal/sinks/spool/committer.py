@@ -71,10 +71,12 @@ class SpoolCommitter:
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         handles = frozenset(str(receipt.handle) for receipt in receipts)
         if not self._is_delivered(epoch, handles):
-            self._require_rows(epoch, receipts)
-            self._ledger.acknowledge(epoch, [])
-            facts = self._delivery.deliver(epoch, receipts)
-            self._ledger.settle(epoch, handles, facts)
+            try:
+                self._deliver(epoch, receipts, handles)
+            except (PreparedLost, InvariantBroken):
+                # Another driver may have carried the same decision out meanwhile, and cleared up.
+                if not self._is_delivered(epoch, handles):
+                    raise
         self._spool.remove([receipt.handle for receipt in receipts if receipt.rows])
         self._ledger.forget_acknowledgements(epoch)
 
@@ -116,6 +118,17 @@ class SpoolCommitter:
             )
         return entry is not None
 
+    def _deliver(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], handles: frozenset[str]
+    ) -> None:
+        self._require_rows(epoch, receipts)
+        self._ledger.acknowledge(epoch, [])
+        try:
+            facts = self._delivery.deliver(epoch, receipts)
+        except PreparedLost as lost:
+            raise self._lost_on_the_way(epoch, lost.handles) from lost
+        self._ledger.settle(epoch, handles, facts)
+
     def _require_rows(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         lost = self._lost(receipts)
         if not lost:
@@ -127,15 +140,19 @@ class SpoolCommitter:
                 "a later epoch is delivered, so this one was: leave this driver stopped",
             )
         if self._ledger.acknowledged(epoch) is not None:
-            # Written anew, rows that were delivered before would go out under other numbers.
-            raise InvariantBroken(
-                f"{told}{list(lost)}, and their delivery had begun",
-                "put the files back; or, once the rows are brought by hand, `epochal give-up`",
-            )
+            raise self._lost_on_the_way(epoch, lost)
         raise PreparedLost(
             f"{told}{len(lost)} of {len(receipts)} prepared attempts",
             "somebody removed them: files of a spool belong to the pipeline",
             handles=lost,
+        )
+
+    def _lost_on_the_way(self, epoch: EpochNumber, lost: Sequence[str]) -> InvariantBroken:
+        """Written anew, rows that were delivered before would go out under other numbers."""
+        return InvariantBroken(
+            f"epoch {epoch}: the spool {self._spool.place.told} no longer holds {list(lost)}, and "
+            "their delivery had begun",
+            "put the files back; or, once the rows are brought by hand, `epochal give-up`",
         )
 
     def _lost(self, receipts: Sequence[Receipt]) -> tuple[str, ...]:
