@@ -23,7 +23,7 @@ from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
-from epochal.telemetry.recording import record_history
+from epochal.telemetry.switchboard import attach
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
 
 _ONLY_PARTITION = 0
@@ -61,7 +61,7 @@ class Session:
         self._coordinator = Coordinator(
             log=log, sinks=sinks, gates=gates, limits=limits, around=around
         )
-        record_history(self._coordinator.tracker, log, epochs_kept=limits.history_epochs_kept)
+        attach(self._coordinator.tracker, log, limits)
         self._writers: dict[SinkName, Writer] = {}
         self._buffer: list[Mapping[str, Any]] = []
         self._attempt = 0

@@ -37,6 +37,7 @@ VERBS = {
     "drop": "drop:drop",
     "grants": "grants:grants",
     "log": "log:log",
+    "metrics": "metrics:metrics",
 }
 """Each verb with its file: only the one that is typed is loaded, as some bring heavy packages."""
 

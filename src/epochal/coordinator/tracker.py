@@ -14,8 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from epochal.contract import Clock
@@ -27,6 +29,8 @@ from epochal.terms import EpochNumber, Receipts, SinkName
 
 logger = logging.getLogger("epochal")
 
+ABOUT: ContextVar[Mapping[str, str | int]] = ContextVar("about", default=MappingProxyType({}))
+"""What this thread works on: pipeline, epoch, sink. For log lines."""
 EPOCHS_KEPT = 1000
 ENDS = frozenset({Phase.COMMITTED, Phase.ABORTED, Phase.FAILED})
 """Phases in which an epoch rests: FAILED until the next start."""
@@ -166,6 +170,7 @@ class Tracker:
         self._in_doubt: dict[SinkName, InDoubtFigures] = {}
         self._listeners: list[Listener] = []
         self._last_error: BaseException | None = None
+        self._pipeline = ""
 
     # What the coordinator tells
 
@@ -174,9 +179,12 @@ class Tracker:
         self._listeners.append(listener)
 
     def claimed(self, state: State) -> None:
+        self._pipeline = state.pipeline
+        ABOUT.set({"pipeline": self._pipeline})
         self._tell(lambda listener: listener.claimed(state))
 
     def enter(self, epoch: EpochNumber, phase: Phase) -> None:
+        ABOUT.set({"pipeline": self._pipeline, "epoch": epoch})
         with self._lock:
             now_s = self._clock.monotonic()
             if phase is Phase.ACTIVE or not self._epochs or self._epochs[-1].epoch != epoch:
@@ -206,9 +214,11 @@ class Tracker:
     def timing(self, sink: SinkName, phase: Phase) -> Iterator[None]:
         """Measure what one sink does in a phase, also on a thread of its own."""
         began_s = self._clock.monotonic()
+        about = ABOUT.set({**ABOUT.get(), "sink": sink})
         try:
             yield
         finally:
+            ABOUT.reset(about)
             spent_s = self._clock.monotonic() - began_s
             with self._lock:
                 if self._epochs:

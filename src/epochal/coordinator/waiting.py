@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from typing import Protocol
 
 from epochal.errors import OutcomeUnknown
@@ -59,7 +60,12 @@ def in_threads(
             results[at] = None
 
     threads = [
-        threading.Thread(target=run, args=item, name=f"epochal-{item[0]}", daemon=True)
+        threading.Thread(
+            target=copy_context().run,  # so that its log lines know what they are about
+            args=(run, *item),
+            name=f"epochal-{item[0]}",
+            daemon=True,
+        )
         for item in enumerate(jobs)
     ]
     for thread in threads:

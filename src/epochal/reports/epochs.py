@@ -38,7 +38,10 @@ def epochs(
         raise Misconfigured(f"{error}", "take the cursor from the page before") from error
     told = [past_report(one) for one in page.epochs]
     if cursor is None:
-        told = sorted([*_from_log(log, told), *told], key=lambda one: (-one.epoch, -one.generation))
+        told = sorted(
+            [*_from_log(log, told, is_all=page.cursor is None), *told],
+            key=lambda one: (-one.epoch, -one.generation),
+        )
     return EpochsReport(
         location=state.location,
         pipeline=state.pipeline,

@@ -40,7 +40,7 @@ from epochal.spark.selecting import arrow_schema, empty_like, taken_by
 from epochal.spark.telling import presented
 from epochal.spark.triggers import require_mode, trigger_words
 from epochal.spark.versions import require_classic, require_streaming, require_supported
-from epochal.telemetry.recording import record_history
+from epochal.telemetry.switchboard import attach, serve_metrics
 from epochal.terms import EpochNumber, Generation, Identity, SinkName
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Pipeline:
     live, inside the checkpoint by default. `checkpoint` is where `start` goes unless it is told
     otherwise, and where `epochal recover module:pipeline` and its like look. `fingerprint=False`
     saves the hashing of rows, and with it the proof by which rows that a target lost could be
-    written again.
+    written again. `metrics_port` serves metrics for Prometheus while the driver lives.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class Pipeline:
         log: Place | None = None,
         checkpoint: Place | None = None,
         fingerprint: bool = True,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
         watch: Watch = watch_nothing,
     ) -> None:
         if not name:
@@ -88,6 +90,8 @@ class Pipeline:
         self.checkpoint = checkpoint
         self._log = log
         self._fingerprint = fingerprint
+        self._metrics_port = metrics_port
+        self._metrics_host = metrics_host
         self._watch = watch
         self._run: Run | None = None
         self._tracker = Tracker(SystemClock())
@@ -360,7 +364,9 @@ class Pipeline:
             limits=self.limits,
             around=Surroundings(watch=self._watch),
         )
-        record_history(coordinator.tracker, log, epochs_kept=self.limits.history_epochs_kept)
+        if self._metrics_port is not None:
+            serve_metrics(self._metrics_port, self._metrics_host)
+        attach(coordinator.tracker, log, self.limits)
         return coordinator
 
     def _runner(self, coordinator: Coordinator, *, stateless: bool, narrow: bool) -> Runner:

@@ -1,0 +1,173 @@
+"""OpenTelemetry: the same metrics pushed by OTLP, and a span for every epoch and phase."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from epochal.coordinator import EpochFigures, Trouble
+from epochal.errors import Misconfigured
+from epochal.protocol.machine import Phase
+from epochal.protocol.state import State
+from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+    from opentelemetry.trace import Status, StatusCode, Tracer
+except ImportError as error:
+    raise Misconfigured(
+        f"OpenTelemetry needs a package that is not installed: {error.name}",
+        'pip install "epochal[otel]"',
+    ) from error
+
+_NANO = 1_000_000_000
+Labels = tuple[str, ...]
+
+
+class OtelMeters:
+    """All instruments of one meter. Names are Prometheus', as they are the ones that stay."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._asked: dict[str, dict[Labels, Callable[[], float]]] = {}
+        self._guard = threading.Lock()
+        for name, one in INSTRUMENTS.items():
+            if one.kind is Kind.COUNTER:
+                self._counters[name] = meter.create_counter(name, description=one.told)
+            elif one.kind is Kind.HISTOGRAM:
+                self._histograms[name] = meter.create_histogram(
+                    name,
+                    unit="s",
+                    description=one.told,
+                    explicit_bucket_boundaries_advisory=PHASE_BUCKETS_S,
+                )
+            else:
+                self._asked[name] = {}
+                meter.create_observable_gauge(
+                    name, callbacks=[self._callback(name)], description=one.told
+                )
+
+    def add(self, name: str, labels: Labels, amount: float) -> None:
+        self._counters[name].add(amount, _named(name, labels))
+
+    def observe(self, name: str, labels: Labels, seconds: float) -> None:
+        self._histograms[name].record(seconds, _named(name, labels))
+
+    def watch(self, name: str, labels: Labels, ask: Callable[[], float]) -> None:
+        with self._guard:
+            self._asked[name][labels] = ask
+
+    def unwatch(self, name: str, labels: Labels) -> None:
+        with self._guard:
+            self._asked[name].pop(labels, None)
+
+    def _callback(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observed(_options: CallbackOptions) -> Iterable[Observation]:
+            with self._guard:
+                asked = list(self._asked[name].items())
+            return [Observation(ask(), _named(name, labels)) for labels, ask in asked]
+
+        return observed
+
+
+def _named(name: str, labels: Labels) -> dict[str, str]:
+    return dict(zip(INSTRUMENTS[name].labels, labels, strict=True))
+
+
+class Tracing:
+    """
+    A span an epoch, with one below it a phase, told when the epoch has come to rest.
+
+    The epoch's number is an attribute of a span, where it may be; it is never a metric's label.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer or trace.get_tracer("epochal")
+        self._who: dict[str, str | int] = {}
+
+    def claimed(self, state: State) -> None:
+        self._who = {
+            "epochal.pipeline": state.pipeline,
+            "epochal.uid": state.uid,
+            "epochal.generation": state.generation,
+        }
+
+    def troubled(self, trouble: Trouble) -> None:
+        """An epoch's trouble is told with its span."""
+
+    def ended(self, epoch: EpochFigures) -> None:
+        attributes = {
+            **self._who,
+            "epochal.epoch": epoch.epoch,
+            "epochal.outcome": epoch.phase.value,
+            "epochal.rows": epoch.rows,
+        }
+        span = self._tracer.start_span(
+            "epochal epoch", start_time=_nanos(epoch.opened_at), attributes=attributes
+        )
+        within = trace.set_span_in_context(span)
+        for phase, spent_s in epoch.seconds.items():
+            entered_at = epoch.entered_at.get(phase, epoch.opened_at)
+            part = self._tracer.start_span(
+                f"epochal {phase.value}",
+                context=within,
+                start_time=_nanos(entered_at),
+                attributes={**self._who, "epochal.epoch": epoch.epoch},
+            )
+            part.end(_nanos(entered_at + spent_s))
+        if epoch.trouble is not None:
+            span.set_status(Status(StatusCode.ERROR, epoch.trouble.message))
+            span.set_attribute("epochal.error", epoch.trouble.code)
+        elif epoch.phase is Phase.COMMITTED:
+            span.set_status(Status(StatusCode.OK))
+        span.end(_nanos(epoch.finished_at or epoch.opened_at))
+
+    def close(self) -> None:
+        """Spans end with their epochs."""
+
+
+def _nanos(at: float) -> int:
+    return int(at * _NANO)
+
+
+class Push:
+    """Metrics and spans on their way to a collector, until `close`."""
+
+    def __init__(self, *, endpoint: str | None = None, every_s: float = 15.0) -> None:
+        """
+        Without an endpoint the usual variables say where: OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+                OTLPMetricExporter,
+            )
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter,
+            )
+            from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+            from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
+                PeriodicExportingMetricReader,
+            )
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        except ImportError as error:
+            raise Misconfigured(
+                f"pushing by OTLP needs a package that is not installed: {error.name}",
+                'pip install "epochal[otel]"',
+            ) from error
+        base = None if endpoint is None else endpoint.rstrip("/")
+        metrics = OTLPMetricExporter(endpoint=None if base is None else f"{base}/v1/metrics")
+        spans = OTLPSpanExporter(endpoint=None if base is None else f"{base}/v1/traces")
+        reader = PeriodicExportingMetricReader(metrics, export_interval_millis=every_s * 1000)
+        self._meters = MeterProvider(metric_readers=[reader])
+        self._tracers = TracerProvider()
+        self._tracers.add_span_processor(BatchSpanProcessor(spans))
+        self.meters = OtelMeters(self._meters.get_meter("epochal"))
+        self.tracing = Tracing(self._tracers.get_tracer("epochal"))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._meters.shutdown()
+        self._tracers.shutdown()

@@ -1,0 +1,89 @@
+"""Metrics for Prometheus: in the client library's own registry, and an endpoint to scrape."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from epochal.errors import Misconfigured
+from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
+
+try:
+    from prometheus_client import (
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        start_http_server,
+    )
+except ImportError as error:
+    raise Misconfigured(
+        f"metrics for Prometheus need a package that is not installed: {error.name}",
+        'pip install "epochal[metrics]"',
+    ) from error
+
+
+class PrometheusMeters:
+    """All instruments, registered once a registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._gauges: dict[str, Gauge] = {}
+        for name, one in INSTRUMENTS.items():
+            if one.kind is Kind.COUNTER:
+                self._counters[name] = Counter(name, one.told, one.labels, registry=registry)
+            elif one.kind is Kind.HISTOGRAM:
+                self._histograms[name] = Histogram(
+                    name, one.told, one.labels, registry=registry, buckets=PHASE_BUCKETS_S
+                )
+            else:
+                self._gauges[name] = Gauge(name, one.told, one.labels, registry=registry)
+
+    def add(self, name: str, labels: tuple[str, ...], amount: float) -> None:
+        self._counters[name].labels(*labels).inc(amount)
+
+    def observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None:
+        self._histograms[name].labels(*labels).observe(seconds)
+
+    def watch(self, name: str, labels: tuple[str, ...], ask: Callable[[], float]) -> None:
+        self._gauges[name].labels(*labels).set_function(ask)
+
+    def unwatch(self, name: str, labels: tuple[str, ...]) -> None:
+        self._gauges[name].remove(*labels)
+
+
+_guard = threading.Lock()
+_meters: dict[int, PrometheusMeters] = {}
+_served: dict[tuple[str, int], int] = {}
+
+
+def prometheus_meters(registry: CollectorRegistry = REGISTRY) -> PrometheusMeters:
+    """The meters of a registry, made at the first call."""
+    with _guard:
+        if id(registry) not in _meters:
+            _meters[id(registry)] = PrometheusMeters(registry)
+        return _meters[id(registry)]
+
+
+def serve(port: int, host: str = "127.0.0.1") -> int:
+    """
+    Serve what this process measures at `/metrics`, once a host and port; gives the port.
+
+    Loopback unless another host is named, as the figures name pipelines and sinks. 0 takes a free
+    port.
+    """
+    prometheus_meters()
+    with _guard:
+        if port and (host, port) in _served:
+            return _served[host, port]
+        try:
+            server, _ = start_http_server(port, addr=host)
+        except OSError as error:
+            raise Misconfigured(
+                f"metrics can't be served at {host}:{port}: {error.strerror}",
+                "another driver of this machine may have the port: give each its own, or 0",
+            ) from error
+        _served[host, port] = int(server.server_port)
+        return _served[host, port]

@@ -1,0 +1,82 @@
+"""
+What this process tells to whom, for every pipeline that starts from here on.
+
+    serve_metrics(9464)            Prometheus scrapes this driver
+    push_otlp("http://otel:4318")  this driver pushes metrics and spans
+    log_as_json()                  log lines of this package are JSON objects
+
+Spans go to the program's own OpenTelemetry, too, where it has set one up.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from epochal.contract import EpochLog, Limits
+from epochal.coordinator import Listener, Tracker
+from epochal.telemetry.instruments import Meters
+from epochal.telemetry.measuring import measure
+from epochal.telemetry.recording import record_history
+from epochal.telemetry.structured import log_as_json
+
+if TYPE_CHECKING:
+    from epochal.telemetry.otel import Push
+
+__all__ = ["attach", "log_as_json", "push_otlp", "serve_metrics"]
+
+_guard = threading.Lock()
+_meters: list[Meters] = []
+_tracing: list[Listener] = []
+
+
+def serve_metrics(port: int, host: str = "127.0.0.1") -> int:
+    """Serve this process's metrics for Prometheus at `/metrics`; gives the port that it has."""
+    from epochal.telemetry.prometheus import (  # noqa: PLC0415  needs epochal[metrics]
+        prometheus_meters,
+        serve,
+    )
+
+    bound = serve(port, host)
+    _add_meters(prometheus_meters())
+    return bound
+
+
+def push_otlp(endpoint: str | None = None, *, every_s: float = 15.0) -> Push:
+    """Push this process's metrics and spans to an OpenTelemetry collector until `close()`."""
+    from epochal.telemetry.otel import Push  # noqa: PLC0415  needs epochal[otel]
+
+    push = Push(endpoint=endpoint, every_s=every_s)
+    _add_meters(push.meters)
+    with _guard:
+        _tracing.append(push.tracing)
+    return push
+
+
+def attach(tracker: Tracker, log: EpochLog, limits: Limits) -> None:
+    """Let all who were switched on listen to one driver, and keep its history."""
+    record_history(tracker, log, epochs_kept=limits.history_epochs_kept)
+    with _guard:
+        meters, tracing = tuple(_meters), tuple(_tracing)
+    measure(tracker, meters)
+    for listener in (*tracing, *_programs_own()):
+        tracker.listen(listener)
+
+
+def _programs_own() -> list[Listener]:
+    """Only where the program has loaded OpenTelemetry: then its provider decides what to do."""
+    if "opentelemetry.sdk.trace" not in sys.modules:
+        return []
+    from opentelemetry import trace  # noqa: PLC0415  loaded already
+
+    from epochal.telemetry.otel import Tracing  # noqa: PLC0415  needs epochal[otel]
+
+    is_set_up = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return [Tracing()] if is_set_up else []
+
+
+def _add_meters(meters: Meters) -> None:
+    with _guard:
+        if not any(one is meters for one in _meters):
+            _meters.append(meters)

@@ -1,0 +1,176 @@
+"""The history is written beside an epoch and never in its way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from epochal import Limits, Memory, Session
+from epochal.coordinator import Tracker
+from epochal.coordinator.clock import SystemClock
+from epochal.protocol.machine import Phase
+from epochal.protocol.state import State
+from epochal.telemetry import log_as_json
+from epochal.telemetry.history import History
+from epochal.telemetry.recording import Recorder
+from epochal.terms import EpochNumber, Generation, Uid
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+class Place:
+    """A place in memory that may hang or fail."""
+
+    def __init__(self):
+        self.parts: dict[str, bytes] = {}
+        self.is_failing = False
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def put(self, name, content):
+        self.may_go_on.wait()
+        if self.is_failing:
+            raise OSError("disk full")
+        self.parts[name] = content
+
+    def names(self):
+        return sorted(self.parts)
+
+    def read(self, name):
+        return self.parts.get(name)
+
+    def delete(self, names):
+        for name in names:
+            self.parts.pop(name, None)
+
+
+@pytest.fixture
+def place():
+    return Place()
+
+
+def recorded(place, epochs_kept=100_000):
+    tracker = Tracker(SystemClock())
+    recorder = Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=0.02)
+    tracker.listen(recorder)
+    tracker.claimed(
+        State(uid=Uid("a" * 12), pipeline="p", location="/", generation=Generation(1), driver="d")
+    )
+    return tracker
+
+
+def lived(tracker, first, last):
+    for epoch in range(first, last):
+        tracker.enter(EpochNumber(epoch), Phase.ACTIVE)
+        tracker.enter(EpochNumber(epoch), Phase.COMMITTED)
+
+
+def written(place):
+    return [one.epoch for one in History(place=place).all()]
+
+
+def test_every_epoch_is_written_once_over_many_segments(place):
+    tracker = recorded(place)
+    lived(tracker, 0, 1200)
+    tracker.close()
+    assert written(place) == list(range(1200))
+    assert len(History(place=place).segments()) == 3
+
+
+def test_the_history_is_bounded(place):
+    tracker = recorded(place, epochs_kept=1000)
+    lived(tracker, 0, 3000)
+    tracker.close()
+    assert len(History(place=place).segments()) == 2
+    assert written(place)[-1] == 2999
+
+
+def test_a_storage_that_hangs_delays_no_epoch_and_no_end(place, monkeypatch):
+    monkeypatch.setattr("epochal.telemetry.recording._CLOSE_WAIT_MAX_S", 0.1)
+    place.may_go_on.clear()
+    tracker = recorded(place)
+    began_s = time.monotonic()
+    lived(tracker, 0, 100)
+    tracker.close()
+    assert time.monotonic() - began_s < 5
+    assert tracker.metrics().commits == 100
+    place.may_go_on.set()
+
+
+def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(place, caplog):
+    place.is_failing = True
+    tracker = recorded(place)
+    lived(tracker, 0, 10)
+    deadline_s = time.monotonic() + 10
+    while not caplog.records:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    place.is_failing = False
+    tracker.close()
+    assert written(place) == list(range(10))
+    assert [one.levelno for one in caplog.records].count(logging.WARNING) == 1
+
+
+def test_a_listener_that_raises_changes_nothing(caplog):
+    class Broken:
+        def claimed(self, state):
+            raise RuntimeError("no")
+
+        troubled = ended = claimed
+
+        def close(self):
+            raise RuntimeError("no")
+
+    tracker = Tracker(SystemClock())
+    tracker.listen(Broken())
+    lived(tracker, 0, 1)
+    tracker.close()
+    assert tracker.metrics().commits == 1
+    assert "could not take note" in caplog.text
+
+
+def test_no_history_is_kept_where_none_is_wanted(tmp_path):
+    with Session(
+        "p",
+        sinks=[Memory()],
+        schema=SCHEMA,
+        log=str(tmp_path),
+        limits=Limits(history_epochs_kept=0),
+    ) as session:
+        session.begin(0)
+        session.commit()
+    assert not (tmp_path / "history").exists()
+
+
+def test_log_lines_are_json_with_pipeline_epoch_and_sink_and_without_secrets(tmp_path, capsys):
+    class Telling(Memory):
+        def committer(self, identity, limits):
+            committer = super().committer(identity, limits)
+            whole = committer.commit
+
+            def commit(epoch, receipts):
+                logging.getLogger("epochal").warning("at postgresql://etl:hunter2@db/x")
+                whole(epoch, receipts)
+
+            committer.commit = commit
+            return committer
+
+    handler = log_as_json()
+    try:
+        with Session(
+            "shop", sinks=[Telling(name="orders")], schema=SCHEMA, log=str(tmp_path)
+        ) as session:
+            session.begin(0)
+            session.commit()
+    finally:
+        logging.getLogger("epochal").removeHandler(handler)
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "postgresql" in one]
+    told = json.loads(line)
+    assert (told["pipeline"], told["epoch"], told["sink"]) == ("shop", 0, "orders")
+    assert (told["level"], told["logger"]) == ("warning", "epochal")
+    assert "hunter2" not in line
