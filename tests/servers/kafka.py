@@ -14,7 +14,9 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from servers.ports import free_port
 from servers.programs import jdk_java, program
@@ -145,6 +147,15 @@ def _days() -> list[str]:
     return ["-days", "2", "-subj", "/CN=epochal tests"]
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Which broker of a cluster one is, and where all its controllers listen."""
+
+    node_id: int
+    controllers: Mapping[int, int]
+    cluster_id: str
+
+
 class KafkaServer:
     """A broker process with its own folder. Ports stay the same over restarts."""
 
@@ -155,10 +166,15 @@ class KafkaServer:
         features: Mapping[str, int] | None = None,
         settings: Mapping[str, str] | None = None,
         release: str = RELEASE,
+        seat: Seat | None = None,
     ) -> None:
+        """`seat` is its place in a cluster; alone it is its own controller."""
         self.folder = folder
         self.certificates = Certificates(folder)
         self.ports = dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True))
+        if seat is not None:
+            self.ports["CONTROLLER"] = seat.controllers[seat.node_id]
+        self._seat = seat or Seat(1, {1: self.ports["CONTROLLER"]}, str(uuid.uuid4()))
         self._process: subprocess.Popen[bytes] | None = None
         self._jars = jars(release)
         (folder / "log4j2.yaml").write_text(_LOGGING)
@@ -180,8 +196,10 @@ class KafkaServer:
         )
         found = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@localhost:{self.ports['CONTROLLER']}",
+            "node.id": str(self._seat.node_id),
+            "controller.quorum.voters": ",".join(
+                f"{node}@localhost:{port}" for node, port in self._seat.controllers.items()
+            ),
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(f"{n}://localhost:{p}" for n, p in self.ports.items()),
             "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in _LISTENERS.items()),
@@ -231,7 +249,7 @@ class KafkaServer:
 
     def _format(self, features: Mapping[str, int]) -> None:
         command = self._java("kafka.tools.StorageTool", "format", "-c", str(self._properties))
-        command += ["-t", str(uuid.uuid4())]
+        command += ["-t", self._seat.cluster_id]
         for name, level in features.items():
             command += ["--feature", f"{name}={level}"]
         for user, password in USERS.items():
@@ -243,6 +261,10 @@ class KafkaServer:
 
     def start(self) -> None:
         """Returns when the broker listens."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
         with (self.folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._properties)),
@@ -250,9 +272,12 @@ class KafkaServer:
                 stderr=log,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
             )
+
+    def await_ready(self) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not _is_listening(self.ports["PLAIN"]):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            is_over = self._process is None or self._process.poll() is not None
+            if is_over or time.monotonic() > deadline:
                 tail = (self.folder / "broker.log").read_text()[-4000:]
                 self.kill()
                 raise RuntimeError(f"Apache Kafka did not start:\n{tail}")
@@ -275,6 +300,43 @@ class KafkaServer:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+
+class KafkaCluster:
+    """Brokers that replicate what they hold: any one of them may be killed."""
+
+    def __init__(self, folder: Path, size: int = 3, **options: Any) -> None:
+        controllers = dict(enumerate(_free_ports(size), start=1))
+        cluster_id = str(uuid.uuid4())
+        settings = {**_REPLICATED, **options.pop("settings", {})}
+        self.brokers: dict[int, KafkaServer] = {}
+        for node_id in controllers:
+            home = folder / str(node_id)
+            home.mkdir(parents=True)
+            seat = Seat(node_id, controllers, cluster_id)
+            self.brokers[node_id] = KafkaServer(home, settings=settings, seat=seat, **options)
+
+    def address(self) -> str:
+        return ",".join(broker.address() for broker in self.brokers.values())
+
+    def start(self) -> None:
+        for broker in self.brokers.values():
+            broker.launch()
+        for broker in self.brokers.values():
+            broker.await_ready()
+
+    def kill(self) -> None:
+        for broker in self.brokers.values():
+            broker.kill()
+
+
+_REPLICATED = {
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+}
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Self
@@ -35,7 +36,10 @@ from epochal.kafka.cluster import (
 from epochal.kafka.codes import Code
 from epochal.kafka.connection import DEFAULT_LIMITS, Answer, Limits, Pending
 from epochal.kafka.handshake import Link, connect
-from epochal.kafka.messages.find_coordinator import FindCoordinatorRequest
+from epochal.kafka.messages.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
 from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
 from epochal.kafka.primitives import Malformed, Message, Request
 from epochal.kafka.security import PLAINTEXT, Security
@@ -291,7 +295,7 @@ class Client:
         """Ask any broker about the cluster and these topics. Never creates one."""
         asked = [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
-        answer = self._anyone(0).send(request, transaction_version=0).result()
+        answer = self._asked_of_anyone(lambda link: link.send(request, transaction_version=0))
         self.cluster = self.cluster.updated(answer)
         for told in answer.topics:
             if told.error_code in _UNKNOWN_TOPIC:
@@ -307,13 +311,14 @@ class Client:
         if of in self._coordinators:
             return self._coordinators[of]
         request = FindCoordinatorRequest(key=of.key, key_type=of.kind, coordinator_keys=[of.key])
-        link = self._anyone(0)
-        version = versions.choose(request, link.spoken, transaction_version=0)
-        if version < 4:
-            request.coordinator_keys = []
-        else:
-            request.key = ""
-        answer = link.connection.send(request, version).result()
+
+        def asked(link: Link) -> Pending[FindCoordinatorResponse]:
+            version = versions.choose(request, link.spoken, transaction_version=0)
+            request.coordinator_keys = [] if version < 4 else [of.key]
+            request.key = of.key if version < 4 else ""
+            return link.connection.send(request, version)
+
+        answer = self._asked_of_anyone(asked)
         told = answer.coordinators[0] if answer.coordinators else answer
         if told.error_code:
             about = f"looking for {of}"
@@ -324,20 +329,34 @@ class Client:
 
     def locate(self, ofs: Sequence[Coordinator]) -> None:
         """Look many coordinators up in one request; what can't be found is looked up when used."""
+        with suppress(TryAgain):
+            self._locate(ofs)
+
+    def _locate(self, ofs: Sequence[Coordinator]) -> None:
         missing = list(dict.fromkeys(of for of in ofs if of not in self._coordinators))
         for kind in CoordinatorKind:
             keys = [of.key for of in missing if of.kind is kind]
             if len(keys) < 2:
                 continue
             request = FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
-            link = self._anyone(0)
-            version = versions.choose(request, link.spoken, transaction_version=0)
-            if version < 4:
+            if self.spoken(request.API_KEY)[1] < 4:
                 continue
-            for told in link.connection.send(request, version).result().coordinators:
+            answer = self._asked_of_anyone(lambda link: link.send(request, transaction_version=0))  # noqa: B023  asked at once
+            for told in answer.coordinators:
                 if told.error_code == Code.NONE:
                     self._coordinators[Coordinator(told.key, kind)] = told.node_id
                     self._know(told.node_id, Address(told.host, told.port))
+
+    def _asked_of_anyone(self, ask: Callable[[Link], Pending[Answer]]) -> Answer:
+        """A look-up: a connection that turns out to be dead is replaced, and it is asked again."""
+        try:
+            return ask(self._anyone(0)).result()
+        except (OutcomeUnknown, TryAgain):
+            pass
+        try:
+            return ask(self._anyone(0)).result()
+        except OutcomeUnknown as error:
+            raise TryAgain(error.message, error.hint) from error
 
     def _know(self, node_id: int, address: Address) -> None:
         if self.cluster.addresses.get(node_id) != address:

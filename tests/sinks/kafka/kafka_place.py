@@ -192,6 +192,7 @@ class Place:
             ],
         )
         request = CreateTopicsRequest(topics=[wanted], timeout_ms=20_000)
+        self.client.refresh()  # replaces a connection to a broker that was killed meanwhile
         (made,) = self.client.ask(request, Controller()).topics
         assert made.error_code == 0, made.error_message
         return name
@@ -220,6 +221,9 @@ class Place:
             value for index in range(count) for value in committed_values(client, topic, index)
         ]
         return [json.loads(value) for value in found]
+
+    def quick_ids(self, topic: str) -> list[int]:
+        return sorted(row["id"] for row in self.quick_rows(topic))
 
     def rows(self, topic: str) -> list[dict[str, Any]]:
         return [json.loads(message.value()) for message in self.messages(topic)]
@@ -281,6 +285,7 @@ def reader_of(bootstrap: str, *, committed: bool) -> confluent_kafka.Consumer:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 10,
+                "log_level": 0,  # brokers are killed here, and it would tell
                 "reconnect.backoff.ms": 20,
                 "reconnect.backoff.max.ms": 200,
                 "topic.metadata.refresh.interval.ms": 500,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import decimal
 import json
 import os
 import random
@@ -35,12 +36,12 @@ def deaths() -> list[str]:
     """Those that matter most; with more kills asked for, steps by a seeded chance."""
     chance = random.Random(7)
     more = [
-        f"{chance.choice(STEPS[1:])}#{chance.choice((1, 1, 2))}"
-        for _ in range(KILLS - len(DEATHS))
+        f"{chance.choice(STEPS[1:])}#{chance.choice((1, 1, 2))}" for _ in range(KILLS - len(DEATHS))
     ]
     return [*DEATHS[:KILLS], *more]
 
 
+@pytest.mark.timeout(3600)
 def test_a_killed_pipeline_moves_every_row_once_and_the_total_stays(
     place: Place, tmp_path: Path
 ) -> None:
@@ -83,7 +84,7 @@ def _start(place: Place, root: Path) -> subprocess.Popen[str]:
 def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
     note = root / "died.txt"
     note.unlink(missing_ok=True)
-    driver.communicate(f"{death}\n", timeout=180)
+    driver.communicate(f"{death}\n", timeout=600)
     if driver.returncode == 0:
         return ""
     if driver.returncode != -signal.SIGKILL:
@@ -115,16 +116,16 @@ def _ends(place: Place) -> list[int]:
 
 def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp_path) -> None:
     """What the JVM makes of key, value, headers and time, and what Arrow makes of the same row."""
-    moment = datetime.datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=datetime.UTC)
+    moment = dt.datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=dt.UTC)
     columns = (
         "id bigint, name string, part int, at timestamp, day date, price decimal(10,2),"
         " ratio double, raw binary, tags array<string>, gone string,"
         " h array<struct<key: string, value: binary>>"
     )
-    row = (7, 'grüß "dich"\n', 1, moment, moment.date(), 19, 0.1, b"\x00\xff", ["a"], None)
-    frame = spark.createDataFrame([(*row[:5], __import__("decimal").Decimal("19.90"), *row[6:],
-                                    [("trace", b"1")])], columns)  # fmt: skip
-    taken = "id name at day price ratio raw tags gone".split()
+    price, name = decimal.Decimal("19.90"), 'grüß "dich"\n'
+    row = (7, name, 1, moment, moment.date(), price, 0.1, b"\x00\xff", ["a"], None)
+    frame = spark.createDataFrame([(*row, [("trace", b"1")])], columns)
+    taken = ["id", "name", "at", "day", "price", "ratio", "raw", "tags", "gone"]
     through, without = place.topic(partitions=2), place.topic(partitions=2)
     options = {
         "key": "name",
@@ -140,7 +141,7 @@ def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp
     (one,), (other,) = place.messages(through), place.messages(without)
     for message in (one, other):
         assert message.partition() == 1
-        assert message.key() == 'grüß "dich"\n'.encode()
+        assert message.key() == name.encode()
         assert message.timestamp()[1] == int(moment.timestamp() * 1000)
         assert message.headers() == [("trace", b"1")]
     assert json.loads(one.value()) == json.loads(other.value())

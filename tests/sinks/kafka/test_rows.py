@@ -1,0 +1,239 @@
+"""What becomes of rows: keys, partitions, headers, tombstones, sizes; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+from kafka_place import Place, some
+
+from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
+from epochal.sinks.kafka import Kafka
+from epochal.sinks.kafka import json as as_json
+from epochal.terms import EpochNumber
+
+
+def test_keys_go_where_the_java_client_and_librdkafka_send_them(place: Place) -> None:
+    ours, theirs = place.topic(partitions=5), place.topic(partitions=5)
+    keys = [f"key-{number}" for number in range(200)]
+    rows = pa.table({"k": keys, "v": keys})
+    place.life(ours, key="k", value="v").write(0, rows)
+    peer = confluent_kafka.Producer(
+        {"bootstrap.servers": place.bootstrap, "partitioner": "murmur2_random"}
+    )
+    for key in keys:
+        peer.produce(theirs, key=key, value=key)
+    assert peer.flush(20) == 0
+    assert _places(place, ours) == _places(place, theirs)
+
+
+def _places(place: Place, topic: str) -> dict[bytes, int]:
+    return {message.key(): message.partition() for message in place.messages(topic)}
+
+
+def test_rows_without_a_key_are_spread_in_full_batches(place: Place) -> None:
+    topic = place.topic(partitions=3)
+    rows = pa.table({"v": ["x" * 1000] * 3000})
+    place.life(topic, value="v", batch_bytes=100_000).write(0, rows)
+    messages = place.messages(topic)
+    assert len(messages) == 3000
+    per_partition = [sum(m.partition() == index for m in messages) for index in range(3)]
+    assert min(per_partition) > 500
+
+
+def test_a_null_value_is_a_tombstone_and_a_null_key_none(place: Place) -> None:
+    topic = place.topic()
+    rows = pa.table({"k": ["a", None], "v": pa.array([None, b"\x00\xff"], pa.binary())})
+    place.life(topic, key="k", value="v").write(0, rows)
+    assert [(m.key(), m.value()) for m in place.messages(topic)] == [
+        (b"a", None),
+        (None, b"\x00\xff"),
+    ]
+
+
+def test_a_row_may_say_its_partition_topic_time_and_headers(place: Place) -> None:
+    topic, other = place.topic(partitions=3), place.topic()
+    rows = pa.table(
+        {
+            "v": ["one", "two", "three"],
+            "p": pa.array([2, None, 0], pa.int32()),
+            "t": [None, None, other],
+            "at": pa.array([1_700_000_000_000, None, 5], pa.int64()),
+            "h": pa.array([[("a", "b")], None, []], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    life = place.life(topic, value="v", partition="p", topic_from="t", timestamp="at", headers="h")
+    life.write(0, rows)
+    found = {message.value(): message for message in place.messages(topic)}
+    assert found[b"one"].partition() == 2
+    assert found[b"one"].timestamp()[1] == 1_700_000_000_000
+    assert found[b"one"].headers() == [("a", b"b")]
+    assert found[b"two"].timestamp()[1] > 1_700_000_000_000
+    assert [message.value() for message in place.messages(other)] == [b"three"]
+
+
+@pytest.mark.parametrize("kind", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_rows_are_read_by_others(place: Place, kind: str) -> None:
+    topic = place.topic()
+    place.life(topic, compression=kind).write(0, some(*range(500)))
+    assert place.ids(topic) == list(range(500))
+
+
+def test_many_batches_keep_their_order_and_their_rows(place: Place) -> None:
+    topic = place.topic(partitions=2)
+    life = place.life(topic, key="name", value=as_json("id"), batch_bytes=4_000)
+    rows = pa.table({"id": list(range(20_000)), "name": [f"k{n % 7}" for n in range(20_000)]})
+    life.write(0, rows)
+    messages = place.messages(topic)
+    assert sorted(json.loads(m.value())["id"] for m in messages) == list(range(20_000))
+    by_key: dict[bytes, list[int]] = {}
+    for message in sorted(messages, key=lambda one: (one.partition(), one.offset())):
+        by_key.setdefault(message.key(), []).append(json.loads(message.value())["id"])
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_a_row_that_is_too_large_is_named_before_it_is_sent(place: Place) -> None:
+    topic = place.topic(max_message_bytes="20000")
+    life = place.life(topic, key="k", value="v")
+    rows = pa.table({"k": ["small", "large"], "v": ["x", "y" * 50_000]})
+    handout = life.begin(0)
+    writer = life.writer(rows, 0, handout=handout)
+    (batch,) = rows.to_batches()
+    with pytest.raises(RowRejected, match=r"b?'large'.*20000"):
+        writer.write(batch)
+    writer.abort()
+    assert place.messages(topic) == []
+    assert not place.open_transactions(life.identity.tag)
+
+
+def test_a_partition_that_is_not_there_rejects_its_row(place: Place) -> None:
+    life = place.life(place.topic(partitions=2), value="v", partition="p")
+    rows = pa.table({"v": ["x"], "p": pa.array([5], pa.int32())})
+    with pytest.raises(RowRejected, match="partition 5"):
+        life.prepare(0, rows)
+
+
+def checked(life, rows: pa.Table) -> None:
+    life.committer.check(rows.schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"key": "nothing"}, "none of the columns id, name"),
+        ({"value": "nothing"}, "none of the columns id, name"),
+        ({"value": as_json("nothing")}, "none of the columns id, name"),
+        ({"partition": "name"}, "partition must be an integer"),
+        ({"timestamp": "name"}, "timestamp must be"),
+        ({"headers": "name"}, "headers must be"),
+        ({"topic_from": "id"}, "topic_from must be text"),
+        ({"key": "id", "order_by": "id"}, "order_by= sorts on Spark"),
+    ],
+    ids=str,
+)
+def test_columns_that_do_not_fit_are_refused_at_the_start(place: Place, options, told) -> None:
+    life = place.life(place.topic(), **options)
+    with pytest.raises(Misconfigured, match=told):
+        checked(life, some(1))
+
+
+def test_nested_columns_are_values_as_json_only(place: Place) -> None:
+    rows = pa.table({"id": [1], "tags": [["a"]]})
+    checked(place.life(place.topic()), rows)
+    with pytest.raises(Misconfigured, match="no plain text"):
+        checked(place.life(place.topic(), value="tags"), rows)
+
+
+def test_a_topic_that_is_not_there_is_named_at_the_start(place: Place) -> None:
+    life = place.life("no-such-topic")
+    with pytest.raises(Misconfigured, match="there is no topic 'no-such-topic'"):
+        checked(life, some(1))
+
+
+def test_a_cluster_that_can_not_be_reached_is_told(place: Place) -> None:
+    sink = Kafka("127.0.0.1:1", topic="t", options={"request.timeout.ms": "500"})
+    life = place.keep(type(place.life("t"))(sink=sink))
+    with pytest.raises(TryAgain, match="no broker can be reached"):
+        checked(life, some(1))
+
+
+def test_a_timeout_beyond_the_brokers_is_refused(place: Place) -> None:
+    life = place.life(place.topic(), transaction_timeout_s=1e6)
+    with pytest.raises(Misconfigured, match="don't allow a transaction of 1000000 s"):
+        checked(life, some(1))
+
+
+def test_the_brokers_are_asked_what_they_allow(place: Place) -> None:
+    abilities = place.life(place.topic()).committer.check(some(1).schema)
+    found = {ability.name: ability for ability in abilities}
+    assert found["time to decide"].granted
+    assert "900 s" in found["time to decide"].because
+    assert found["clearing up"].granted
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kafka.acks": "1"}, "exactly-once needs all"),
+        ({"kafka.enable.idempotence": "false"}, "exactly-once needs true"),
+        ({"kafka.transactional.id": "mine"}, "transactional_id_prefix"),
+        ({"kafka.bootstrap.server": "x:1"}, "known here"),
+        ({"kafka.batch.size": "many"}, "a number"),
+        ({"kafka.security.protocol": "TLS"}, "one of PLAINTEXT"),
+        ({"kafka.ssl.truststore.type": "JKS"}, "PEM"),
+    ],
+    ids=str,
+)
+def test_settings_that_break_the_promise_or_are_unknown_are_refused(options, told) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        Kafka("b:9092", topic="t", options=options)
+    assert told in str(caught.value)
+
+
+def test_settings_by_the_names_of_spark_are_taken_and_secrets_stay_hidden() -> None:
+    jaas = 'org.apache.kafka…ScramLoginModule required username="etl" password="hunter2";'
+    sink = Kafka(
+        "b1:9092, b2:9092",
+        topic="t",
+        options={
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-256",
+            "kafka.sasl.jaas.config": jaas,
+            "kafka.compression.type": "zstd",
+            "kafka.batch.size": "2000",
+            "kafka.transaction.timeout.ms": "60000",
+        },
+    )
+    again = pickle.loads(pickle.dumps(sink))
+    assert again.bootstrap == "b1:9092,b2:9092"
+    assert (again.compression, again.batch_bytes, again.transaction_timeout_s) == ("zstd", 2000, 60)
+    settings = again.server.settings
+    assert (settings.username, settings.mechanism) == ("etl", "SCRAM-SHA-256")
+    assert settings.password.reveal() == "hunter2"
+    for told in (repr(again), str(again.describe()), repr(again.server), *again.grants()):
+        assert "hunter2" not in told
+
+
+def test_grants_name_what_the_sink_touches() -> None:
+    sink = Kafka("b:9092", topic="orders", transactional_id_prefix="shop-", commit_offsets="lag")
+    told = "\n".join(sink.grants("User:etl"))
+    for part in ("--topic orders", "--transactional-id shop-epochal-", "--group lag", "User:etl"):
+        assert part in told
+
+
+def test_ids_and_groups_begin_with_the_prefix(place: Place) -> None:
+    life = place.life(place.topic(), transactional_id_prefix="shop-")
+    receipts = life.prepare(0, some(1))
+    assert place.open_transactions("shop-epochal-") == [str(receipts[0].token["transactional_id"])]
+    (found,) = life.committer.in_doubt()
+    assert found.handle == receipts[0].handle
+    life.abort(0, receipts)
+
+
+def test_a_handout_is_needed(place: Place) -> None:
+    life = place.life(place.topic())
+    with pytest.raises(EpochalError, match="handed nothing"):
+        life.writer(some(1), EpochNumber(0), handout=None)
