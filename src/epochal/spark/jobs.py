@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("epochal")
 
 _DESCRIPTION = "spark.job.description"
+
+
+Timing = Callable[[SinkName], AbstractContextManager[None]]
+"""Measures what one sink takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,7 @@ def prepare_all(
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
+    timing: Timing,
 ) -> Prepared:
     """
     Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
@@ -64,7 +69,8 @@ def prepare_all(
     tags = {part.identity.sink: _tag(part, epoch) for part in parts}
 
     def run(part: Part) -> None:
-        with described(context, _title(part, epoch), tag=tags[part.identity.sink]):
+        title, tag = _title(part, epoch), tags[part.identity.sink]
+        with timing(part.identity.sink), described(context, title, tag=tag):
             try:
                 frame, job = _job(
                     batch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epochal.contract import Limits, Sink
@@ -113,6 +114,7 @@ class Runner:
             limits=self.limits,
             fingerprint=self.fingerprint,
             is_narrow=is_narrow,
+            timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
         )
         if prepared.error is not None:
             raise _PreparingFailed(prepared.receipts, prepared.error)

@@ -1,0 +1,84 @@
+"""
+Spark's progress of a query with our figures beside it.
+
+    spark.streams.addListener(Progress(pipeline, print))
+
+Spark's own progress says how long `addBatch` took; what of that was preparing, deciding and
+committing, and on which sink, is known here. Spark calls a listener into Python at every progress,
+so this one is for those who ask for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from epochal.coordinator import EpochFigures
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+    from epochal.spark.pipeline import Pipeline
+
+logger = logging.getLogger("epochal")
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def to_log(told: Mapping[str, Any]) -> None:
+    logger.info("%s", json.dumps(told, ensure_ascii=False))
+
+
+class Progress(StreamingQueryListener):
+    """Told at every progress of one pipeline's query: Spark's figures, and ours under `epochal`."""
+
+    def __init__(self, pipeline: Pipeline, tell: Tell = to_log) -> None:
+        self._pipeline = pipeline
+        self._tell = tell
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  Spark's name
+        """Nothing to add."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  Spark's name
+        progress = json.loads(event.progress.json)
+        if progress.get("name") not in (None, self._pipeline.name):
+            return
+        figures = self._of(progress.get("batchId"))
+        if figures is not None:
+            self._tell({**progress, "epochal": epoch_told(figures)})
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802  Spark's name
+        """Nothing to add."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  Spark's name
+        """Nothing to add."""
+
+    def _of(self, batch: int | None) -> EpochFigures | None:
+        found = [one for one in self._pipeline.last_epochs() if one.epoch == batch]
+        return found[-1] if found else None
+
+
+def epoch_told(figures: EpochFigures) -> dict[str, Any]:
+    return {
+        "epoch": figures.epoch,
+        "phase": figures.phase.value,
+        "rows": figures.rows,
+        "seconds": {phase.value: round(s, 6) for phase, s in figures.seconds.items()},
+        "sinks": {
+            name: {
+                "rows": sink.rows,
+                "bytes": sink.bytes,
+                "seconds": {phase.value: round(s, 6) for phase, s in sink.seconds.items()},
+            }
+            for name, sink in figures.sinks.items()
+        },
+    }

@@ -1,0 +1,69 @@
+"""A real query leaves a history, serves metrics, and tells its figures beside Spark's own."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+import pytest
+
+from epochal import Files, Pipeline
+from epochal.assembly import Reached
+from epochal.reports.auditing import audit
+from epochal.reports.epochs import epochs
+from epochal.reports.recovering import plan_recovery
+from epochal.reports.status import pipeline_status
+from epochal.spark.progress import Progress
+from epochal.telemetry import prometheus, switchboard
+
+
+@pytest.fixture(autouse=True)
+def switched_off_again(monkeypatch):
+    monkeypatch.setattr(switchboard, "_meters", [])
+
+
+def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_path):
+    checkpoint = tmp_path / "chk"
+    source = tmp_path / "source"
+    for _ in range(2):
+        spark.range(5).coalesce(1).write.mode("append").json(str(source))
+    pipeline = Pipeline(
+        "watched",
+        sinks=[
+            Files(str(tmp_path / "all"), name="all"),
+            Files(str(tmp_path / "few"), name="few", where="id < 2"),
+        ],
+        checkpoint=checkpoint,
+        metrics_port=0,
+    )
+    told = []
+    listener = Progress(pipeline, told.append)
+    spark.streams.addListener(listener)
+    try:
+        stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1)
+        query = pipeline.start(stream.json(str(source)), availableNow=True)
+        assert query.awaitTermination(120)
+        pipeline.close()
+        deadline_s = time.monotonic() + 30
+        while len(told) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+    finally:
+        spark.streams.removeListener(listener)
+    figures = told[0]["epochal"]
+    assert (figures["rows"], figures["sinks"]["few"]["rows"]) == (7, 2)
+    assert {"preparing", "committing"} <= set(figures["sinks"]["all"]["seconds"])
+    assert told[0]["numInputRows"] >= 5
+
+    log = pipeline.log_of()
+    assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]
+    assert pipeline_status(log).driver.liveness.value == "stopped"
+    reached = Reached(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
+    assert [one.verdict for one in audit(reached).sinks] == ["agrees", "agrees"]
+    assert plan_recovery(reached).steps[1:] == ["nothing is in doubt"]
+
+    port = prometheus.serve(0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    assert 'epochal_rows_total{pipeline="watched",sink="all"} 10.0' in text
+    assert 'phase="preparing",pipeline="watched",sink="few"' in text
