@@ -69,8 +69,8 @@ def main(jars: str, home: str) -> dict[str, Any]:
         "ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2',"
         " 'delta.enableDeletionVectors' = 'true')"
     )
-    job.sql("OPTIMIZE {table}")
     job.sql("INSERT INTO {table} SELECT 100 + id, 'thu', timestamp_seconds(0), 0 FROM range(10)")
+    job.sql("OPTIMIZE {table}")
     job.sql("DELETE FROM {table} WHERE id IN (1, 105)")
     job.epoch("thu", "wed")
     told["after"] = job.rows()

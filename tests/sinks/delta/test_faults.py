@@ -227,6 +227,16 @@ def test_a_reset_checkpoint_is_refused_also_after_log_cleanup(orders, some):
     assert found == {(UID, 2, None), (OTHER, 0, "again")}
 
 
+def test_checkpoints_of_the_log_are_written_when_they_are_due(lake, some):
+    lake.made(ORDERS, configuration={"delta.checkpointInterval": "5"})
+    life = lake.life()
+    for epoch in range(11):
+        life.write(epoch, some(epoch))
+    written = {path.name[:20] for path in (lake.folder / "_delta_log").glob("*.checkpoint.parquet")}
+    assert len(written) == 2
+    assert lake.ids() == list(range(11))
+
+
 def test_an_epoch_that_the_table_has_already_is_refused_before_the_decision(orders, some):
     old, new = orders.life(), orders.life().fresh(generation=5)
     receipt = new.write(3, some(1))

@@ -44,6 +44,7 @@ from epochal.sinks.delta.table import (
     active_paths,
     add_of,
     handles_in_history,
+    hooks,
     looking,
     properties,
     removals,
@@ -205,6 +206,7 @@ class DeltaCommitter:
             schema=table.schema(),
             partition_by=table.metadata().partition_columns,
             commit_properties=properties_,
+            post_commithook_properties=hooks(table),
         )
 
     def _replaced(self, table: DeltaTable, receipts: Sequence[Receipt]) -> list[RemoveAction]:

@@ -25,7 +25,7 @@ class _AsBytes:
         return getattr(self._stream, name)
 
 
-class _Storage(DeltaStorageHandler):  # type: ignore[misc] # pyarrow's part of it has no types
+class _Storage(DeltaStorageHandler):
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
         stream = self._handler.open_output_stream(path, metadata)
         return pa.PythonFile(_AsBytes(stream), mode="w")

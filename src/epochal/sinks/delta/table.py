@@ -17,7 +17,7 @@ from deltalake.exceptions import (
     SchemaMismatchError,
     TableNotFoundError,
 )
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.sinks.delta.place import Place
@@ -28,6 +28,8 @@ _METADATA = "epochal"
 _HISTORY_FIRST = 64
 _NOT_ENCODED = "/!$&'()+,:;=@~"
 """What delta-rs leaves as it is in a path, beside letters, digits and `_.-`."""
+_INTERVAL = "delta.checkpointInterval"
+_INTERVAL_DEFAULT = "100"
 _SYNCED_BEFORE = 4
 """Versions below the newest that a repeated commit makes durable, in case its writer died."""
 
@@ -98,6 +100,18 @@ def properties(
         app_transactions=[
             Transaction(app_id, number, now_ms) for app_id, number in transactions.items()
         ],
+    )
+
+
+def hooks(table: DeltaTable) -> PostCommitHookProperties:
+    """
+    Whether delta-rs shall look after the log once the commit is made: it lists the whole log for
+    that, so only where a checkpoint is due, for this version or one that slips in before it.
+    """
+    interval = int(table.metadata().configuration.get(_INTERVAL, _INTERVAL_DEFAULT))
+    is_due = (table.version() + 2) % max(interval, 1) <= 1
+    return PostCommitHookProperties(
+        create_checkpoint=is_due, cleanup_expired_logs=None if is_due else False
     )
 
 
