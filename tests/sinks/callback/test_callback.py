@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,7 +50,7 @@ def trial(tmp_path):
 
 @pytest.fixture
 def keeper(trial):
-    return trial.sink.function
+    return trial.sink.function.get()
 
 
 def rows(*ids: int) -> pa.RecordBatch:
@@ -147,3 +149,13 @@ def test_a_spool_must_be_named():
     with pytest.raises(Misconfigured, match=r"needs spool=") as told:
         Callback(print)
     assert "s3://" in told.value.hint
+
+
+def test_a_process_that_does_not_call_the_function_need_not_have_its_module(trial, monkeypatch):
+    carried = pickle.dumps(trial.sink)
+    monkeypatch.setitem(sys.modules, "sinks.callback.called", None)
+    again = pickle.loads(carried)
+    assert again.name == trial.sink.name
+    assert again.target == trial.sink.target
+    with pytest.raises(ImportError):
+        again.function.get()

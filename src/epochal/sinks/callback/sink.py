@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
 from epochal.logs.names import without_secrets
+from epochal.sinks.callback.carrying import CarriedFunction
 from epochal.sinks.callback.delivery import CallbackDelivery, CallbackEpoch
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
@@ -29,7 +30,7 @@ class Callback(Declaration):
     kind: ClassVar[str] = "callback"
 
     function: Callable[[CallbackEpoch], Any] = field(kw_only=False)
-    """Importable where it is pickled: a function of a module."""
+    """Pickled as Spark pickles functions, and unpickled only where it is called."""
     spool: str | PathLike[str] | None = field(default=None, repr=False)
     """Where rows wait: a folder that driver and executors share, or an object store's URL."""
 
@@ -38,14 +39,14 @@ class Callback(Declaration):
             raise Misconfigured(
                 f"Callback: {self.function!r} is not a function", "Callback(f, spool=…)"
             )
+        if not isinstance(self.function, CarriedFunction):
+            object.__setattr__(self, "function", CarriedFunction(self.function))
         object.__setattr__(self, "spool", spool_url("Callback", self.spool))
         super().__post_init__()
 
     @property
     def target(self) -> str:
-        module = getattr(self.function, "__module__", type(self.function).__module__)
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return f"{module}.{name}"
+        return str(self.function)
 
     def describe(self) -> Mapping[str, Json]:
         return {
