@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from bench import broker, coordinator, epoch_overhead, files_parquet, postgres, postgres_spark
+from bench import (
+    broker,
+    coordinator,
+    delta,
+    epoch_overhead,
+    files_parquet,
+    kafka,
+    kafka_spark,
+    postgres,
+    postgres_spark,
+)
 from bench.harness import say, tell
 
 BENCHMARKS = {
@@ -12,6 +22,9 @@ BENCHMARKS = {
     "epoch_overhead": epoch_overhead.run,
     "files_parquet": files_parquet.run,
     **broker.RUNS,
+    **delta.RUNS,
+    **kafka.RUNS,
+    **kafka_spark.RUNS,
     **postgres.RUNS,
     **postgres_spark.RUNS,
 }

@@ -22,6 +22,7 @@ from epochal.contract import Limits
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kafka import faults
 from epochal.kafka.client import Ask, Client
+from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_transactions import TransactionState
 from epochal.kafka.messages.list_transactions import (
@@ -56,6 +57,8 @@ _LANES = 8
 """Connections to a broker, which works on one request of each at a time."""
 _PATTERN_FROM = 2
 """The version of ListTransactions that takes a pattern; others list all."""
+_FACTS_AGE_MAX_S = 300.0
+"""As often as other clients look: partitions may have been added."""
 _MARGIN_PART = 0.1
 _VISIBLE_WITHIN_S = 5.0
 """How long a commit waits for its markers: what is acknowledged can't be undone any more."""
@@ -73,6 +76,7 @@ class KafkaCommitter:
         self._spool = sink.row_spool()
         self._kept: Client | None = None
         self._facts: facts.Facts | None = None
+        self._asked_s = 0.0
         self._epoch: EpochNumber | None = None
         self._began_s: float | None = None
         self._prepared_s = 0.0
@@ -91,6 +95,9 @@ class KafkaCommitter:
         return found
 
     def begin(self, epoch: EpochNumber) -> Json:
+        if time.monotonic() - self._asked_s > _FACTS_AGE_MAX_S:
+            self._facts = None
+            self._client.forget(Leader(self._sink.topic, 0))
         known = self._known()
         held = {name for name, _, _ in self._held}
         slots = self._pool.ready(self._client, timeout_ms=known.timeout_ms, held=held)
@@ -205,6 +212,7 @@ class KafkaCommitter:
     def _known(self) -> facts.Facts:
         if self._facts is None:
             self._facts = facts.gather(self._client, self._sink)
+            self._asked_s = time.monotonic()
         return self._facts
 
     def _handout(self, slots: Mapping[int, tuple[int, int]] | None = None) -> Handout:
@@ -216,6 +224,7 @@ class KafkaCommitter:
             timeout_ms=known.timeout_ms,
             is_v2=self._client.transaction_version() >= 2,
             batch_bytes_max=known.batch_bytes_max,
+            partitions=known.partitions,
             slots=slots or {},
         )
 

@@ -94,6 +94,8 @@ class Handout:
     is_v2: bool
     batch_bytes_max: int
     """Of the largest batch that the topic takes."""
+    partitions: int
+    """Of the topic: all tasks of an epoch must agree on where a key goes."""
     slots: Mapping[int, tuple[int, int]]
     """Producer id and epoch that the first attempt of a partition may use."""
 
@@ -105,6 +107,7 @@ class Handout:
             "timeout_ms": self.timeout_ms,
             "is_v2": self.is_v2,
             "batch_bytes_max": self.batch_bytes_max,
+            "partitions": self.partitions,
             "slots": {str(slot): list(given) for slot, given in self.slots.items()},
         }
 
@@ -120,5 +123,6 @@ class Handout:
             timeout_ms=known["timeout_ms"],
             is_v2=known["is_v2"],
             batch_bytes_max=known["batch_bytes_max"],
+            partitions=known["partitions"],
             slots={int(slot): (pid, epoch) for slot, (pid, epoch) in known["slots"].items()},
         )

@@ -230,6 +230,8 @@ class KafkaWriter:
         return np.where(wanted >= 0, wanted, found).astype(np.int32)
 
     def _partition_count(self, topic: str) -> int:
+        if topic == self._sink.topic:
+            return self._handout.partitions
         if self._client is None:
             raise Misconfigured("nothing has been begun")
         found = self._client.await_topic(topic).partition_count
