@@ -25,6 +25,9 @@ import psycopg
 from servers.ports import free_port
 
 _READY_WITHIN_S = 60.0
+_DEBIAN_VERSIONS = ("15", "17", "16", "14", "13")
+_DEBIAN_LEVELS = 4
+"""How far above `bin` the folder is that both binaries and extensions are in."""
 _SETTINGS: Mapping[str, str] = {
     "max_prepared_transactions": "64",
     "max_connections": "100",
@@ -59,11 +62,42 @@ def _reachable(folder: Path, room: Path) -> Path:
     if os.geteuid() != 0 or is_open:
         return folder
     copied = room / "install"
-    shutil.copytree(folder.parent, copied, symlinks=True)
-    return copied / folder.name
+    above = _DEBIAN_LEVELS if folder.parts[-4:-3] == ("lib",) else 1
+    root = folder.parents[above - 1]
+    shutil.copytree(root, copied, symlinks=True)
+    return copied / folder.relative_to(root)
 
 
-def _as_nobody() -> dict[str, Any]:
+def debian_binaries(cache: Path) -> Path:
+    """
+    Debian's server, an older one with all that PostgreSQL ships (citext …), unpacked and not
+    installed: an installation would start a server of its own.
+    """
+    for version in _DEBIAN_VERSIONS:
+        folder = cache / f"postgresql-{version}"
+        binaries = folder / "usr" / "lib" / "postgresql" / version / "bin"
+        if (binaries / "postgres").exists() or _unpack(f"postgresql-{version}", folder):
+            return binaries
+    raise NoServer(f"Debian has none of PostgreSQL {', '.join(_DEBIAN_VERSIONS)}")
+
+
+def _unpack(package: str, folder: Path) -> bool:
+    fetched = folder.with_suffix(".part")
+    fetched.mkdir(parents=True, exist_ok=True)
+    ran = subprocess.run(
+        ["apt-get", "download", package], cwd=fetched, capture_output=True, check=False
+    )
+    files = list(fetched.glob("*.deb"))
+    if ran.returncode or not files:
+        return False
+    subprocess.run(["dpkg", "-x", files[0], fetched / "root"], check=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    (fetched / "root").rename(folder)
+    shutil.rmtree(fetched)
+    return True
+
+
+def as_nobody() -> dict[str, Any]:
     """PostgreSQL refuses to run as root: then it runs as nobody."""
     if os.geteuid() != 0:
         return {}
@@ -74,9 +108,11 @@ def _as_nobody() -> dict[str, Any]:
 class PostgresServer:
     """One cluster in one folder. `kill` and `start` may follow each other any number of times."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, *, binaries: Path | None = None
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="epochal-pg-"))
-        self._bin = _reachable(_binaries(), self._folder)
+        self._bin = _reachable(binaries or _binaries(), self._folder)
         if os.geteuid() == 0:
             shutil.chown(self._folder, "nobody")
         self.data = self._folder / "data"
@@ -99,7 +135,7 @@ class PostgresServer:
             check=False,
             capture_output=True,
             cwd=self._folder,
-            **_as_nobody(),
+            **as_nobody(),
         )
         if done.returncode:
             raise NoServer(f"{program}: {done.stderr.decode(errors='replace')[-2000:]}")
@@ -112,7 +148,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                **_as_nobody(),
+                **as_nobody(),
             )
         deadline = time.monotonic() + _READY_WITHIN_S
         while not self._is_ready():
@@ -158,9 +194,11 @@ class PostgresServer:
 
 
 @contextmanager
-def running_server(settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
+def running_server(
+    settings: Mapping[str, str] | None = None, *, binaries: Path | None = None
+) -> Iterator[PostgresServer]:
     """A server for the time of a block; whatever happens, its process ends with the block."""
-    server = PostgresServer(settings)
+    server = PostgresServer(settings, binaries=binaries)
     try:
         server.start()
         yield server

@@ -6,18 +6,21 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from servers.postgres import NoServer, PostgresServer, running_server
+from servers.pgbouncer import running_pgbouncer
+from servers.postgres import NoServer, PostgresServer, debian_binaries, running_server
 from servers.tcp_proxy import Proxy
 
 from epochal.contract import Committer, Limits, Task
 from epochal.sinks.postgres import Postgres
 from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkName, Uid
 
+CACHE = Path(__file__).resolve().parents[3] / ".cache"
 UID = Uid("abcdefgh2345")
 QUICK = Limits(retry_backoff_ms=(1, 5))
 _numbers = itertools.count(1)
@@ -215,3 +218,18 @@ def mortal() -> Iterator[tuple[Place, Proxy]]:
         between = Proxy(doomed.port)
         yield made, between
         between.close()
+
+
+@pytest.fixture(scope="module")
+def pooled(server: PostgresServer) -> Iterator[int]:
+    """The port of a pooler before the server."""
+    with running_pgbouncer(server) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def older() -> Iterator[Place]:
+    """A place on an older server, with an extension."""
+    with running_server(binaries=debian_binaries(CACHE)) as running, make_place(running) as place:
+        place.sql("CREATE EXTENSION citext")
+        yield place

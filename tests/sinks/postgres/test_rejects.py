@@ -84,7 +84,10 @@ def test_rows_that_exclude_each_other_are_found_too(place):
     receipt = life.prepare(rows, 0)
     life.rehearse(0, [receipt])
     life.commit(0, [receipt])
-    assert [row["row"] for row in life.committer.rejected(0).to_pylist()] == ['{"id":2}', '{"id":3}']
+    assert [row["row"] for row in life.committer.rejected(0).to_pylist()] == [
+        '{"id":2}',
+        '{"id":3}',
+    ]
     assert place.rows() == [(1,), (2,), (3,), (4,)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -234,6 +236,24 @@ def test_a_writer_holds_little_however_many_rows_it_takes(orders, strategy):
 
 
 # Staged only
+
+
+def test_a_process_that_wrote_ends_without_a_word(orders, tmp_path):
+    code = f"""
+import pyarrow as pa
+import epochal as ep
+schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+url, table, meta = {orders.server.url()!r}, "{orders.schema}.orders", "{orders.meta}"
+sink = ep.Postgres(url, table=table, meta_schema=meta)
+session = ep.Session("quiet", sinks=[sink], schema=schema, log={str(tmp_path / "log")!r})
+session.begin(0)
+session.write([{{"id": 1, "name": "n"}}])
+session.commit()
+session.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert orders.rows() == [(1, "n")]
 
 
 def test_a_rehearsal_is_given_up_when_the_epoch_begins_again(orders, some):

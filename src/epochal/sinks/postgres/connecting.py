@@ -7,6 +7,7 @@ for a server that takes writes, so that a proof is never read on a replica (I9).
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import threading
@@ -272,6 +273,16 @@ class _Idle:
 
 _idle: list[_Idle] = []
 _idle_lock = threading.Lock()
+
+
+@atexit.register
+def close_idle() -> None:
+    """Close what this process keeps: the driver complains of connections that are left to it."""
+    with _idle_lock:
+        kept, _idle[:] = list(_idle), []
+    for one in kept:
+        if one.key[0] == os.getpid():
+            _close(one.connection)
 
 
 def _take_idle(key: tuple[int, str]) -> _Idle | None:

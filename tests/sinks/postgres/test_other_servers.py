@@ -1,0 +1,56 @@
+"""What stands between or behind: a real transaction pooler, an older server, its extensions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from epochal.errors import Misconfigured
+
+
+def test_staged_epochs_pass_through_a_transaction_pooler(orders, some, pooled):
+    life = orders.life(url=orders.server.url(port=pooled))
+    abilities = life.committer.check(some(1).schema)
+    assert [one.granted for one in abilities if one.name == "direct connection"] == [False]
+    for epoch in range(4):
+        life.write(epoch, some(epoch * 10 + 1, epoch * 10 + 2), some(epoch * 10 + 3))
+    receipts = [life.prepare(some(100), 4)]
+    life.rehearse(4, receipts)
+    life.committer.abort(4, receipts)
+    receipts = [life.prepare(some(100), 4)]
+    orders.keep(life.fresh(generation=2)).commit(4, receipts)
+    assert len(orders.rows()) == 4 * 3 + 1
+    assert orders.leftovers() == []
+
+
+def test_prepared_is_refused_through_a_real_pooler(orders, some, pooled):
+    life = orders.life(strategy="prepared", url=orders.server.url(port=pooled))
+    with pytest.raises(Misconfigured, match="pooler stands in between"):
+        life.start(some(1))
+
+
+@pytest.mark.parametrize("strategy", ["staged", "prepared"])
+def test_an_older_server_takes_epochs_too(older, some, strategy):
+    table = f"plain_{strategy}"
+    older.sql(f"CREATE TABLE {older.schema}.{table} (id bigint, name text)")
+    life = older.life(table, strategy=strategy)
+    life.write(0, some(1, 2), some(3))
+    life.write(1, some())
+    assert older.rows(table, "id") == [(1,), (2,), (3,)]
+    assert older.leftovers() == []
+
+
+def test_a_citext_key_is_one_key_in_any_case(older):
+    older.sql(f"CREATE TABLE {older.schema}.people (mail citext PRIMARY KEY, age int)")
+    rows = pa.table({"mail": ["Ann@x", "bob@x", "ANN@x"], "age": pa.array([1, 2, 3], pa.int32())})
+    life = older.life("people", mode="upsert", keys=["mail"], order_by="age")
+    life.write(0, rows)
+    life.write(1, rows.slice(1, 1).set_column(0, "mail", [["BOB@X"]]))
+    assert [(mail.lower(), age) for mail, age in older.rows("people")] == [
+        ("ann@x", 3),
+        ("bob@x", 2),
+    ]
+    replaced = older.life("people", mode="replace", keys=["mail"], name="another")
+    replaced.write(0, pa.table({"mail": ["ann@X"], "age": pa.array([9], pa.int32())}))
+    assert ("ann@X", 9) in older.rows("people")
+    assert len(older.rows("people")) == 2
