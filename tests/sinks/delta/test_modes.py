@@ -105,6 +105,13 @@ def test_an_ambiguous_merge_is_refused_before_the_decision(lake):
     assert lake.rows() == []
 
 
+def test_a_table_is_not_made_for_a_mode_that_it_could_not_serve(lake):
+    life = lake.life(mode="overwrite_partitions", create_table="if_missing")
+    with pytest.raises(Misconfigured, match="needs partitions"):
+        life.committer.check(ORDERS)
+    assert not lake.folder.exists()
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import sys
 
 import pyarrow as pa
 import pytest
@@ -242,3 +243,11 @@ def test_credentials_in_a_url_are_refused_and_options_are_not_shown():
         Delta("s3://key:hunter2@bucket/table")
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(Delta("s3://b/t", storage_options={"AWS_SECRET": "hunter2"}))
+
+
+def test_a_package_that_is_missing_is_named_with_the_way_out(orders, monkeypatch):
+    monkeypatch.delitem(sys.modules, "epochal.sinks.delta.committer")
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(Misconfigured, match="not installed: deltalake") as caught:
+        _ = orders.life().committer
+    assert caught.value.hint == "pip install 'epochal[delta]'"

@@ -63,6 +63,11 @@ def check_missing(sink: Delta, schema: pa.Schema | None) -> None:
         raise Misconfigured(
             f"there is no Delta table at {sink.target}", "create it, or create_table='if_missing'"
         )
+    if sink.mode == "overwrite_partitions" and not sink.partition_by:
+        raise Misconfigured(
+            "Delta: a table that is made for mode='overwrite_partitions' needs partitions",
+            'partition_by=["day"]',
+        )
     if schema is not None:
         delta_schema(schema)
         check_columns(schema, sink.partition_by or ())

@@ -189,13 +189,13 @@ class DeltaCommitter:
     def _write(self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         files = [file for receipt in receipts for file in files_of(receipt)]
         properties_ = self._properties(table, epoch, receipts)
-        if self._sink.mode == "merge":
-            before = table.version()
-            if files:
-                merge(self._sink, table, self._place, files, properties_)
-            if table.version() > before:
+        if self._sink.mode == "merge" and files:
+            merge(self._sink, table, self._place, files, properties_)
+            table, files = self._table.require(), []
+            if self._proves(table, epoch):
                 return
-            files = []
+            # It changed nothing, and so made no version: the ledger's entry is written alone.
+            properties_ = self._properties(table, epoch, receipts)
         is_replacing = self._sink.mode == "overwrite_partitions"
         table.create_write_transaction(
             [

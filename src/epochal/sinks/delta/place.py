@@ -161,8 +161,10 @@ def local_folder(uri: str) -> Path | None:
 def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
     if local is not None:
         return pa_fs.LocalFileSystem()
-    from epochal.sinks.delta.objects import object_store  # noqa: PLC0415  disks do without
-
+    try:
+        from epochal.sinks.delta.objects import object_store  # noqa: PLC0415  disks do without
+    except ImportError as error:
+        raise not_installed(error) from error
     try:
         return object_store(uri, options)
     except Exception as error:
@@ -170,3 +172,10 @@ def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa
             f"Delta: {uri} can't be reached: {error}",
             "storage_options take the names that deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
         ) from error
+
+
+def not_installed(error: ImportError) -> Misconfigured:
+    return Misconfigured(
+        f"the Delta sink needs a package that is not installed: {error.name}",
+        "pip install 'epochal[delta]'",
+    )

@@ -16,7 +16,7 @@ import pyarrow as pa
 from epochal.contract import APPEND_ONLY, Committer, Limits, Task
 from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
-from epochal.sinks.delta.place import Place, local_folder
+from epochal.sinks.delta.place import Place, local_folder, not_installed
 from epochal.sinks.delta.writer import DeltaWriter, Shape
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.terms import Identity, Json
@@ -146,10 +146,7 @@ class Delta(Declaration):
             # Here, as tasks do without it: a fresh worker pays for every import.
             from epochal.sinks.delta.committer import DeltaCommitter  # noqa: PLC0415
         except ImportError as error:
-            raise Misconfigured(
-                f"the Delta sink needs a package that is not installed: {error.name}",
-                "pip install 'epochal[delta]'",
-            ) from error
+            raise not_installed(error) from error
         return DeltaCommitter(self, identity, limits)
 
 
