@@ -21,6 +21,7 @@ from epochal.sinks.iceberg import Iceberg
 from epochal.sinks.iceberg.committer import IcebergCommitter
 from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
 
+_numbers = itertools.count(1)
 UID = Uid("abcdefgh2345")
 ORDERS = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
 
@@ -30,7 +31,7 @@ class Warehouse:
     """A catalog as its users open it, and a reader of its tables that knows nothing of ours."""
 
     properties: dict[str, str]
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    numbers: Iterator[int] = field(default_factory=lambda: _numbers)
     catalog: Catalog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,8 +48,8 @@ class Warehouse:
         self.catalog.create_table(name, schema=schema, partition_spec=spec, **options)
         return name
 
-    def sink(self, name: str, **options: Any) -> Iceberg:
-        return Iceberg(f"lake.{name}", **{"properties": self.properties, **options})
+    def sink(self, table: str, **options: Any) -> Iceberg:
+        return Iceberg(f"lake.{table}", **{"properties": self.properties, **options})
 
     def load(self, name: str) -> Table:
         return self.catalog.load_table(name)
@@ -135,17 +136,28 @@ class Life:
 
 
 @pytest.fixture
-def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
+def open_warehouse() -> Iterator[Callable[[dict[str, str]], Warehouse]]:
+    made: list[Warehouse] = []
+
+    def opened(properties: dict[str, str]) -> Warehouse:
+        made.append(Warehouse(properties))
+        return made[-1]
+
+    yield opened
+    for warehouse in made:
+        warehouse.catalog.close()
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path, open_warehouse) -> Warehouse:
     """SQLite and a local folder: a whole Iceberg, with nothing to start."""
-    made = Warehouse(
+    return open_warehouse(
         {
             "type": "sql",
             "uri": f"sqlite:///{tmp_path}/catalog.db",
             "warehouse": f"file://{tmp_path}/warehouse",
         }
     )
-    yield made
-    made.catalog.close()
 
 
 @pytest.fixture

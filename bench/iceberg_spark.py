@@ -1,0 +1,161 @@
+"""The Spark side of [iceberg_append_spark]: run by bench.iceberg in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
+
+from bench.harness import Comparison, say, stopwatch
+from epochal.sinks.iceberg import Iceberg
+from epochal.spark.pipeline import Pipeline
+
+RUNTIME = "iceberg-spark-runtime-4.1_2.13"
+RELEASE = "1.12.0"
+ROWS = 2_000_000
+ROOT = Path(__file__).resolve().parent.parent
+COLUMNS = (
+    "id",
+    "cast(id % 997 as int) as customer",
+    "cast(id as double) / 7 as amount",
+    "concat('order ', id) as title",
+    "id % 2 = 0 as paid",
+    "cast(id / 3 as decimal(18, 2)) as price",
+    "timestamp_seconds(1700000000 + id) as at",
+    "date_from_unix_date(cast(id % 20000 as int)) as day",
+)
+DDL = (
+    "id bigint, customer int, amount double, title string, paid boolean, price decimal(18, 2), "
+    "at timestamp, day date"
+)
+
+
+def runtime() -> Path:
+    """Iceberg's jar for Spark, from Maven, once."""
+    home = ROOT / ".cache" / f"iceberg-{RELEASE}"
+    jar = home / f"{RUNTIME}-{RELEASE}.jar"
+    if not jar.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        maven = shutil.which("mvn")
+        assert maven, "Maven brings Iceberg's runtime for Spark: install it"
+        artifact = f"-Dartifact=org.apache.iceberg:{RUNTIME}:{RELEASE}"
+        copy = ["-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={home}"]
+        subprocess.run([maven, *copy], cwd=home, check=True)
+    return jar
+
+
+def session(folder: Path) -> SparkSession:
+    """`java` is a catalog of iceberg-spark; `lake` is one of pyiceberg's, beside it."""
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("bench")
+        .config("spark.jars", str(runtime()))
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config(
+            "spark.sql.extensions",
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        )
+        .config("spark.sql.catalog.java", "org.apache.iceberg.spark.SparkCatalog")
+        .config("spark.sql.catalog.java.type", "hadoop")
+        .config("spark.sql.catalog.java.warehouse", f"{folder}/java")
+        .getOrCreate()
+    )
+
+
+class Contest:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spark = session(folder)
+        self.spark.sparkContext.setLogLevel("ERROR")
+        self.source = folder / "source"
+        self.spark.range(ROWS, numPartitions=4).selectExpr(*COLUMNS).write.parquet(str(self.source))
+        self.properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"file://{folder}/warehouse",
+        }
+        self.catalog = load_catalog("lake", **self.properties)
+        self.catalog.create_namespace("shop")
+        self.number = 0
+
+    def ours(self) -> float:
+        name = f"shop.orders{self._next()}"
+        self.catalog.create_table(name, schema=self._arrow_schema())
+        sink = Iceberg(f"lake.{name}", properties=self.properties)
+        pipeline = Pipeline("bench", sinks=[sink])
+        with stopwatch() as seconds:
+            query = pipeline.start(self._stream(), checkpoint=self._place(), availableNow=True)
+            query.awaitTermination()
+            took_s = seconds()
+        location = self.catalog.load_table(name).metadata_location
+        assert self.spark.read.format("iceberg").load(location).count() == ROWS
+        return ROWS / took_s
+
+    def peer(self) -> float:
+        name = f"java.shop.orders{self._next()}"
+        self.spark.sql(f"CREATE TABLE {name} ({DDL}) USING iceberg")
+        with stopwatch() as seconds:
+            query = (
+                self._stream()
+                .writeStream.format("iceberg")
+                .outputMode("append")
+                .option("checkpointLocation", self._place())
+                .trigger(availableNow=True)
+                .toTable(name)
+            )
+            query.awaitTermination()
+            took_s = seconds()
+        assert self.spark.table(name).count() == ROWS
+        return ROWS / took_s
+
+    def reads_equal(self) -> bool:
+        """Whether Spark's Iceberg reader finds in a table of ours what is in the source."""
+        name = f"shop.orders{self._next()}"
+        self.catalog.create_table(name, schema=self._arrow_schema())
+        pipeline = Pipeline("read", sinks=[Iceberg(f"lake.{name}", properties=self.properties)])
+        pipeline.start(
+            self._stream(), checkpoint=self._place(), availableNow=True
+        ).awaitTermination()
+        location = self.catalog.load_table(name).metadata_location
+        there = self.spark.read.format("iceberg").load(location)
+        source = self.spark.read.parquet(str(self.source))
+        return there.exceptAll(source).isEmpty() and source.exceptAll(there).isEmpty()
+
+    def _arrow_schema(self) -> Any:
+        return self.spark.read.parquet(str(self.source)).limit(1).toArrow().schema
+
+    def _stream(self) -> Any:
+        schema = self.spark.read.parquet(str(self.source)).schema
+        return self.spark.readStream.schema(schema).parquet(str(self.source))
+
+    def _place(self) -> str:
+        return f"{self.folder}/checkpoint{self._next()}"
+
+    def _next(self) -> int:
+        self.number += 1
+        return self.number
+
+
+def main() -> None:
+    folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
+    contest = Contest(folder)
+    comparison = Comparison(name="iceberg_append_spark", peer_name="", unit="rows/s", is_rate=True)
+    comparison.run(contest.ours, contest.peer, rounds=rounds)
+    same = contest.reads_equal()
+    say(f"iceberg_append_spark: read back by Spark {contest.spark.version}: equal is {same}")
+    assert same, "Spark reads other rows than were written"
+    contest.spark.stop()
+    beside = {"spark": contest.spark.version, "iceberg": RELEASE, "read_back_by_spark": same}
+    print(json.dumps({"ours": comparison.ours, "peer": comparison.peer, "beside": beside}))
+
+
+if __name__ == "__main__":
+    main()
