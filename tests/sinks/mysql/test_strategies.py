@@ -170,7 +170,7 @@ def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
     receipts = [life.prepare(some(1), 0)]
-    orders.sql(f"XA ROLLBACK '{staging_name(receipts[0].handle)}'")
+    orders.keep(life.fresh()).committer.abort(EpochNumber(0), receipts)
     held = orders.server.connect(database=orders.schema)
     with held.cursor() as cursor:
         xid = f"'{staging_name(receipts[0].handle)}'"
@@ -189,7 +189,7 @@ def test_prepared_transactions_that_vanished_are_told(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
     kept, gone = life.prepare(some(1), 0, 0), life.prepare(some(2), 0, 1)
-    orders.sql(f"XA ROLLBACK '{staging_name(gone.handle)}'")
+    orders.keep(life.fresh()).committer.abort(EpochNumber(0), [gone])
     with pytest.raises(TryAgain, match="not on the server any more"):
         life.rehearse(0, [kept, gone])
     with pytest.raises(PreparedLost) as told:

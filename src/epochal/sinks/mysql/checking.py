@@ -195,7 +195,7 @@ class MySQLChecker(Checker):
         """Only where it is missing: an account without the right to make it may still use it."""
         meta = self._sink.meta
         try:
-            if DIALECT.present(session, meta, ["ledger"]):
+            if DIALECT.present(session, meta, [DIALECT.ledger]):
                 return
             made = session.query(
                 "SELECT 1 FROM information_schema.schemata"

@@ -8,7 +8,7 @@ from epochal.contract import Committer, Limits
 from epochal.errors import Misconfigured
 from epochal.sinks.mysql.checking import MySQLChecker
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.mysql.prepared import PreparedCommitter
+from epochal.sinks.sql.prepared import PreparedCommitter
 from epochal.sinks.sql.staged import StagedCommitter
 from epochal.terms import Identity
 

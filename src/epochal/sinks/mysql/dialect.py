@@ -9,7 +9,7 @@ from epochal.errors import EpochalError
 from epochal.sinks.mysql import sorting
 from epochal.sinks.sql.apply import Apply
 from epochal.sinks.sql.dialect import Dialect, Session
-from epochal.sinks.sql.ledger import LEDGER, NAME_CHARS_MAX
+from epochal.sinks.sql.ledger import NAME_CHARS_MAX
 from epochal.sinks.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.terms import Identity, InDoubt
 
@@ -38,7 +38,7 @@ class MySQLDialect(Dialect):
         name = f"VARCHAR({NAME_CHARS_MAX}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
         ascii_ = "CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
         return [
-            f"CREATE TABLE IF NOT EXISTS {self.quote(schema, LEDGER)} ("
+            f"CREATE TABLE IF NOT EXISTS {self.quote(schema, self.ledger)} ("
             f"`uid` CHAR(12) {ascii_}, `sink` CHAR(8) {ascii_}, `epoch` BIGINT NOT NULL,"
             " `part` INT NOT NULL, `generation` BIGINT NOT NULL, `attempt` BIGINT NOT NULL,"
             f" `pipeline` {name} NOT NULL, `sink_name` {name} NOT NULL, `run` {name} NULL,"
@@ -103,6 +103,18 @@ class MySQLDialect(Dialect):
     def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
         listed = ", ".join(self.quote(schema, name) for name in tables)
         session.execute(f"DROP TABLE IF EXISTS {listed}")
+
+    # Prepared transactions
+
+    def prepared(self, session: Session) -> list[str]:
+        listed = [data for *_, data in session.query("XA RECOVER")]
+        return [one if isinstance(one, str) else one.decode(errors="replace") for one in listed]
+
+    def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
+        session.execute(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {self.literal(name)}")
+
+    def is_not_prepared(self, error: Exception) -> bool:
+        return sorting.number_of(error) == sorting.XA_UNKNOWN
 
     # Sessions that were left behind
 

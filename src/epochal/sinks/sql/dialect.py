@@ -53,6 +53,7 @@ class Dialect(ABC):
     names: ClassVar[NameRule]
     errors: ClassVar[tuple[type[Exception], ...]]
     """What the database's library raises."""
+    ledger: ClassVar[str] = "ledger"
     at: ClassVar[str]
     """The column of a staging table that says in which order its rows came."""
 
@@ -102,6 +103,20 @@ class Dialect(ABC):
 
         Nothing is lost: what was decided is applied again from staging, by whoever comes (I7).
         """
+
+    # Prepared transactions
+
+    @abstractmethod
+    def prepared(self, session: Session) -> list[str]:
+        """The names of all that are prepared, whoever did it."""
+
+    @abstractmethod
+    def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
+        """Commit or roll back one that this session did not prepare."""
+
+    @abstractmethod
+    def is_not_prepared(self, error: Exception) -> bool:
+        """There is none of this name, or none that may be ended yet."""
 
     # Errors
 

@@ -15,7 +15,6 @@ from epochal.errors import Misconfigured
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.terms import EpochNumber, Handle, Identity, Mark, Proof, Receipt, Uid
 
-LEDGER = "ledger"
 COLUMNS = (
     "uid",
     "sink",
@@ -51,7 +50,7 @@ class Ledger:
 
     @property
     def table(self) -> str:
-        return self.dialect.quote(self.schema, LEDGER)
+        return self.dialect.quote(self.schema, self.dialect.ledger)
 
     # Writing
 

@@ -1,7 +1,7 @@
-"""Carries decisions out, the prepared way: each task left an XA transaction that waits for its end.
+"""Carries decisions out, the prepared way: each task left a transaction that waits for its end.
 
-An XID that is gone was committed or rolled back, and the server tells the same of both (1397): the
-ledger row, written inside that transaction, tells them apart (I9). It tells the same, too, while
+A transaction that is gone was committed or rolled back, and the server tells the same of both: the
+ledger row, written inside that transaction, tells them apart (I9). MySQL tells the same, too, while
 the connection that prepared it is still closing: so the listing is asked before the ledger.
 """
 
@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from epochal.errors import PreparedLost, TryAgain
-from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.mysql.sorting import ERRORS, XA_UNKNOWN, number_of, sorted_error
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.names import parse_staging_name, staging_name, staging_prefix
 from epochal.sinks.sql.staged import Committing
@@ -36,7 +34,7 @@ class PreparedCommitter(Committing):
             raise TryAgain(
                 f"epoch {epoch}: {len(gone)} of {len(receipts)} prepared transactions are not on "
                 f"the server any more, {gone[0]} among them; no decision was made",
-                "somebody rolled them back: XA RECOVER lists what is there",
+                "somebody rolled them back",
             )
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -48,7 +46,7 @@ class PreparedCommitter(Committing):
             raise PreparedLost(
                 f"epoch {epoch}: {len(lost)} of {len(receipts)} prepared transactions are neither "
                 "on the server nor in its ledger: they were rolled back",
-                "a person or a script ran XA ROLLBACK, or the server was restored",
+                "a person or a script rolled them back, or the server was restored",
                 handles=lost,
             )
         if len(prepared) < len(receipts) or not receipts:
@@ -60,18 +58,26 @@ class PreparedCommitter(Committing):
 
     def in_doubt(self) -> Sequence[InDoubt]:
         return self._ask(
-            "list prepared transactions", lambda session: _listed(session, self._prefix)
+            "list prepared transactions", lambda session: self._listed(session, self._prefix)
         )
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
         def ask(session: Session) -> Proof:
-            if _listed(session, staging_name(receipt.handle)):
+            if self._listed(session, staging_name(receipt.handle)):
                 return Proof.UNKNOWN
             proof = self._ledger.proof(session, receipt.handle)
             is_nothing = proof is Proof.ABORTED and not _has_rows(receipt)
             return Proof.UNKNOWN if is_nothing else proof
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
+
+    def _listed(self, session: Session, prefix: str) -> list[InDoubt]:
+        """Prepared transactions whose name begins so; a server lists those of everybody."""
+        return [
+            InDoubt(name=name, handle=parse_staging_name(name))
+            for name in sorted(self._dialect.prepared(session))
+            if name.startswith(prefix)
+        ]
 
     @property
     def _prefix(self) -> str:
@@ -91,7 +97,7 @@ class PreparedCommitter(Committing):
         """The handle where its rows were thrown away, else None."""
 
         def commit(session: Session) -> bool:
-            if self._end(session, "XA COMMIT", epoch, receipt.handle):
+            if self._end(session, epoch, receipt.handle, is_commit=True):
                 return False
             # Forgotten means settled long ago: an epoch is pruned only after that.
             return self._ledger.proof(session, receipt.handle) is Proof.ABORTED
@@ -102,28 +108,30 @@ class PreparedCommitter(Committing):
     def _roll_back(self, epoch: EpochNumber, receipt: Receipt) -> None:
         self._ask(
             f"abort {receipt.handle}",
-            lambda session: self._end(session, "XA ROLLBACK", epoch, receipt.handle),
+            lambda session: self._end(session, epoch, receipt.handle, is_commit=False),
         )
 
-    def _end(self, session: Session, verb: str, epoch: EpochNumber, handle: Handle) -> bool:
+    def _end(
+        self, session: Session, epoch: EpochNumber, handle: Handle, *, is_commit: bool
+    ) -> bool:
         """Whether this call ended it; False where it is not there (any more)."""
         xid = staging_name(handle)
         for wait_s in (*_CLOSING_WAITS_S, None):
             try:
-                session.execute(f"{verb} {DIALECT.literal(xid)}")
-            except ERRORS as error:
-                if number_of(error) != XA_UNKNOWN:
-                    doing = self._doing(f"{verb} of {handle}, epoch {epoch}")
-                    raise sorted_error(error, doing, is_commit=True) from error
+                self._dialect.end_prepared(session, xid, is_commit=is_commit)
+            except self._dialect.errors as error:
+                if not self._dialect.is_not_prepared(error):
+                    doing = self._doing(f"end {handle} of epoch {epoch}")
+                    raise self._dialect.sort(error, doing, is_commit=True) from error
             else:
                 return True
-            if not _listed(session, xid):
+            if not self._listed(session, xid):
                 return False
             if wait_s is not None:
                 time.sleep(wait_s)
         raise TryAgain(
             self._doing(f"{handle} is prepared, and the connection that prepared it is still open"),
-            "it is asked again; SHOW PROCESSLIST says which one it is",
+            "it is asked again",
         )
 
     def _record_empty(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -136,20 +144,6 @@ class PreparedCommitter(Committing):
             return True
 
         self._in_transaction(f"record epoch {epoch}", record)
-
-
-def _listed(session: Session, prefix: str) -> list[InDoubt]:
-    """Prepared transactions whose name begins so; the server lists those of all databases."""
-    names = [_text(data) for *_, data in session.query("XA RECOVER")]
-    return [
-        InDoubt(name=name, handle=parse_staging_name(name))
-        for name in sorted(names)
-        if name.startswith(prefix)
-    ]
-
-
-def _text(data: str | bytes) -> str:
-    return data if isinstance(data, str) else data.decode("utf-8", errors="replace")
 
 
 def _has_rows(receipt: Receipt) -> bool:
