@@ -31,7 +31,7 @@ class Folder:
     def sink(self, **options: Any) -> Files:
         return Files(self.url, **{"storage_options": self.server.options(), **options})
 
-    def keys(self) -> list[str]:
+    def every_key(self) -> list[str]:
         pages = self.server.client.get_paginator("list_objects_v2")
         found = pages.paginate(Bucket="lake", Prefix=f"{self.name}/")
         return [
@@ -51,7 +51,7 @@ class Folder:
 
     def shown(self) -> list[str]:
         """What a reader sees that passes over names with a leading underscore."""
-        return [key for key in self.keys() if not key.startswith("_")]
+        return [key for key in self.every_key() if not key.startswith("_")]
 
     def rows(self) -> list[dict[str, Any]]:
         """Every row that a plain reader of the folder sees."""
@@ -63,7 +63,7 @@ class Folder:
 
     def leftovers(self) -> list[object]:
         ours = ("_epochal/prepared/", "_epochal/scratch/")
-        return [*self.uploads(), *(key for key in self.keys() if key.startswith(ours))]
+        return [*self.uploads(), *(key for key in self.every_key() if key.startswith(ours))]
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def whole(folder):
 
 def unnamed(folder):
     """Data that no manifest names."""
-    keys = folder.keys()
+    keys = folder.every_key()
     named = {
         file["path"]
         for key in keys

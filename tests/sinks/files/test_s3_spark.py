@@ -22,7 +22,7 @@ def test_a_killed_driver_leaves_every_row_once_in_the_bucket(spark, folder, tmp_
     sink = {"path": folder.url, "storage_options": folder.server.options()}
     (tmp_path / "sink.json").write_text(json.dumps(sink))
     command = [sys.executable, s3_victim.__file__, str(tmp_path), "decided"]
-    died = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    died = subprocess.run(command, capture_output=True, check=False, timeout=240)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()[-2000:]
     assert sorted(row["n"] for row in folder.rows()) == list(range(10))
     assert folder.uploads(), "what is decided waits to be completed"

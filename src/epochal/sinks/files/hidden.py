@@ -15,7 +15,7 @@ import pyarrow as pa
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.sinks.files import layout
 from epochal.sinks.files.manifests import PreparedFile, files_of
-from epochal.sinks.files.places import WholeStore, at_once
+from epochal.sinks.files.places import Output, WholeStore, at_once
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -39,11 +39,14 @@ class HiddenAttempt:
         self.store = store
         self._handle = handle
         self._is_marked = False
+        self._outputs: list[Output] = []
 
     def create(self, relative: str) -> pa.NativeFile:
         if not self._is_marked:
             self._mark()
-        return pa.PythonFile(self.store.open_to_write(self._key(relative)), mode="w")
+        output = self.store.open_to_write(self._key(relative))
+        self._outputs.append(output)
+        return pa.PythonFile(output, mode="w")
 
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
         # Again: a driver that took this attempt for dead may have cleared it up meanwhile. Then
@@ -56,6 +59,8 @@ class HiddenAttempt:
         return [{"path": key, "bytes": size or 0} for key, size in zip(keys, sizes, strict=True)]
 
     def discard(self) -> None:
+        for output in self._outputs:
+            output.abandon()
         discard(self.store, self._handle)
 
     def _mark(self) -> None:

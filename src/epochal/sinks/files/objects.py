@@ -10,12 +10,18 @@ from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import from_url
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.logs.names import first_line, without_secrets
-from epochal.sinks.files import layout
+from epochal.sinks.files import layout, ranges
+from epochal.sinks.files.places import Output
 from epochal.sinks.files.sending import PART_BYTES
 from epochal.sinks.files.urls import Options
 from epochal.terms import Ability
@@ -116,13 +122,16 @@ class ObjectsStore:
                 return None
 
     def open_to_read(self, key: str) -> IO[bytes]:
-        with self._sorting("read"):
-            return cast("IO[bytes]", obstore.open_reader(self._store, key))
+        return ranges.opened(self, key)
 
-    def open_to_write(self, key: str) -> IO[bytes]:
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        with self._sorting("read"):
+            return bytes(obstore.get_range(self._store, key, start=start, end=end))
+
+    def open_to_write(self, key: str) -> Output:
         with self._sorting("write"):
             opened = obstore.open_writer(self._store, key, buffer_size=PART_BYTES)
-        return cast("IO[bytes]", _Written(opened, self))
+        return _Written(opened, self)
 
     def check(self, scratch: str) -> Sequence[Ability]:
         probe = f"{scratch}{secrets.token_hex(8)}"
@@ -170,6 +179,8 @@ class _Written:
         self.closed = False
 
     def write(self, content: bytes) -> int:
+        if self.closed:
+            return len(content)
         with self._sorting("write"):
             self._opened.write(content)
         self._size += len(content)
@@ -187,10 +198,15 @@ class _Written:
             with self._sorting("write"):
                 self._opened.close()
 
+    def abandon(self) -> None:
+        self.closed = True
+
 
 def sorted_error(error: Exception, what: str) -> EpochalError:
     told = first_line(str(error))
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return Misconfigured(f"{what}: {told}", _CREDENTIALS_HINT)
     for sign, hint in _FOR_A_PERSON.items():
-        if sign in told:
+        if sign in str(error):
             return Misconfigured(f"{what}: {told}", hint)
     return TryAgain(f"{what}: {told}")

@@ -45,10 +45,24 @@ class Store(Protocol):
         """A file that can be read at any place."""
 
 
+class Output(Protocol):
+    """A file that is being written, with what Arrow asks of one."""
+
+    def write(self, content: bytes) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def close(self) -> None:
+        """It is there as a whole when this returns."""
+
+    def abandon(self) -> None:
+        """It will never be there; what is written or closed from now on goes nowhere."""
+
+
 class WholeStore(Store, Protocol):
     """A store that also takes large objects, each one there as a whole once it is closed."""
 
-    def open_to_write(self, key: str) -> IO[bytes]: ...
+    def open_to_write(self, key: str) -> Output: ...
 
     def aged(self, prefix: str) -> dict[str, float]:
         """Every key that begins so, however deep, with its age in seconds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from epochal.errors import Misconfigured
-from epochal.sinks.files import layout
+from epochal.sinks.files import layout, ranges
+from epochal.sinks.files.places import Output
 from epochal.sinks.files.s3_errors import RAISED, code_of, is_denied, sorted_error
 from epochal.sinks.files.sending import PART_BYTES, PartStream, Sender
 from epochal.sinks.files.urls import Options
@@ -34,7 +34,6 @@ _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 60
 _ATTEMPTS = 5
 _CONNECTIONS = 16
-_READ_BYTES = 4 * 1024 * 1024
 _SESSION_OPTIONS = {
     "profile": "profile_name",
     "access_key_id": "aws_access_key_id",
@@ -161,13 +160,10 @@ class S3Store:
         return None if found is None else int(found["ContentLength"])
 
     def open_to_read(self, key: str) -> IO[bytes]:
-        size = self.size(key)
-        if size is None:
-            raise FileNotFoundError(f"{self.root}/{key}")
-        return io.BufferedReader(_Ranges(self, key, size), _READ_BYTES)
+        return ranges.opened(self, key)
 
-    def open_to_write(self, key: str) -> IO[bytes]:
-        return _WholeObject(self, key)  # type: ignore[return-value] # all that Arrow asks for
+    def open_to_write(self, key: str) -> Output:
+        return _WholeObject(self, key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         answer = self._call("get_object", key, Range=f"bytes={start}-{end - 1}")
@@ -332,39 +328,13 @@ class _WholeObject(PartStream):
         finally:
             self._own.stop()
 
-
-class _Ranges(io.RawIOBase):
-    """An object that is read piece by piece."""
-
-    def __init__(self, store: S3Store, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._size)
-        if end <= self._at:
-            return 0
-        content = self._store.read_range(self._key, self._at, end)
-        buffer[: len(content)] = content
-        self._at += len(content)
-        return len(content)
+    def abandon(self) -> None:
+        if self.closed:
+            return
+        self._own.stop()
+        super().close()
+        if (upload := self.begun()) is not None:
+            self._store.abort_upload(self.key, upload)
 
 
 def _md5(content: bytes) -> str:

@@ -96,6 +96,8 @@ class PartStream(io.RawIOBase):
         return self._size
 
     def write(self, content: bytes) -> int:  # type: ignore[override] # Arrow gives bytes
+        if self._sender.is_stopped:
+            return len(content)
         self._waiting += content
         self._size += len(content)
         while len(self._waiting) >= self._sender.part_bytes:
