@@ -93,7 +93,7 @@ def test_an_undecided_handle_is_aborted_after_a_claim_and_on_record(shop):
 def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
     driver = shop.die("decided")
     (name,) = listed(shop)
-    with pytest.raises(Refused, match="named by a decision"):
+    with pytest.raises(Refused, match="nothing there may be aborted"):
         resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=dry_run)
     recover(shop.reached)
     assert shop.orders.rows().num_rows == 2

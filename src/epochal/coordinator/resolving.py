@@ -102,6 +102,13 @@ def take_over(log: EpochLog, limits: Limits, around: Surroundings | None = None)
 
 def require_abortable(state: State, sink: SinkName, committer: Committer, name: str) -> Judgement:
     """What the target lists under a name, if it may be thrown away."""
+    if sink in state.pending:
+        # Some targets list names that don't tell attempts apart; only a commit sorts them out.
+        raise Refused(
+            f"epoch {state.expected - 1} is decided and not carried out on sink {sink!r}: until it "
+            "is, nothing there may be aborted (I5)",
+            "`epochal resolve finish` commits it; `epochal resolve give-up` lets it go, on record",
+        )
     listed = {one.name: one for one in committer.in_doubt()}
     if name not in listed:
         raise Refused(
@@ -109,12 +116,7 @@ def require_abortable(state: State, sink: SinkName, committer: Committer, name: 
             f"it lists: {', '.join(listed) or 'nothing'}; what is not listed is not in doubt",
         )
     judgement = judge(listed[name], state)
-    if judgement.verdict is Verdict.COMMIT:
-        raise Refused(
-            f"{name} is named by a decision: {judgement.because}; it can't be aborted (I5)",
-            "`epochal resolve finish` commits it; `epochal resolve give-up` lets it go, on record",
-        )
-    if judgement.verdict is Verdict.LEAVE:
+    if judgement.verdict is not Verdict.ABORT:
         raise Refused(
             f"{name} can't be judged: {judgement.because}",
             "find out whose it is; what belongs to no pipeline of yours is removed with the "

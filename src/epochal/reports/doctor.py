@@ -26,7 +26,7 @@ from epochal.reports.model import (
     SinkDiagnosis,
 )
 from epochal.reports.status import live_of, require_record
-from epochal.reports.surveying import committer_of, list_found, told
+from epochal.reports.surveying import AFTER_COMMIT, committer_of, list_found, told
 from epochal.terms import Ability, Mark
 
 CLOCK_SKEW_MAX_S = 5.0
@@ -146,6 +146,6 @@ def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -
 
 def _is_lingering(found: FoundReport, *, is_alive: bool, alarm_s: float) -> bool:
     """An epoch that is being written is in doubt by nature; what nobody works on is not."""
-    if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value):
+    if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT):
         return True
     return not is_alive or (found.age_s or 0.0) > alarm_s

@@ -34,13 +34,10 @@ def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropRepor
     log = reached.require_log()
     state = require_record(log).record.state
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
-    if state.unsettled is not None and state.pending:
-        raise Refused(
-            f"epoch {state.unsettled.epoch} is decided and not carried out on "
-            f"{', '.join(state.pending)}: to drop it would lose rows (I4)",
-            "`epochal recover` carries it out; `epochal resolve give-up` lets it go, on record",
-        )
+    _require_nothing_decided(state)
     state = resolving.as_successor(state) if dry_run else resolving.take_over(log, reached.limits)
+    # Again: a driver that was thought dead may have decided before the claim.
+    _require_nothing_decided(state)
     removed, left = _at_targets(reached, state, dry_run=dry_run)
     return DropReport(
         location=state.location,
@@ -50,6 +47,15 @@ def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropRepor
         left=left,
         log=_log(log, dry_run=dry_run, is_kept=_is_any_unreached(left)),
     )
+
+
+def _require_nothing_decided(state: State) -> None:
+    if state.unsettled is not None and state.pending:
+        raise Refused(
+            f"epoch {state.unsettled.epoch} is decided and not carried out on "
+            f"{', '.join(state.pending)}: to drop it would lose rows (I4)",
+            "`epochal recover` carries it out; `epochal resolve give-up` lets it go, on record",
+        )
 
 
 def _require_dead(log: EpochLog, state: State, *, is_dead: bool, dry_run: bool) -> None:

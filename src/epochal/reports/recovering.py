@@ -21,7 +21,7 @@ from epochal.protocol.state import State
 from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import RecoveryReport, SinkSurvey
 from epochal.reports.status import live_of, require_record
-from epochal.reports.surveying import proofs_told, survey
+from epochal.reports.surveying import AFTER_COMMIT, proofs_told, survey
 from epochal.telemetry.recording import record_history
 
 
@@ -139,6 +139,6 @@ def _needs(surveyed: Sequence[SinkSurvey]) -> list[str]:
         f"{one.sink}: {one.name}: {one.because}"
         for sink in surveyed
         for one in sink.found
-        if one.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value)
+        if one.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT)
     ]
     return [*unreached, *lost, *left]

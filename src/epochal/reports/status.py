@@ -36,7 +36,7 @@ def status(root: str, *, now: float | None = None) -> StatusReport:
         try:
             pipelines.append(pipeline_status(log, now=now))
         except (EpochalError, OSError) as error:
-            unreadable.append(_unreadable(log, error))
+            unreadable.append(unreadable_report(log, error))
         finally:
             log.close()
     if not pipelines and not unreadable:
@@ -213,7 +213,7 @@ def _doubts(live: Live, now: float) -> Iterator[DoubtCount]:
         )
 
 
-def _unreadable(log: EpochLog, error: Exception) -> UnreadableReport:
+def unreadable_report(log: EpochLog, error: Exception) -> UnreadableReport:
     return UnreadableReport(
         location=log.place,
         code=getattr(error, "code", type(error).__name__),

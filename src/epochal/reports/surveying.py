@@ -10,12 +10,14 @@ from epochal.assembly import Reached
 from epochal.contract import Committer, Limits, Sink
 from epochal.coordinator.starting import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
-from epochal.protocol.recovery import judge
+from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
 from epochal.reports.model import FoundReport, ReceiptReport, SinkSurvey
 from epochal.terms import Generation, InDoubt, SinkName
 
 _LATER = "of a later driver"
+AFTER_COMMIT = "judged after the commit"
+"""Some targets list names that don't tell attempts apart; only a commit sorts them out."""
 
 
 @contextmanager
@@ -100,6 +102,8 @@ def _found(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
     try:
         judgement = judge(one, successor)
         verdict, because = judgement.verdict.value, judgement.because
+        if judgement.verdict is Verdict.ABORT and name in successor.pending:
+            verdict, because = AFTER_COMMIT, "the decided epoch is carried out here first"
     except Fenced as error:
         verdict, because = _LATER, error.message
     return FoundReport(

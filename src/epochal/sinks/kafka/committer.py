@@ -440,6 +440,7 @@ class KafkaCommitter:
             handle=handle,
             age_s=max(0.0, time.time() - told.transaction_start_time_ms / 1000),
             receipt=Receipt(handle=handle, fingerprint=NO_ROWS, token=txn.to_token()),
+            blocks="readers of its partitions that read committed records only",
         )
 
     def _handle(self, name: str, txn: Open) -> Handle:
