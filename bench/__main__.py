@@ -15,6 +15,7 @@ from bench import (
     kafka_spark,
     postgres,
     postgres_spark,
+    s3,
 )
 from bench.harness import say, tell
 
@@ -29,6 +30,7 @@ BENCHMARKS = {
     **kafka_spark.RUNS,
     **postgres.RUNS,
     **postgres_spark.RUNS,
+    **s3.RUNS,
 }
 
 

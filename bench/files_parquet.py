@@ -28,7 +28,7 @@ def run() -> Comparison:
     try:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "source"
-            _write_source(spark, source)
+            write_source(spark, source)
             comparison.run(
                 lambda: _rows_per_s(spark, source, _ours, peaks, "ours"),
                 lambda: _rows_per_s(spark, source, _spark_sink, peaks, "peer"),
@@ -42,7 +42,7 @@ def run() -> Comparison:
     return comparison
 
 
-def _write_source(spark: Any, source: Path) -> None:
+def write_source(spark: Any, source: Path) -> None:
     (
         spark.range(ROWS, numPartitions=4)
         .selectExpr(
