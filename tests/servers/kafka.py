@@ -33,7 +33,7 @@ _LISTENERS = {
     "SASLTLS": "SASL_SSL",
     "CONTROLLER": "PLAINTEXT",
 }
-_READY_WITHIN_S = 60.0
+_READY_WITHIN_S = 180.0
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>epochal.tests</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -320,10 +320,14 @@ class KafkaCluster:
         return ",".join(broker.address() for broker in self.brokers.values())
 
     def start(self) -> None:
-        for broker in self.brokers.values():
-            broker.launch()
-        for broker in self.brokers.values():
-            broker.await_ready()
+        try:
+            for broker in self.brokers.values():
+                broker.launch()
+            for broker in self.brokers.values():
+                broker.await_ready()
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         for broker in self.brokers.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochal.contract import Limits, Shape, Task
 from epochal.errors import Misconfigured
@@ -14,19 +14,20 @@ from epochal.terms import Identity, Json, SinkName
 
 try:
     from epochal.kafka.compression import Compression
-    from epochal.sinks.kafka.committer import KafkaCommitter
     from epochal.sinks.kafka.connecting import Server, require_addresses
-    from epochal.sinks.kafka.grants import grants
     from epochal.sinks.kafka.settings import Settings, read_settings
     from epochal.sinks.kafka.shaping import shape_of
     from epochal.sinks.kafka.values import Column, Value, json
     from epochal.sinks.kafka.writer import KafkaWriter
-    from epochal.sinks.spool import RowSpool, spool_url
 except ImportError as error:
     raise Misconfigured(
         f"the Kafka sink needs a package that is not installed: {error.name}",
         "pip install 'epochal[kafka]'",
     ) from error
+
+if TYPE_CHECKING:
+    from epochal.sinks.kafka.committer import KafkaCommitter
+    from epochal.sinks.spool import RowSpool
 
 _COMPRESSIONS = {kind.name.lower(): kind for kind in Compression}
 
@@ -105,6 +106,8 @@ class Kafka(Declaration):
         self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
         self._require_sense()
         if self.spool:
+            from epochal.sinks.spool import spool_url  # noqa: PLC0415  most sinks have none
+
             self._set("spool", spool_url("Kafka", self.spool))
         if not self.name:
             self._set("name", SinkName(f"{self.kind}:{self.topic}"))
@@ -178,13 +181,22 @@ class Kafka(Declaration):
 
     def grants(self, principal: str = "") -> list[str]:
         """The commands that give a principal the least this sink needs."""
+        from epochal.sinks.kafka.grants import grants  # noqa: PLC0415  for people, not for tasks
+
         return grants(self, principal or f"User:{self.username or 'epochal'}")
 
     def row_spool(self) -> RowSpool | None:
-        return RowSpool.at(self.spool) if self.spool else None
+        if not self.spool:
+            return None
+        from epochal.sinks.spool import RowSpool  # noqa: PLC0415  most sinks have none
+
+        return RowSpool.at(self.spool)
 
     def writer(self, task: Task) -> KafkaWriter:
         return KafkaWriter(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> KafkaCommitter:
+        # A fresh Python worker pays for every import, and tasks need nothing of this.
+        from epochal.sinks.kafka.committer import KafkaCommitter  # noqa: PLC0415
+
         return KafkaCommitter(self, identity, limits)
