@@ -256,6 +256,35 @@ def test_own_old_snapshots_are_expired_and_others_stay(warehouse, live, some):
     assert len(lists) == 3, "manifest lists of expired snapshots are left"
 
 
+def test_rows_are_counted_from_the_files_that_readers_see(warehouse, live, some):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    assert life.committer.recount().rows == 0
+    life.write(0, some(1, 2), some(3))
+    life.write(1, some(4))
+    counted = life.committer.recount()
+    assert (counted.rows, counted.epochs, counted.is_alone) == (4, {0: 3, 1: 1}, True)
+    warehouse.load(name).append(some(9))
+    counted = life.committer.recount()
+    assert (counted.rows, counted.epochs, counted.is_alone) == (5, None, False)
+    (lost, *_) = [task.file.file_path for task in warehouse.load(name).scan().plan_files()]
+    warehouse.load(name).io.delete(lost)
+    assert life.committer.recount().faults == [f"{lost} is in the table and not there"]
+
+
+def test_a_dropped_pipeline_leaves_rows_and_no_property(warehouse, live, some):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    life.write(0, some(1))
+    (key,) = ledger(warehouse, name)
+    assert life.committer.drop(is_dry_run=True).removed == [f"property {key} of lake.{name}"]
+    assert list(ledger(warehouse, name)) == [key]
+    life.committer.drop(is_dry_run=False)
+    assert not ledger(warehouse, name)
+    assert life.committer.drop(is_dry_run=False).removed == []
+    assert warehouse.ids(name) == [1]
+
+
 def test_a_driver_behind_a_newer_one_is_fenced_before_it_decides(warehouse, live, some):
     name = warehouse.create()
     old = live(warehouse.sink(name))

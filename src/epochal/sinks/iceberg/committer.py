@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
+from pyiceberg.table.update import RemovePropertiesUpdate
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import Fenced, InvariantBroken, PreparedLost, Refused, TryAgain
 from epochal.sinks.iceberg import inside
 from epochal.sinks.iceberg.attempt import discard
 from epochal.sinks.iceberg.changing import DRIVER, Changing, Plan
 from epochal.sinks.iceberg.checking import add_columns, check_schema, check_table
+from epochal.sinks.iceberg.counting import recount
 from epochal.sinks.iceberg.data_files import locations_in
 from epochal.sinks.iceberg.layout import Layout, layout_of
 from epochal.sinks.iceberg.ledger import Entry, Ledger, winner
@@ -180,6 +182,26 @@ class IcebergCommitter:
 
     def prune(self, below: EpochNumber) -> None:
         """Nothing to do: each commit removes the proofs below its own."""
+
+    def recount(self) -> Recount:
+        with self._sorting("count rows"):
+            return recount(self._sink, self._identity, self._load())
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        """Remove this life's proofs from the table's properties; rows and snapshots stay."""
+        with self._sorting("drop"):
+            for _ in range(_CONFLICTS_MAX):
+                table = self._load()
+                keys = self._ledger(table).keys()
+                if is_dry_run or not keys:
+                    break
+                try:
+                    removal = RemovePropertiesUpdate(removals=keys)
+                    inside.send(table, inside.properties_only(table, removal))
+                except (CommitFailedException, inside.Stale):
+                    continue
+                break
+        return Dropped(removed=[f"property {key} of {self._sink.place}" for key in keys])
 
     def close(self) -> None:
         self._rehearsed = None

@@ -98,6 +98,10 @@ class Ledger:
         """The properties of older epochs, all settled before this one began."""
         return sorted(key for known, key in self._keys().items() if known < epoch)
 
+    def keys(self) -> list[str]:
+        """Every property of this life of the sink."""
+        return sorted(self._keys().values())
+
     def _key(self, epoch: EpochNumber) -> str:
         return f"epochal.{self._identity.uid}.{self._identity.tag}.{epoch}"
 

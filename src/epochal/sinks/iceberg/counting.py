@@ -1,0 +1,56 @@
+"""What readers of a table see, counted from its files: the names of ours say whose they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pyiceberg.table import FileScanTask, Table
+
+from epochal.contract import Recount
+from epochal.sinks.iceberg.changing import DRIVER
+from epochal.sinks.iceberg.storage import Storage
+from epochal.terms import EpochNumber, Handle, Identity
+
+if TYPE_CHECKING:
+    from epochal.sinks.iceberg.sink import Iceberg
+
+
+def recount(sink: Iceberg, identity: Identity, table: Table) -> Recount:
+    """Rows of the branch; by epoch where every file is as a task of this sink wrote it."""
+    if table.metadata.snapshot_by_name(sink.branch) is None:
+        return Recount(rows=0, because=f"branch {sink.branch} has no snapshot")
+    scan = table.scan() if sink.branch == "main" else table.scan().use_ref(sink.branch)
+    tasks = list(scan.plan_files())
+    handles = [_handle_of(task.file.file_path) for task in tasks]
+    is_alone = all(
+        handle is not None and (handle.uid, handle.sink) == (identity.uid, identity.tag)
+        for handle in handles
+    )
+    is_plain = is_alone and sink.mode == "append" and not any(task.delete_files for task in tasks)
+    missing = Storage(table.io).missing([task.file.file_path for task in tasks])
+    return Recount(
+        rows=scan.count(),
+        because=f"rows of branch {sink.branch}"
+        + ("" if is_alone else ", of which others wrote some or files were compacted"),
+        epochs=_by_epoch(tasks, handles) if is_plain else None,
+        is_alone=is_alone,
+        faults=[f"{where} is in the table and not there" for where in missing],
+    )
+
+
+def _by_epoch(
+    tasks: Iterable[FileScanTask], handles: Iterable[Handle | None]
+) -> dict[EpochNumber, int] | None:
+    rows: Counter[EpochNumber] = Counter()
+    for task, handle in zip(tasks, handles, strict=True):
+        if handle is None or handle.partition == DRIVER:
+            return None
+        rows[handle.epoch] += task.file.record_count
+    return dict(rows)
+
+
+def _handle_of(location: str) -> Handle | None:
+    folder = location.rsplit("/", 2)[-2]
+    return Handle.parse(folder)
