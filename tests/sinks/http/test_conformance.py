@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from sinks.http.conftest import TOKEN
+from sinks.http.left import left_at
 from sinks.spool.spooled import left_in
 
 from epochal.sinks.http import Http
-from epochal.terms import handle_prefix, sink_tag
 from epochal.testing.conformance import SinkConformance, Target
-from epochal.testing.trial import UID
 
 _numbers = itertools.count()
 
@@ -30,12 +29,11 @@ class _TwoPhase(SinkConformance):
         # Small parts: what is large goes in several.
         sink = Http(receiver.url, token=TOKEN, name=name, format=self.format, part_bytes=200_000)
 
-        def leftovers() -> list[str]:
-            listed = receiver.get("/transactions", prefix=handle_prefix(UID))["transactions"]
-            return [one["txn"] for one in listed if f"-s{sink_tag(name)}-" in one["txn"]]
-
         return Target(
-            sink=sink, visible=lambda: receiver.rows(name), leftovers=leftovers, secrets=[TOKEN]
+            sink=sink,
+            visible=lambda: receiver.rows(name),
+            leftovers=lambda: left_at(receiver, name),
+            secrets=[TOKEN],
         )
 
 

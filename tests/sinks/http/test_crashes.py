@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from sinks.http.conftest import TOKEN
+from sinks.http.left import left_at
 from sinks.spool.spooled import left_in
 
 from epochal.errors import Refused
@@ -15,7 +16,6 @@ from epochal.logs.memory import MemoryLog
 from epochal.sinks.http import Http
 from epochal.sinks.http.committer import HttpCommitter
 from epochal.sinks.http.keyed import KeyedDelivery
-from epochal.terms import sink_tag
 from epochal.testing.crash import Setting, crash_at_every_call
 from epochal.testing.judge import Breach
 
@@ -39,11 +39,6 @@ def setting(sink: Http, visible: Callable, leftovers: Callable) -> Setting:
         visible=lambda name: visible(),
         leftovers=leftovers,
     )
-
-
-def left_at(receiver, name: str) -> list[str]:
-    listed = receiver.get("/transactions")["transactions"]
-    return [one["txn"] for one in listed if f"-s{sink_tag(name)}-" in one["txn"]]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from servers.receiver import ReceiverServer
 from servers.tcp_proxy import Proxy
 from sinks.http.conftest import TOKEN
+from sinks.http.left import left_at
 
 from epochal.contract import Limits
 from epochal.errors import (
@@ -87,7 +88,7 @@ class Pipeline:
 
 def judge(receiver: ReceiverServer, sink: str) -> None:
     assert sorted(row["id"] for row in receiver.rows(sink)) == list(range(6))
-    assert receiver.get("/transactions")["transactions"] == []
+    assert left_at(receiver, sink) == []
 
 
 class Nth:
