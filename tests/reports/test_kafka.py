@@ -1,0 +1,69 @@
+"""A decided Kafka transaction of a dead driver: shown, protected, finished from elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from epochal import Kafka
+from epochal.errors import Refused
+from epochal.reports import resolving
+from epochal.reports.doctor import examine
+from epochal.reports.recovering import plan_recovery, recover
+from epochal.testing import broker
+
+
+@pytest.fixture
+def on_kafka(shop):
+    with broker() as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("orders", 1)])["orders"].result(30)
+        shop.orders = Kafka(bootstrap, topic="orders", name="orders")
+        yield shop
+
+
+def read(shop) -> list[bytes]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": shop.orders.bootstrap,
+            "group.id": "readers",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe(["orders"])
+    found = []
+    try:
+        while (message := consumer.poll(20)) is not None and message.error() is None:
+            found.append(message.value())
+    finally:
+        consumer.close()
+    return found
+
+
+def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_elsewhere(on_kafka):
+    driver = on_kafka.die("decided")
+    diagnosis = examine(on_kafka.reached).sinks[0]
+    (found,) = diagnosis.found
+    assert found.verdict in {"commit", "judged after the commit"}
+    assert "committed records" in found.blocks
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="nothing there may be aborted"):
+            resolving.abort(
+                on_kafka.reached, sink="orders", name=found.name, by="ann", dry_run=dry_run
+            )
+    assert read(on_kafka) == []
+    recover(on_kafka.reached)
+    assert read(on_kafka) == [b'{"id":0}', b'{"id":1}']
+    assert plan_recovery(on_kafka.reached).steps[1:] == ["nothing is in doubt"]
+    driver._coordinator.leave()
+
+
+def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
+    driver = on_kafka.die("prepared")
+    assert "abort 1 attempts on orders that no decision names" in recover(on_kafka.reached).steps
+    assert examine(on_kafka.reached).sinks[0].found == []
+    assert read(on_kafka) == []
+    driver._coordinator.leave()
