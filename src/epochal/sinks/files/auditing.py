@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from epochal.contract import Recount
+from epochal.contract import Recount, Rows
 from epochal.sinks.files import layout
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.manifests import Ledger
@@ -40,6 +41,13 @@ def recount(store: Store, ledger: Ledger, identity: Identity) -> Recount:
         because="rows in the files that manifests name, counted in the files",
         faults=faults,
     )
+
+
+def reread(store: Store, ledger: Ledger, spark: Any) -> Rows:
+    """The rows of every manifest of one life, as a DataFrame."""
+    from epochal.sinks.files.reading import read_manifests  # noqa: PLC0415  heavy, and seldom asked
+
+    return read_manifests(store, list(ledger.all()), spark)
 
 
 def _count(store: Store, path: str) -> int | str:

@@ -6,12 +6,13 @@ How a file comes to its place is the back end's; the manifest proves that all of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Recount
+from epochal.contract import Dropped, Recount, Rows
 from epochal.errors import InvariantBroken
-from epochal.sinks.files.auditing import recount
+from epochal.sinks.files.auditing import recount, reread
 from epochal.sinks.files.checks import check_schema
 from epochal.sinks.files.manifests import Ledger, Manifest, files_of, ledgers, manifest_of
 from epochal.sinks.files.places import Place, at_once
@@ -127,6 +128,9 @@ class FileCommitter:
 
     def recount(self) -> Recount:
         return recount(self._place.store, self._ledger, self._identity)
+
+    def reread(self, engine: Any) -> Rows:
+        return reread(self._place.store, self._ledger, engine)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")

@@ -93,6 +93,13 @@ def read_epochs(
         for manifest in ledger.all()
         if (epochs is None or manifest.epoch in epochs) and pipeline in (None, manifest.pipeline)
     ]
+    return read_manifests(store, manifests, spark)
+
+
+def read_manifests(
+    store: Store, manifests: Sequence[Manifest], spark: Any | None = None
+) -> ds.Dataset | Rows:
+    """The rows that these manifests name."""
     schema = _schema(store, manifests)
     files = [file.path for manifest in manifests for file in manifest.files]
     if spark is not None:
