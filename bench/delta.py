@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from bench.files_parquet import ROUNDS, ROWS, _write_source
+from bench.files_parquet import ROUNDS, ROWS, write_source
 from bench.harness import Comparison, say, stopwatch
 from epochal.contract import Limits, Task
 from epochal.sinks.delta import Delta
@@ -47,7 +47,7 @@ def append_spark() -> Comparison:
     try:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "source"
-            _write_source(spark, source)
+            write_source(spark, source)
             comparison.run(
                 lambda: _rows_per_s(spark, source, _ours),
                 lambda: _rows_per_s(spark, source, _theirs),
