@@ -43,8 +43,8 @@ class Format:
 
 _DICTIONARY_BYTES_MAX = 128 * 1024
 """
-A column with more distinct values than fit is written plainly from there on. Arrow's default, 1 MiB,
-costs columns of mostly distinct values two thirds more CPU, and larger files.
+A column with more distinct values than fit is written plainly from there on. Arrow's own limit of
+1 MiB costs columns of mostly distinct values two thirds more CPU, and larger files.
 """
 
 
