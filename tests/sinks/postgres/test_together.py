@@ -7,6 +7,7 @@ sink of its own, one on the same server and one in a folder.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from epochal.contract import Limits
-from epochal.coordinator import Surroundings, read_state
+from epochal.broker.embedded import broker
+from epochal.contract import Limits, Task
+from epochal.coordinator import Coordinator, Surroundings, read_state
 from epochal.coordinator.rejecting import Deliveries
+from epochal.coordinator.starting import described
 from epochal.errors import (
     EpochalError,
     InvariantBroken,
@@ -27,12 +32,14 @@ from epochal.errors import (
     Unsettled,
 )
 from epochal.logs.memory import MemoryLog
+from epochal.protocol.admission import Start
 from epochal.session import Session
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.kafka import Kafka
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres.committer import StagedCommitter
 from epochal.sinks.postgres.rejects import SetApart
-from epochal.terms import SinkName
+from epochal.terms import EpochNumber, Fingerprint, SinkName
 from epochal.testing.crash import Setting, crash_at_every_call
 from epochal.testing.driver import one_after_the_other
 from epochal.testing.judge import Breach
@@ -435,3 +442,107 @@ def test_rows_that_are_set_apart_in_memory_only_are_found_out(place, tmp_path, m
     monkeypatch.setattr(SetApart, "removals", lambda _: iter(()))
     with pytest.raises(InvariantBroken, match="which was taken out of staging"):
         crash_at_every_call(settings_at(place, tmp_path), second=False, effects_only=True)
+
+
+# Written again, and other targets
+
+
+def coordinator_of(family: Family, log: MemoryLog, dies_at: str = "") -> Coordinator:
+    def watch(step: str, _epoch: Any) -> None:
+        if step == dies_at:
+            raise Dies(step)
+
+    sinks = family.sinks()[:1]
+    made = Coordinator(
+        log=log,
+        sinks=sinks,
+        limits=QUICK,
+        around=Surroundings(together=one_after_the_other, watch=watch),
+    )
+    start = Start(pipeline="family", location="here", sinks=described(sinks))
+    made.start(start, {"parent": SCHEMA})
+    return made
+
+
+def prepared(coordinator: Coordinator, family: Family, *batches: pa.RecordBatch) -> Any:
+    """As Spark's tasks do it: every receipt with a sum of row hashes."""
+    parent = family.sinks()[0]
+    handle = coordinator.identity(parent.name).handle(
+        EpochNumber(0), partition=0, attempt=coordinator.record
+    )
+    writer = parent.writer(Task(handle=handle, schema=SCHEMA))
+    for batch in batches:
+        writer.write(batch)
+    receipt = writer.prepare()
+    return {parent.name: (replace(receipt, fingerprint=Fingerprint(receipt.rows, 7)),)}
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_rows_that_are_written_again_are_refused_as_they_were_or_a_person_is_asked(
+    family, is_changed
+):
+    log, place = MemoryLog(), family.place
+    first = coordinator_of(family, log, dies_at="decided")
+    first.begin(EpochNumber(0))
+    first.preparing()
+    with pytest.raises(Dies):
+        first.conclude(prepared(first, family, *MIXED))
+    first.leave()
+    (staged,) = [name for (name,) in place.sql(_STAGED.format(place.meta))]
+    place.sql(f"DROP TABLE {place.meta}.{staged}")
+    second = coordinator_of(family, log)
+    assert list(second.lost) == ["parent"]
+    assert family.bad_parents() == REFUSED_BY_PARENT
+    second.begin(EpochNumber(0))
+    if is_changed:
+        check = f"{family.parent}_id_check"
+        place.sql(f"ALTER TABLE {place.schema}.{family.parent} DROP CONSTRAINT {check}")
+        with pytest.raises(Unsettled, match=r"refuses 0 of them now .* 1 were refused"):
+            second.rewrite(prepared(second, family, *MIXED))
+        assert family.parents() == []
+    else:
+        second.rewrite(prepared(second, family, *MIXED))
+        assert family.parents() == PARENTS
+    second.stop()
+    assert family.bad_parents() == REFUSED_BY_PARENT
+    assert place.leftovers() == []
+
+
+_STAGED = (
+    "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE n.nspname = '{}' AND c.relkind = 'r' AND c.relname <> 'ledger'"
+    " AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'id')"
+)
+
+
+def test_refused_rows_may_go_to_a_topic(family):
+    with broker() as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("bad", num_partitions=1)])["bad"].result(timeout=30)
+        bad = Kafka(bootstrap, topic="bad", key="sink")
+        sinks = [replace(family.sinks()[0], on_reject=bad)]
+        log = MemoryLog()
+        with pytest.raises(Dies), session(family, log, sinks=sinks, dies_at="decided") as opened:
+            write(opened, *MIXED)
+        with session(family, log, sinks=sinks) as opened:
+            write(opened, rows((3, GOOD)))
+        told = [json.loads(value) for value in _committed(bootstrap, "bad")]
+    assert [(one["sink"], one["row"]) for one in told] == [("parent", '{"id":13}')]
+    assert family.parents() == [1, 2, 3]
+
+
+def _committed(bootstrap: str, topic: str) -> list[bytes]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values = []
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        values.append(message.value())
+    consumer.close()
+    return values
