@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from epochal.sinks.iceberg import Iceberg
     from epochal.sinks.kafka import Kafka, json
     from epochal.sinks.memory import Memory
+    from epochal.sinks.mysql import MySQL
+    from epochal.sinks.oracle import Oracle
     from epochal.sinks.postgres import Postgres
     from epochal.sinks.secrets import env, file
     from epochal.spark.pipeline import Pipeline
@@ -53,6 +55,8 @@ _HOMES = {
     "Memory": "epochal.sinks.memory",
     "Misconfigured": "epochal.errors",
     "OutcomeUnknown": "epochal.errors",
+    "MySQL": "epochal.sinks.mysql",
+    "Oracle": "epochal.sinks.oracle",
     "Pipeline": "epochal.spark.pipeline",
     "Postgres": "epochal.sinks.postgres",
     "PreparedEpoch": "epochal.coordinator",
@@ -80,6 +84,8 @@ __all__ = [
     "Limits",
     "Memory",
     "Misconfigured",
+    "MySQL",
+    "Oracle",
     "OutcomeUnknown",
     "Pipeline",
     "Postgres",

@@ -85,7 +85,7 @@ def test_among_equals_of_one_task_the_one_that_came_last_wins(keyed, mode):
 @KEYED
 def test_equals_of_two_tasks_are_refused_with_their_keys(keyed, mode):
     life = keyed.life(mode=mode, keys="id", order_by="version", columns=["id", "name"])
-    with pytest.raises(RowRejected, match=r"from several tasks .*id=1 \(2 rows\)"):
+    with pytest.raises(RowRejected, match=r"(?i)from several tasks .*id=1 \(2 rows\)"):
         life.write(0, changes((1, "a", 1, "u"), (2, "x", 1, "u")), changes((1, "b", 1, "u")))
     assert keyed.rows() == []
 
@@ -93,7 +93,7 @@ def test_equals_of_two_tasks_are_refused_with_their_keys(keyed, mode):
 @KEYED
 def test_several_rows_of_a_key_without_an_order_are_refused_with_their_keys(keyed, some, mode):
     life = keyed.life(mode=mode, keys="id")
-    with pytest.raises(RowRejected, match=r"id=1 \(2 rows\)") as told:
+    with pytest.raises(RowRejected, match=r"(?i)id=1 \(2 rows\)") as told:
         life.write(0, some(1, 2), some(1, 3))
     assert "order_by" in told.value.hint
     assert keyed.rows() == []
@@ -118,7 +118,7 @@ def test_marked_rows_delete_their_key(keyed, mode):
 
 def test_a_delete_and_an_upsert_of_a_key_without_an_order_are_refused(keyed):
     life = keyed.life(mode="upsert", keys="id", delete_when="op = 'd'", columns=["id", "name"])
-    with pytest.raises(RowRejected, match="id=1"):
+    with pytest.raises(RowRejected, match="(?i)id=1"):
         life.write(0, changes((1, "a", 1, "u")), changes((1, None, 2, "d")))
 
 
@@ -139,7 +139,7 @@ def test_the_same_change_stream_again_gives_the_same_table(keyed):
 def test_a_null_key_is_refused(place):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name varchar(9))")
     rows = pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]})
-    with pytest.raises(RowRejected, match=r"1 rows whose key \(id\) is null"):
+    with pytest.raises(RowRejected, match=r"(?i)1 rows whose key \(id\) is null"):
         place.life(mode="upsert", keys="id").write(0, rows)
 
 

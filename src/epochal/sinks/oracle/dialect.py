@@ -1,0 +1,148 @@
+"""Oracle's words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from epochal.errors import EpochalError
+from epochal.sinks.oracle import sorting
+from epochal.sinks.sql.apply import Apply
+from epochal.sinks.sql.dialect import Dialect, Session
+from epochal.sinks.sql.ledger import NAME_CHARS_MAX
+from epochal.sinks.sql.names import NameRule, parse_staging_name, staging_prefix
+from epochal.terms import Identity, InDoubt
+
+if TYPE_CHECKING:
+    from epochal.sinks.oracle.connecting import OracleSession
+
+NAMES = NameRule(database="Oracle", length_max=128, folds=True)
+XID_FORMAT = 0x65706F63
+"""Says that a global transaction is one of ours."""
+
+
+class OracleDialect(Dialect):
+    names: ClassVar[NameRule] = NAMES
+    errors: ClassVar[tuple[type[Exception], ...]] = sorting.ERRORS
+    ledger: ClassVar[str] = "EPOCHAL_LEDGER"
+    at: ClassVar[str] = "EPOCHAL_AT"
+
+    def literal(self, value: str | int | None) -> str:
+        if value is None:
+            return "NULL"
+        return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+    def first(self, query: str, count: int) -> str:
+        return f"{query} FETCH FIRST {count} ROWS ONLY"
+
+    def descending(self, expression: str) -> str:
+        return f"{expression} DESC NULLS LAST"
+
+    def create_ledger(self, schema: str) -> list[str]:
+        name = f"VARCHAR2({NAME_CHARS_MAX} CHAR)"
+        return [
+            f'CREATE TABLE {self.quote(schema, self.ledger)} ("uid" VARCHAR2(12) NOT NULL,'
+            ' "sink" VARCHAR2(8) NOT NULL, "epoch" NUMBER(19) NOT NULL,'
+            ' "part" NUMBER(10) NOT NULL, "generation" NUMBER(19) NOT NULL,'
+            f' "attempt" NUMBER(19) NOT NULL, "pipeline" {name} NOT NULL,'
+            f' "sink_name" {name} NOT NULL, "run" {name}, "row_count" NUMBER(19) NOT NULL,'
+            ' "written_at" TIMESTAMP(6) DEFAULT SYSTIMESTAMP NOT NULL,'
+            ' PRIMARY KEY ("uid", "sink", "epoch", "part", "generation", "attempt"))'
+        ]
+
+    # By key
+
+    def upsert(self, apply: Apply) -> str:
+        changes = ", ".join(f"t.{self.quote(v.column)} = i.{apply.alias(v)}" for v in apply.values)
+        matched = f" WHEN MATCHED THEN UPDATE SET {changes}" if changes else ""
+        values = ", ".join(f"i.{apply.alias(one)}" for one in apply.mapped)
+        return (
+            f"MERGE INTO {apply.target} t"
+            f" USING (SELECT k.* FROM ({apply.winners()}) k WHERE k.is_delete = 0) i"
+            f" ON ({apply.matches('t', 'i')}){matched}"
+            f" WHEN NOT MATCHED THEN INSERT ({apply.columns()}) VALUES ({values})"
+        )
+
+    def delete(self, apply: Apply, *, marked_only: bool) -> str:
+        marked = " AND i.is_delete = 1" if marked_only else ""
+        return (
+            f"DELETE FROM {apply.target} t WHERE EXISTS (SELECT 1 FROM ({apply.winners()}) i"
+            f" WHERE {apply.matches('t', 'i')}{marked})"
+        )
+
+    # Staging tables
+
+    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
+        prefix = staging_prefix(identity)
+        rows = session.query(
+            f"SELECT object_name FROM all_objects WHERE owner = {self.literal(schema)}"
+            f" AND object_type = 'TABLE' AND SUBSTR(object_name, 1, {len(prefix)}) ="
+            f" {self.literal(prefix)} ORDER BY object_name"
+        )
+        return [InDoubt(name=name, handle=parse_staging_name(name)) for (name,) in rows]
+
+    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
+        if not tables:
+            return frozenset()
+        listed = ", ".join(map(self.literal, tables))
+        rows = session.query(
+            "SELECT object_name FROM all_objects WHERE object_type = 'TABLE'"
+            f" AND owner = {self.literal(schema)} AND object_name IN ({listed})"
+        )
+        return frozenset(name for (name,) in rows)
+
+    def columns(self, session: Session, schema: str, table: str) -> list[str]:
+        rows = session.query(
+            f"SELECT column_name FROM all_tab_columns WHERE owner = {self.literal(schema)}"
+            f" AND table_name = {self.literal(table)} ORDER BY column_id"
+        )
+        return [name for (name,) in rows]
+
+    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
+        for name in tables:
+            try:
+                session.execute(f"DROP TABLE {self.quote(schema, name)} PURGE")
+            except self.errors as error:
+                if not self.is_missing(error):
+                    raise
+
+    # Prepared transactions
+
+    def prepared(self, session: Session) -> list[str]:
+        rows = session.query(
+            f"SELECT globalid FROM dba_pending_transactions WHERE formatid = {XID_FORMAT}"
+        )
+        return [_text(name) for (name,) in rows]
+
+    def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
+        cast("OracleSession", session).end_prepared(name, is_commit=is_commit)
+
+    def is_not_prepared(self, error: Exception) -> bool:
+        return sorting.is_not_prepared(error)
+
+    # Errors
+
+    def sort(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
+        return sorting.sorted_error(error, doing, is_commit=is_commit)
+
+    def is_duplicate(self, error: Exception) -> bool:
+        return sorting.number_of(error) == sorting.DUPLICATE
+
+    def is_data_error(self, error: Exception) -> bool:
+        return sorting.is_data_error(error)
+
+    def is_lock_wait(self, error: Exception) -> bool:
+        return sorting.is_lock_wait(error)
+
+    def is_missing(self, error: Exception) -> bool:
+        return sorting.is_missing(error)
+
+    def told(self, error: Exception) -> str:
+        return sorting.told(error)
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode(errors="replace")
+
+
+DIALECT = OracleDialect()

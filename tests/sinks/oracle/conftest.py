@@ -1,0 +1,192 @@
+"""H2 in Oracle mode behind a stand-in of oracledb, and a pipeline in miniature for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from servers.h2 import H2Server
+from sinks.oracle.standin import StandIn
+
+from epochal.contract import Committer, Limits, Task
+from epochal.sinks.oracle import Oracle, connecting, writer
+from epochal.sinks.sql.keeping import Kept
+from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkName, Uid
+
+UID = Uid("abcdefgh2345")
+QUICK = Limits(retry_backoff_ms=(1, 5))
+SECRET = "hunter2-s3cret"
+_VIEWS = """
+CREATE VIEW PUBLIC.ALL_OBJECTS AS SELECT TABLE_SCHEMA AS OWNER, TABLE_NAME AS OBJECT_NAME,
+  'TABLE' AS OBJECT_TYPE FROM INFORMATION_SCHEMA.TABLES;
+CREATE VIEW PUBLIC.ALL_TAB_COLS AS SELECT TABLE_SCHEMA AS OWNER, TABLE_NAME, COLUMN_NAME,
+  ORDINAL_POSITION AS COLUMN_ID, CHARACTER_MAXIMUM_LENGTH AS DATA_LENGTH,
+  CHARACTER_MAXIMUM_LENGTH AS CHAR_LENGTH, 'C' AS CHAR_USED,
+  NUMERIC_PRECISION AS DATA_PRECISION, NUMERIC_SCALE AS DATA_SCALE,
+  CASE DATA_TYPE WHEN 'CHARACTER VARYING' THEN 'VARCHAR2' WHEN 'CHARACTER LARGE OBJECT' THEN 'CLOB'
+    WHEN 'BINARY LARGE OBJECT' THEN 'BLOB' WHEN 'TIMESTAMP' THEN
+      CASE DATETIME_PRECISION WHEN 0 THEN 'DATE' ELSE 'TIMESTAMP(6)' END
+    WHEN 'DOUBLE PRECISION' THEN 'BINARY_DOUBLE' ELSE 'NUMBER' END AS DATA_TYPE,
+  CASE IS_NULLABLE WHEN 'NO' THEN 'N' ELSE 'Y' END AS NULLABLE,
+  LENGTH(COLUMN_DEFAULT) AS DEFAULT_LENGTH, 'NO' AS VIRTUAL_COLUMN, IS_IDENTITY AS IDENTITY_COLUMN,
+  'NO' AS HIDDEN_COLUMN FROM INFORMATION_SCHEMA.COLUMNS;
+CREATE VIEW PUBLIC.ALL_TAB_COLUMNS AS SELECT * FROM PUBLIC.ALL_TAB_COLS;
+CREATE VIEW PUBLIC.ALL_INDEXES AS SELECT INDEX_SCHEMA AS OWNER, INDEX_NAME,
+  TABLE_SCHEMA AS TABLE_OWNER, TABLE_NAME,
+  CASE WHEN INDEX_TYPE_NAME IN ('PRIMARY KEY', 'UNIQUE INDEX') THEN 'UNIQUE' ELSE 'NONUNIQUE' END
+    AS UNIQUENESS FROM INFORMATION_SCHEMA.INDEXES;
+CREATE VIEW PUBLIC.ALL_IND_COLUMNS AS SELECT INDEX_SCHEMA AS INDEX_OWNER, INDEX_NAME, COLUMN_NAME
+  FROM INFORMATION_SCHEMA.INDEX_COLUMNS
+"""
+
+
+@pytest.fixture(scope="session")
+def h2() -> Iterator[H2Server]:
+    server = H2Server()
+    for statement in _VIEWS.split(";"):
+        server.ask("admin", "run", statement)
+    yield server
+    server.stop()
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One driver of one pipeline with one sink, and its tasks."""
+
+    sink: Oracle
+    generation: int = 1
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    opened: list[Committer] = field(default_factory=list)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(
+            pipeline="orders",
+            uid=UID,
+            sink=self.sink.name,
+            generation=Generation(self.generation),
+        )
+
+    @property
+    def committer(self) -> Any:
+        if not self.opened:
+            self.opened.append(self.sink.committer(self.identity, QUICK))
+        return self.opened[0]
+
+    def fresh(self, **changes: Any) -> Life:
+        return replace(self, opened=[], **changes)
+
+    def close(self) -> None:
+        for committer in self.opened:
+            committer.close()
+        self.opened.clear()
+
+    def start(self, rows: pa.Table) -> None:
+        self.committer.check(rows.schema)
+
+    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
+        handout = self.committer.begin(EpochNumber(epoch))
+        handle = self.identity.handle(
+            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
+        )
+        task = Task(handle=handle, schema=rows.schema, handout=handout, limits=QUICK)
+        writer = self.sink.writer(task)
+        for batch in rows.to_batches():
+            writer.write(batch)
+        return writer.prepare()
+
+    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.rehearse(EpochNumber(epoch), receipts)
+
+    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.commit(EpochNumber(epoch), receipts)
+
+    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
+        if not self.opened and parts:
+            self.start(parts[0])
+        receipts = [self.prepare(rows, epoch, number) for number, rows in enumerate(parts)]
+        self.rehearse(epoch, receipts)
+        self.commit(epoch, receipts)
+        return receipts
+
+
+@dataclass(kw_only=True)
+class Place:
+    """The schema of the sink's user."""
+
+    module: StandIn
+    schema: str = "ETL"
+    lives: list[Life] = field(default_factory=list)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        told = self.module.h2.ask("admin", "run", statement)
+        self.module.h2.ask("admin", "commit")
+        return told if isinstance(told, list) else []
+
+    def sink(self, table: str = "orders", **options: Any) -> Oracle:
+        name = options.pop("name", SinkName(table))
+        return Oracle(
+            f"oracle://etl:{SECRET}@db/shop", table=table, name=name, **{"pool_min": 1, **options}
+        )
+
+    def life(self, table: str = "orders", **options: Any) -> Life:
+        life = Life(sink=self.sink(table, **options))
+        self.lives.append(life)
+        return life
+
+    def rows(self, table: str = "orders", columns: str = "*") -> list[tuple[Any, ...]]:
+        return self.sql(f"SELECT {columns} FROM ETL.{table} ORDER BY 1")
+
+    def leftovers(self) -> list[str]:
+        staged = self.sql(
+            "SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = 'ETL'"
+            " AND SUBSTR(TABLE_NAME, 1, 2) = 'ep'"
+        )
+        return [name for (name,) in staged] + list(self.module.parked)
+
+    def called(self, *verbs: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.module.calls if call[0] in verbs]
+
+
+@pytest.fixture
+def place(h2: H2Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    module = StandIn(h2)
+    monkeypatch.setattr(connecting, "oracledb", module)
+    monkeypatch.setattr(writer, "_kept", Kept(answers=connecting.answers))
+    made = Place(module=module)
+    yield made
+    for life in made.lives:
+        life.close()
+    h2.ask("admin", "alone")
+    tables = made.sql("SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = 'ETL'")
+    for (name,) in tables:
+        made.sql(f'DROP TABLE ETL."{name}"')
+
+
+@pytest.fixture
+def orders(place: Place) -> Place:
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19), name CLOB)")
+    return place
+
+
+@pytest.fixture
+def keyed(place: Place) -> Place:
+    place.sql(
+        "CREATE TABLE ETL.orders (id NUMBER(19) PRIMARY KEY, name VARCHAR2(200),"
+        " note VARCHAR2(99) DEFAULT 'untouched')"
+    )
+    return place
+
+
+@pytest.fixture
+def some() -> Callable[..., pa.Table]:
+    def made(*ids: int, name: str = "n") -> pa.Table:
+        return pa.table(
+            {"id": pa.array(ids, pa.int64()), "name": [f"{name}{number}" for number in ids]}
+        )
+
+    return made

@@ -1,0 +1,69 @@
+"""The SQL that is sent is read by H2 in Oracle mode, and does what every database's does."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from sinks.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
+
+from epochal.errors import Misconfigured, RowRejected
+from epochal.terms import EpochNumber, Proof
+
+BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+
+
+@BOTH
+def test_rows_are_invisible_until_they_are_committed_and_then_there_once(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0, 0), life.prepare(some(3), 0, 1)]
+    life.rehearse(0, receipts)
+    assert orders.rows() == []
+    assert {one.handle for one in life.fresh().committer.in_doubt()} == {r.handle for r in receipts}
+    for _ in range(2):
+        life.commit(0, receipts)
+    assert orders.rows(columns="id") == [(1,), (2,), (3,)]
+    assert orders.leftovers() == []
+    assert {life.committer.outcome(EpochNumber(0), one) for one in receipts} == {Proof.COMMITTED}
+    assert [mark.epoch for mark in life.committer.newest()] == [0]
+
+
+def test_a_row_that_the_table_refuses_is_named(place, some):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19) CHECK (id <> 21), name VARCHAR2(9))")
+    life = place.life()
+    with pytest.raises(RowRejected, match=r'partition 1, row \{"ID": 21, "NAME": "n21"\}'):
+        life.write(0, some(1, 2), some(*range(10, 40)))
+    assert place.rows() == []
+
+
+def test_a_value_that_does_not_fit_is_named_by_its_row(place, some):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19), name VARCHAR2(3))")
+    with pytest.raises(RowRejected, match=r'row 2 \{"id": 3333, "name": "n3333"\}: ORA-12899'):
+        place.life().write(0, some(1, 2, 3333))
+    assert place.rows() == []
+
+
+def test_a_table_is_made_and_grows_where_that_is_asked(place, some):
+    life = place.life(mode="upsert", keys="name", create_table="if_missing", evolve="add_columns")
+    life.write(0, some(1, 2))
+    wider = some(2, 3).append_column("paid", pa.array([True, None]))
+    life.start(wider)
+    life.commit(1, [life.prepare(wider, 1)])
+    assert place.rows(columns="id, name, paid") == [(1, "n1", None), (2, "n2", 1), (3, "n3", None)]
+
+
+def test_what_is_wrong_is_told_before_the_first_row(place):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19), due DATE, must NUMBER NOT NULL)")
+    schema = pa.schema([("id", pa.float64()), ("due", pa.int64()), ("more", pa.string())])
+    with pytest.raises(Misconfigured) as told:
+        place.life().committer.check(schema)
+    for fact in ("whole number", "can't become DATE", 'no column "MORE"', '"MUST" is NOT NULL'):
+        assert fact in told.value.message
+    with pytest.raises(Misconfigured, match="there is no table nowhere"):
+        place.life("nowhere").committer.check(schema)
+
+
+def test_an_empty_string_for_a_column_that_must_be_filled_is_refused(place):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19), name VARCHAR2(9) NOT NULL)")
+    with pytest.raises(RowRejected, match=r'row 1: field "name" is : .*takes it for null'):
+        place.life().write(0, pa.table({"id": [1, 2], "name": ["a", ""]}))
