@@ -38,8 +38,19 @@ def _shaped(part: DataFrame, shape: Shape) -> DataFrame:
     if shape.cluster_by is not None:
         part = part.repartition(functions.expr(shape.cluster_by))
     if shape.order_by:
-        part = part.sortWithinPartitions(*map(functions.expr, shape.order_by))
+        part = part.sortWithinPartitions(*map(_ordering, shape.order_by))
     return part.selectExpr(*shape.select)
+
+
+def _ordering(text: str) -> Column:
+    """`a`, `a ASC` or `a DESC`: an expression of SQL has no direction by itself."""
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    expression, _, direction = text.strip().rpartition(" ")
+    if expression and direction.upper() in ("ASC", "DESC"):
+        column = functions.expr(expression)
+        return column.desc() if direction.upper() == "DESC" else column.asc()
+    return functions.expr(text)
 
 
 def empty_like(frame: DataFrame) -> DataFrame:

@@ -151,12 +151,12 @@ def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp
 
 def test_rows_of_one_key_keep_their_order_within_an_epoch(place: Place, spark, tmp_path) -> None:
     topic = place.topic(partitions=3)
-    frame = spark.range(600).selectExpr("id % 5 AS who", "600 - id AS turn").repartition(4)
-    sink = place.sink(topic, key="who", order_by="turn", name="ordered")
+    frame = spark.range(600).selectExpr("id % 5 AS who", "id AS turn").repartition(4)
+    sink = place.sink(topic, key="who", order_by=["turn DESC"], name="ordered")
     Pipeline("ordered", [sink]).write(frame, run="once", checkpoint=str(tmp_path / "chk"))
     seen: dict[int, list[int]] = {}
     for message in sorted(place.messages(topic), key=lambda one: (one.partition(), one.offset())):
         row = json.loads(message.value())
         seen.setdefault(row["who"], []).append(row["turn"])
     assert len(seen) == 5
-    assert all(turns == sorted(turns) for turns in seen.values())
+    assert all(turns == sorted(turns, reverse=True) for turns in seen.values())

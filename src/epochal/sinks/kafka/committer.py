@@ -24,7 +24,10 @@ from epochal.kafka import faults
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
-from epochal.kafka.messages.describe_transactions import TransactionState
+from epochal.kafka.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    TransactionState,
+)
 from epochal.kafka.messages.list_transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
@@ -376,10 +379,11 @@ class KafkaCommitter:
             ):
                 faults.check(answer.error_code, "aborting a transaction")
         still = self._still_open(txns)
-        if still:
+        if still and self._client.speaks(DescribeTransactionsRequest.API_KEY):
             raise TryAgain(f"{still[0].transactional_id} is still open")
 
     def _still_open(self, txns: Sequence[Open]) -> list[Open]:
+        """Those that are; of brokers that can't tell, all."""
         answers = ending.describe(self._client, [txn.transactional_id for txn in txns])
         found = []
         for txn, told in zip(txns, answers, strict=True):

@@ -155,7 +155,8 @@ class Kafka(Declaration):
 
     @property
     def target(self) -> str:
-        return f"{self.bootstrap} {self.topic}"
+        """The topic alone: brokers come and go, and receipts name the cluster by its own id."""
+        return self.topic
 
     @property
     def prepares_last(self) -> bool:
@@ -174,6 +175,7 @@ class Kafka(Declaration):
         return {
             "kind": self.kind,
             "target": self.target,
+            "bootstrap": self.bootstrap,
             "mode": "append",
             "security": self.server.settings.protocol,
             "spooled": bool(self.spool),
