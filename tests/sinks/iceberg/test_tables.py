@@ -378,6 +378,19 @@ def test_data_may_lie_elsewhere(warehouse, live, some, tmp_path: Path):
     assert warehouse.ids(name) == [1]
 
 
+def test_data_may_be_moved_elsewhere_between_prepare_and_commit(warehouse, live, some, tmp_path):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    winner, loser = life.prepare(some(1), 0), life.prepare(some(2), 0, 1)
+    with warehouse.load(name).transaction() as change:
+        change.set_properties({"write.data.path": f"file://{tmp_path}/elsewhere"})
+    later = live(life.sink, generation=2)
+    later.committer.commit(EpochNumber(0), [winner])
+    later.committer.abort(EpochNumber(0), [loser])
+    assert warehouse.ids(name) == [1]
+    assert not warehouse.leftovers(name)
+
+
 def test_files_may_be_opened_through_fsspec(warehouse, live, some):
     name = warehouse.create()
     properties = {**warehouse.properties, "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}

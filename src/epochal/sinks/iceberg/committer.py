@@ -27,7 +27,7 @@ from epochal.sinks.iceberg.changing import DRIVER, Changing, Plan
 from epochal.sinks.iceberg.checking import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.counting import recount
 from epochal.sinks.iceberg.data_files import locations_in
-from epochal.sinks.iceberg.layout import Layout, layout_of
+from epochal.sinks.iceberg.layout import Layout, layout_around, layout_of
 from epochal.sinks.iceberg.ledger import Entry, Ledger, winner
 from epochal.sinks.iceberg.sorting import sorting
 from epochal.sinks.iceberg.storage import Storage, at_once
@@ -127,16 +127,16 @@ class IcebergCommitter:
                     "while this commit was made"
                 )
             self._known = table
-            self._unmark(table, [receipt.handle for receipt in receipts])
+            Storage(table.io).delete(_marker(table, receipt) for receipt in receipts)
             self._changing.tidy(table)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         with self._sorting(f"abort epoch {epoch}"):
             table = self._load()
             self._forget_rehearsal(table)
-            storage, layout, ledger = Storage(table.io), _layout(table), self._ledger(table)
+            storage, ledger = Storage(table.io), self._ledger(table)
             for receipt in receipts:
-                self._discard(receipt.handle, storage, layout, ledger)
+                self._discard(receipt, storage, table, ledger)
 
     def in_doubt(self) -> Sequence[InDoubt]:
         with self._sorting("list what is prepared"):
@@ -166,9 +166,7 @@ class IcebergCommitter:
         with self._sorting("ask for proof"):
             known = self._known or self._load()
             has_files = bool(receipt.token.get("files"))
-            is_marked = has_files and Storage(known.io).exists(
-                _layout(known).marker(receipt.handle)
-            )
+            is_marked = has_files and Storage(known.io).exists(_marker(known, receipt))
             ledger = self._ledger(self._load())
         if _proves(ledger, receipt.handle):
             return Proof.COMMITTED
@@ -279,11 +277,12 @@ class IcebergCommitter:
         layout = _layout(table)
         Storage(table.io).delete(layout.marker(handle) for handle in handles)
 
-    def _discard(self, handle: Handle, storage: Storage, layout: Layout, ledger: Ledger) -> None:
+    def _discard(self, receipt: Receipt, storage: Storage, table: Table, ledger: Ledger) -> None:
         """Without a marker it is committed or was thrown away: neither is ours to touch."""
-        if _proves(ledger, handle) or not storage.exists(layout.marker(handle)):
+        layout = _layout_for(table, receipt)
+        if _proves(ledger, receipt.handle) or not storage.exists(layout.marker(receipt.handle)):
             return
-        discard(handle, storage=storage, layout=layout)
+        discard(receipt.handle, storage=storage, layout=layout)
 
     def _missing(self, table: Table, receipts: Sequence[Receipt]) -> dict[str, list[str]]:
         locations = [where for receipt in receipts for where in locations_in(receipt)]
@@ -335,6 +334,16 @@ class IcebergCommitter:
 
 def _layout(table: Table) -> Layout:
     return layout_of(table.metadata.location, table.metadata.properties)
+
+
+def _marker(table: Table, receipt: Receipt) -> str:
+    return _layout_for(table, receipt).marker(receipt.handle)
+
+
+def _layout_for(table: Table, receipt: Receipt) -> Layout:
+    """As the receipt says, for the table's data may have been moved elsewhere since (I9)."""
+    folder = receipt.token.get("folder")
+    return _layout(table) if folder is None else layout_around(str(folder))
 
 
 def _proves(ledger: Ledger, handle: Handle) -> bool:

@@ -35,6 +35,11 @@ class Layout:
         return f"{self.folder(handle)}/{name}"
 
 
+def layout_around(folder: str) -> Layout:
+    """The layout that an attempt's folder belongs to, wherever the table's data lies by now."""
+    return Layout(folder.rsplit("/", 2)[0])
+
+
 def layout_of(location: str, properties: dict[str, str]) -> Layout:
     """The layout of a table, by its location and the property that moves its data elsewhere."""
     return Layout((properties.get("write.data.path") or f"{location.rstrip('/')}/data").rstrip("/"))
