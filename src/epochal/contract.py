@@ -278,6 +278,17 @@ class Recounting(Protocol):
         """
 
 
+@runtime_checkable
+class Rereadable(Protocol):
+    """A committer whose rows an engine can read back as they were written."""
+
+    def reread(self, engine: Any) -> Rows:
+        """
+        All visible rows of this sink, with the columns and types that it was given: a Spark
+        session gives a DataFrame whose row hashes sum up to those of the receipts.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     removed: Sequence[str] = ()

@@ -98,3 +98,70 @@ def test_a_decided_epoch_that_could_not_be_carried_out_is_a_failure(bench):
     with pytest.raises(Unsettled):
         bench.epoch(coordinator)
     assert coordinator.tracker.metrics().commit_failures == 1
+
+
+class Noting:
+    """A listener that keeps what it was told."""
+
+    def __init__(self):
+        self.told = []
+
+    def claimed(self, state):
+        self.told.append(("claimed", state.generation))
+
+    def troubled(self, trouble):
+        self.told.append(("troubled", trouble.code))
+
+    def ended(self, epoch):
+        self.told.append(("ended", epoch.epoch, epoch.phase, epoch.trouble))
+
+    def close(self):
+        self.told.append(("closed",))
+
+
+def test_listeners_are_told_of_claims_troubles_and_ends_in_order(bench):
+    def refuse(_epoch):
+        return "not today"
+
+    coordinator = bench.coordinator(gates=[refuse])
+    noting = Noting()
+    coordinator.tracker.listen(noting)
+    coordinator.start(bench.start())
+    with pytest.raises(GateRefused):
+        bench.epoch(coordinator)
+    coordinator.stop()
+    claimed, troubled, ended, closed = noting.told
+    assert (claimed, troubled) == (("claimed", 1), ("troubled", "gate-refused"))
+    assert (ended[1:3], ended[3].code) == ((0, Phase.ABORTED), "gate-refused")
+    assert closed == ("closed",)
+
+
+def test_an_error_that_passes_many_layers_is_told_once(tracker):
+    noting = Noting()
+    tracker.listen(noting)
+    error = Unsettled("no answer")
+    tracker.troubled(error)
+    tracker.troubled(error)
+    assert noting.told == [("troubled", "unsettled")]
+
+
+def test_what_one_sink_takes_is_measured_beside_the_epoch(tracker, clock):
+    tracker.enter(EpochNumber(0), Phase.ACTIVE)
+    with tracker.timing("x", Phase.COMMITTING):
+        clock.sleep(2.0)
+    assert tracker.current().sinks["x"].seconds == {Phase.COMMITTING: 2.0}
+
+
+def test_the_present_phase_counts_up_to_now(tracker, clock):
+    assert tracker.current() is None
+    lived(tracker, clock, 0, Phase.ACTIVE, seconds=3.0)
+    assert tracker.current().seconds == {Phase.ACTIVE: 3.0}
+
+
+def test_a_sweep_tells_how_much_is_in_doubt(bench):
+    first = bench.started()
+    bench.begin(first)
+    first.preparing()
+    bench.prepare(first)
+    second = bench.started("B")
+    assert second.tracker.in_doubt()["x"].count == 2

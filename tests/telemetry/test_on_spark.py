@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import urllib.request
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from epochal import Files, Pipeline
@@ -59,7 +61,9 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]
     assert pipeline_status(log).driver.liveness.value == "stopped"
     reached = Reached(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
-    assert [one.verdict for one in audit(reached).sinks] == ["agrees", "agrees"]
+    for one in audit(reached, spark=spark).sinks:
+        assert (one.verdict, one.visible_hash) == ("agrees", one.decided_hash)
+        assert one.decided_hash is not None
     assert plan_recovery(reached).steps[1:] == ["nothing is in doubt"]
 
     port = prometheus.serve(0)
@@ -67,3 +71,12 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
         text = answer.read().decode()
     assert 'epochal_rows_total{pipeline="watched",sink="all"} 10.0' in text
     assert 'phase="preparing",pipeline="watched",sink="few"' in text
+
+    file = next((tmp_path / "few").glob("epochal-*.parquet"))
+    rows = pq.read_table(file).to_pylist()
+    changed = [{**row, "id": row["id"] + 100} for row in rows]
+    pq.write_table(pa.Table.from_pylist(changed, schema=pq.read_schema(file)), file)
+    assert not audit(reached).differs
+    (every, few) = audit(reached, spark=spark).sinks
+    assert (every.verdict, few.verdict) == ("agrees", "differs")
+    assert "rows were changed" in few.differences[0]

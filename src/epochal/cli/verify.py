@@ -19,6 +19,7 @@ from epochal.cli.showing import (
 )
 from epochal.reports.auditing import audit
 from epochal.reports.model import SinkAudit
+from epochal.spark.local import local_session
 
 
 def verify(
@@ -27,6 +28,13 @@ def verify(
         list[str] | None,
         typer.Option(help="A sink whose target others write to as well; may be repeated."),
     ] = None,
+    hashes: Annotated[
+        bool,
+        typer.Option(
+            "--hashes",
+            help="Start a local Spark, read rows back and compare the sums of their hashes, too.",
+        ),
+    ] = False,
     checkpoint: Checkpoint = None,
     is_json: AsJson = False,
 ) -> None:
@@ -38,7 +46,13 @@ def verify(
 
     Example: epochal verify jobs.orders:pipeline --shared audit
     """
-    report = audit(reach(pipeline, checkpoint=checkpoint), shared=shared or ())
+    reached = reach(pipeline, checkpoint=checkpoint)
+    spark = local_session("epochal verify", threads=2) if hashes else None
+    try:
+        report = audit(reached, shared=shared or (), spark=spark)
+    finally:
+        if spark is not None:
+            spark.stop()
     if is_json:
         show_json(report)
     else:

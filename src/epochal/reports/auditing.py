@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from epochal.assembly import Reached
-from epochal.contract import Recount, Recounting, Sink
+from epochal.contract import Recount, Recounting, Rereadable, Sink
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
@@ -24,10 +25,13 @@ from epochal.terms import SinkName
 _DIFFERENCES_SHOWN = 20
 
 
-def audit(reached: Reached, *, shared: Collection[str] = ()) -> AuditReport:
+def audit(
+    reached: Reached, *, shared: Collection[str] = (), spark: Any | None = None
+) -> AuditReport:
     """
     Count every sink. `shared` names those whose target others write to as well: there more rows
-    than were decided prove nothing.
+    than were decided prove nothing. With a Spark session rows are read back and hashed, where the
+    target gives them back as they were written.
     """
     log = reached.require_log()
     declared = by_name(reached.require_sinks())
@@ -35,8 +39,10 @@ def audit(reached: Reached, *, shared: Collection[str] = ()) -> AuditReport:
     for name, sink in declared.items():
         before = require_record(log).record.state
         counted = _counted(sink, before, reached)
+        hashed = None if spark is None else _rehashed(sink, before, reached, spark)
         after = require_record(log).record.state
-        audits.append(_compared(name, counted, before, after, is_shared=name in shared))
+        found = _compared(name, counted, before, after, is_shared=name in shared)
+        audits.append(found if hashed is None else _with_hash(found, hashed, before, after))
     state = require_record(log).record.state
     return AuditReport(
         location=state.location,
@@ -56,6 +62,32 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
     except (EpochalError, OSError) as error:
         return Recount(rows=None, because=f"the target could not be asked: {told(error)}")
     return Recount(rows=None, because=f"a {sink.kind} target can't be recounted")
+
+
+def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:
+    from epochal.spark.hashing import hash_sum  # noqa: PLC0415  only where Spark is there
+
+    try:
+        with committer_of(sink, state, reached.limits) as committer:
+            return hash_sum(committer.reread(spark)) if isinstance(committer, Rereadable) else None
+    except (EpochalError, OSError):
+        return None
+
+
+def _with_hash(found: SinkAudit, hashed: int, before: State, after: State) -> SinkAudit:
+    """Compared only at rest and whole: a sum does not say which of its parts it lacks."""
+    decided = _total(after, found.sink)
+    told = replace(found, visible_hash=hash_told(hashed))
+    is_at_rest = before == after and not after.pending
+    if decided is None or decided.fingerprint.hash_sum is None or not decided.is_whole:
+        return told
+    if not is_at_rest or hashed == decided.fingerprint.hash_sum:
+        return told
+    difference = (
+        f"the rows' hashes sum up to {hash_told(hashed)}, {told.decided_hash} was decided: rows "
+        "were changed"
+    )
+    return replace(told, verdict="differs", differences=[*told.differences, difference])
 
 
 def _compared(

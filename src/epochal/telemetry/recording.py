@@ -27,12 +27,14 @@ from epochal.telemetry.history import (
     past,
     segment_name,
 )
-from epochal.telemetry.places import HistoryPlace, history_place
+from epochal.telemetry.places import HistoryFolder, HistoryPlace, history_place
 from epochal.terms import EpochNumber, Generation
 
 logger = logging.getLogger("epochal")
 
 FLUSH_EVERY_S = 5.0
+OBJECTS_FLUSH_EVERY_S = 15.0
+"""Object stores charge for every put."""
 _CLOSE_WAIT_MAX_S = 3.0
 _SEGMENT_EPOCHS = 500
 _WAITING_MAX = 10_000
@@ -49,9 +51,9 @@ def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None
         logger.warning("%s: no history will be kept: %s", log.place, error)
         return
     if place is not None:
-        tracker.listen(
-            Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=FLUSH_EVERY_S)
-        )
+        is_local = isinstance(place, HistoryFolder)
+        every_s = FLUSH_EVERY_S if is_local else OBJECTS_FLUSH_EVERY_S
+        tracker.listen(Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=every_s))
 
 
 @dataclass(slots=True)
