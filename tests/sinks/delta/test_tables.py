@@ -209,6 +209,24 @@ def test_a_feature_that_is_not_known_here_is_refused(lake):
         lake.life().committer.check(ORDERS)
 
 
+def test_deletion_vectors_that_were_switched_off_again_are_still_refused_but_for_append(lake):
+    lake.made(ORDERS)
+
+    def change(action: dict) -> None:
+        if "protocol" in action:
+            action["protocol"] |= {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors"],
+                "writerFeatures": ["deletionVectors"],
+            }
+
+    rewritten_metadata(lake, change)
+    lake.life().committer.check(ORDERS)
+    with pytest.raises(Misconfigured, match="feature deletionVectors"):
+        lake.life(mode="merge", keys="id").committer.check(ORDERS)
+
+
 def test_invariants_and_lengths_are_rules_too(lake):
     lake.made(ORDERS)
 

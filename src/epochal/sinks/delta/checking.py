@@ -129,6 +129,12 @@ def _require_features(sink: Delta, table: DeltaTable, problems: Problems) -> Non
         )
     if sink.mode == "append":
         return
+    if "deletionVectors" in features:
+        # Switched off or not: files may still have some, and a removal here can't name them.
+        problems.add(
+            f"mode={sink.mode!r}, and the table has the feature deletionVectors",
+            "mode='append', or drop the feature",
+        )
     for setting, fact in (
         ("delta.appendOnly", "the table is append-only"),
         (
