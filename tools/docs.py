@@ -11,14 +11,19 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from epochal.broker.handlers import rows as api_rows
+from epochal.cli import application
 from epochal.contract import Limits
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import RULES
 from epochal.protocol.machine import TABLE, diagram
+from epochal.telemetry.instruments import INSTRUMENTS
 from epochal.terms import Outcome
 
 ROOT = Path(__file__).parent.parent
@@ -102,12 +107,50 @@ def broker_page() -> str:
     )
 
 
+def metrics_page() -> str:
+    rows = [
+        f"| `{name}` | {one.kind.value} | {', '.join(one.labels)} | {one.told} |"
+        for name, one in INSTRUMENTS.items()
+    ]
+    return _page(
+        "Metrics",
+        "From drivers (`metrics_port=`, `push_otlp`) and, as far as a log knows them, from the "
+        "console. Names and labels stay; no label holds an epoch. `sink` is empty where a phase is "
+        "the whole epoch's. See [operating](../guides/operating.md).",
+        "\n".join(["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |", *rows]),
+    )
+
+
+def commands_page() -> str:
+    """Every verb with its help, as `epochal <verb> --help` tells it."""
+    parts = []
+    for words, command in _commands(get_command(application()), ()):
+        options = [
+            f"| `{'`, `'.join(one.opts)}` | {getattr(one, 'help', None) or ''} |"
+            for one in command.params
+            if one.name != "help"
+        ]
+        table = "\n".join(["| | |", "| --- | --- |", *options]) if options else ""
+        parts += [f"## epochal {' '.join(words)}", inspect.cleandoc(command.help or ""), table]
+    return _page("Commands", *(part for part in parts if part))
+
+
+def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner: Mapping[str, Any] = getattr(command, "commands", {})
+    if not inner:
+        yield words, command
+    for name, one in inner.items():
+        yield from _commands(one, (*words, name))
+
+
 PAGES = {
     "broker-apis.md": broker_page,
+    "commands.md": commands_page,
     "epoch.md": epoch_page,
     "errors.md": errors_page,
     "invariants.md": invariants_page,
     "limits.md": limits_page,
+    "metrics.md": metrics_page,
 }
 
 
