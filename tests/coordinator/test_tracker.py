@@ -158,10 +158,14 @@ def test_the_present_phase_counts_up_to_now(tracker, clock):
     assert tracker.current().seconds == {Phase.ACTIVE: 3.0}
 
 
-def test_a_sweep_tells_how_much_is_in_doubt(bench):
+def test_a_sweep_tells_what_stays_in_doubt_once_it_has_cleared_what_it_could(bench):
     first = bench.started()
     bench.begin(first)
     first.preparing()
     bench.prepare(first)
-    second = bench.started("B")
+    second = bench.coordinator("B")
+    bench.before["abort"] = [OSError("no route")]
+    with pytest.raises(OSError, match="no route"):
+        second.start(bench.start())
     assert second.tracker.in_doubt()["x"].count == 2
+    assert bench.started("C").tracker.in_doubt()["x"].count == 0

@@ -16,7 +16,7 @@ logger = logging.getLogger("epochal")
 
 
 Note = Callable[[SinkName, Sequence[Judgement], int], None]
-"""Told per sink what was found, and how much of it is left for a person."""
+"""Told per sink what is in doubt, and how much of it is left for a person."""
 
 
 def note_nothing(sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
@@ -35,10 +35,12 @@ def sweep(
     for sink, committer in committers.items():
         judged = [judge(found, state) for found in committer.in_doubt()]
         _alarm(sink, judged, alarm_s)
+        lasting = [one for one in judged if one.verdict is Verdict.LEAVE]
+        # Before and after: where an abort fails, all that was found is in doubt still.
+        note(sink, judged, len(lasting))
         abort_judged(committer, judged, state)
-        stays = [one for one in judged if one.verdict is Verdict.LEAVE]
-        note(sink, judged, len(stays))
-        left += stays
+        note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(lasting))
+        left += lasting
     for one in left:
         logger.error("%s is left for a person: %s", one.found.name, one.because)
     return tuple(left)

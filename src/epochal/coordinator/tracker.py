@@ -77,7 +77,7 @@ class EpochFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubtFigures:
-    """What one target listed at the last sweep, before anything was cleared."""
+    """What one target held in doubt after the last sweep had cleared what it could."""
 
     count: int
     oldest_since: float | None
@@ -266,7 +266,7 @@ class Tracker:
             return figures
 
     def in_doubt(self) -> Mapping[SinkName, InDoubtFigures]:
-        """What the targets listed at the last sweep."""
+        """What the last sweep left in doubt at the targets."""
         return dict(self._in_doubt)
 
     def metrics(self) -> Metrics:

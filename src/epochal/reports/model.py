@@ -73,7 +73,7 @@ class UnsettledReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtCount:
-    """What the driver saw in doubt at one sink when it last swept."""
+    """What the driver's last sweep left in doubt at one sink."""
 
     sink: str
     count: int

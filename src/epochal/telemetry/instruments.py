@@ -56,7 +56,7 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
         "epochal_in_doubt": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),
-            told="Prepared things that the target listed at the last sweep.",
+            told="Prepared things that the last sweep found at the target and could not clear.",
         ),
         "epochal_oldest_in_doubt_seconds": Instrument(
             kind=Kind.GAUGE,

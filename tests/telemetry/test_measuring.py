@@ -1,0 +1,108 @@
+"""What gauges say while an epoch is on its way, and that they fall silent with the driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal.coordinator import Tracker
+from epochal.protocol.machine import Phase
+from epochal.protocol.recovery import Judgement, Verdict
+from epochal.protocol.state import State
+from epochal.telemetry.measuring import Measuring
+from epochal.terms import EpochNumber, Generation, InDoubt, Uid
+from epochal.testing.behaviour import OwnClock
+
+
+class Kept:
+    """Meters that keep what they were told."""
+
+    def __init__(self):
+        self.sums: dict = {}
+        self.gauges: dict = {}
+
+    def add(self, name, labels, amount):
+        self.sums[name, labels] = self.sums.get((name, labels), 0) + amount
+
+    def observe(self, name, labels, seconds):
+        self.add(name, labels, seconds)
+
+    def watch(self, name, labels, ask):
+        self.gauges[name, labels] = ask
+
+    def unwatch(self, name, labels):
+        del self.gauges[name, labels]
+
+    def gauge(self, name, *labels):
+        return self.gauges[f"epochal_{name}", labels]()
+
+
+class Passing(OwnClock):
+    """A clock whose date goes on with its seconds."""
+
+    def now(self):
+        return 1_700_000_000.0 + self.monotonic()
+
+
+@pytest.fixture
+def clock():
+    return Passing()
+
+
+@pytest.fixture
+def kept():
+    return Kept()
+
+
+@pytest.fixture
+def tracker(clock, kept):
+    tracker = Tracker(clock)
+    tracker.listen(Measuring(tracker, [kept], now=clock.now))
+    tracker.claimed(
+        State(
+            uid=Uid("a" * 12),
+            pipeline="p",
+            location="/",
+            generation=Generation(7),
+            sinks={"k": {"kind": "kafka"}, "f": {"kind": "files"}},
+        )
+    )
+    return tracker
+
+
+def test_an_open_kafka_transaction_holds_readers_back_until_it_is_committed(tracker, clock, kept):
+    assert kept.gauge("kafka_lso_pinned_seconds", "p", "k") == 0
+    assert ("epochal_kafka_lso_pinned_seconds", ("p", "f")) not in kept.gauges
+    for phase in (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING):
+        tracker.enter(EpochNumber(0), phase)
+        clock.sleep(10)
+    assert kept.gauge("kafka_lso_pinned_seconds", "p", "k") == 40
+    tracker.sink_committed("k")
+    assert kept.gauge("kafka_lso_pinned_seconds", "p", "k") == 0
+
+
+def test_an_epoch_is_unsettled_from_its_decision_until_it_rests(tracker, kept):
+    seen = []
+    for phase in (Phase.ACTIVE, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING, Phase.COMMITTED):
+        tracker.enter(EpochNumber(3), phase)
+        seen.append(kept.gauge("decided_unsettled", "p"))
+    assert seen == [0, 0, 1, 1, 0]
+    assert (kept.gauge("last_epoch", "p"), kept.gauge("generation", "p")) == (3, 7)
+    tracker.enter(EpochNumber(4), Phase.FAILED)
+    assert kept.gauge("decided_unsettled", "p") == 1
+
+
+def test_what_a_sweep_found_grows_older(tracker, clock, kept):
+    found = InDoubt(name="x", handle=None, age_s=5.0)
+    judged = [Judgement(found=found, verdict=Verdict.LEAVE, because="")]
+    tracker.swept("f", judged, 1)
+    clock.sleep(10)
+    assert kept.gauge("in_doubt", "p", "f") == 1
+    assert kept.gauge("oldest_in_doubt_seconds", "p", "f") == 15
+
+
+def test_gauges_fall_silent_with_the_driver_and_counters_stay(tracker, kept):
+    tracker.enter(EpochNumber(0), Phase.ACTIVE)
+    tracker.enter(EpochNumber(0), Phase.COMMITTED)
+    tracker.close()
+    assert kept.gauges == {}
+    assert kept.sums["epochal_epochs_total", ("p", "committed")] == 1
