@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +28,9 @@ from epochal.sinks.kafka import ending
 from epochal.sinks.kafka.connecting import borrow, give_back
 from epochal.sinks.kafka.names import slot_id
 from epochal.sinks.kafka.sending import Sending
-from epochal.sinks.kafka.shaping import Records, records_of
+from epochal.sinks.kafka.shaping import Records, records_of, value_type
 from epochal.sinks.kafka.tokens import Handout, Open
-from epochal.terms import Fingerprint, Receipt
+from epochal.terms import Fingerprint, Json, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
@@ -81,7 +82,7 @@ class KafkaWriter:
         sending = self._begun()
         if self._spool is not None:
             self._spool.write(batch)
-        records = records_of(self._sink, batch)
+        records = records_of(self._sink, batch, self._value_with(batch.schema))
         for target, rows in self._assigned(records):
             self._gather(target, rows)
         self._flush_full(sending)
@@ -137,6 +138,17 @@ class KafkaWriter:
         client = getattr(self, "_client", None)
         if client is not None:
             client.close()
+
+    def _value_with(self, schema: pa.Schema) -> Json:
+        """
+        What the driver handed for values. Rows of a session and rows that are sent again come to
+        it with columns of their own: there it is asked for here, in the driver's process.
+        """
+        if self._handout.value is None:
+            kind = value_type(self._sink, schema)
+            value = self._sink.made_of.ready(self._sink.topic, kind)
+            self._handout = replace(self._handout, value=value)
+        return self._handout.value
 
     def _begun(self) -> Sending:
         if self._sending is not None:
@@ -243,7 +255,7 @@ class KafkaWriter:
 
     def _gather(self, target: Leader, rows: Columns) -> None:
         waiting = self._gathered.setdefault(target, _Gathered())
-        size = int(batches.row_bytes(rows).sum())
+        size = _about_bytes(rows)
         waiting.add(rows, size)
         self._bytes += size
 
@@ -263,6 +275,13 @@ class KafkaWriter:
             self._bytes -= held.bytes
             for chunk in batches.split(held.take(), self._batch_bytes):
                 sending.send(target, chunk)
+
+
+def _about_bytes(rows: Columns) -> int:
+    """What rows take, near enough to know when there are enough for a batch."""
+    columns = (rows.value, rows.key, rows.headers)
+    held = sum(column.nbytes for column in columns if column is not None)
+    return int(held) + batches.RECORD_BYTES_MAX_OVERHEAD * len(rows)
 
 
 def joined(pieces: list[Columns]) -> Columns:
