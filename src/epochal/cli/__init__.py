@@ -38,6 +38,7 @@ VERBS = {
     "grants": "grants:grants",
     "log": "log:log",
     "metrics": "metrics:metrics",
+    "console": "console:console",
 }
 """Each verb with its file: only the one that is typed is loaded, as some bring heavy packages."""
 

@@ -8,7 +8,7 @@ from epochal.contract import EpochLog
 from epochal.coordinator.reading import kept_records
 from epochal.errors import Misconfigured
 from epochal.protocol.state import Record, RecordKind
-from epochal.reports.model import EpochReport, EpochsReport
+from epochal.reports.model import EpochReport, EpochsReport, ReceiptReport
 from epochal.reports.status import history_of, require_record
 from epochal.telemetry.history import Page, PastEpoch
 from epochal.terms import EpochNumber
@@ -59,6 +59,26 @@ def epoch_attempts(log: EpochLog, epoch: int) -> list[EpochReport]:
     if any(one.outcome == "committed" for one in told):
         return told
     return [*told, *(one for one in _from_log(log, [], is_all=True) if one.epoch == epoch)]
+
+
+def epoch_receipts(log: EpochLog, epoch: int) -> dict[str, list[ReceiptReport]]:
+    """The receipts that the decision on an epoch names, while the log still keeps its record."""
+    for numbered in reversed(kept_records(log)):
+        decision = numbered.record.state.unsettled
+        if decision is not None and decision.epoch == epoch:
+            return {
+                sink: [
+                    ReceiptReport(
+                        handle=str(receipt.handle),
+                        rows=receipt.rows,
+                        bytes=receipt.bytes,
+                        proof="not asked",
+                    )
+                    for receipt in some
+                ]
+                for sink, some in decision.receipts.items()
+            }
+    return {}
 
 
 def past_report(past: PastEpoch) -> EpochReport:

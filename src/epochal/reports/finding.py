@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _DEPTH_MAX = 6
-_SPARKS_OWN = frozenset({"offsets", "commits", "sources", "state", "_spark_metadata", "history"})
-"""Folders of a checkpoint that may hold many files and never a log."""
+_NEVER_A_LOG = frozenset(
+    {"offsets", "commits", "sources", "state", "_spark_metadata", "history", "_epochal"}
+)
+"""Folders that may hold many files and never a log: Spark's own, histories, a sink's manifests."""
 
 
 def find_logs(root: str) -> Iterator[EpochLog]:
@@ -76,4 +78,4 @@ def _object_folders(store: ObjectStore, prefix: str, depth: int) -> Iterator[str
 
 
 def _is_promising(name: str) -> bool:
-    return name not in _SPARKS_OWN and not name.startswith(".")
+    return name not in _NEVER_A_LOG and not name.startswith(".")

@@ -1,0 +1,77 @@
+"""
+What people may do from the console: what the command line does, in the same words.
+
+Only for pipelines that the console was told how to reach, as a log holds no credentials; only with
+a token; only after the plan was shown on a page of its own and confirmed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from epochal.assembly import Reached, log_at, reach
+from epochal.errors import Refused
+from epochal.protocol.state import GivenUp
+from epochal.reports import resolving
+from epochal.reports.model import PipelineReport, RecoveryReport, ResolutionReport
+from epochal.reports.recovering import plan_recovery, recover
+from epochal.terms import EpochNumber, SinkName
+
+_BY = "the console"
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    targets: Sequence[str] = ()
+    """`module:pipeline` or YAML files: how targets are reached."""
+
+    def can_reach(self, one: PipelineReport) -> bool:
+        return any(reached.pipeline == one.pipeline for reached in self._all())
+
+    def plan(self, one: PipelineReport) -> RecoveryReport:
+        return plan_recovery(self._reached(one))
+
+    def recover(self, one: PipelineReport, *, take_over: bool) -> RecoveryReport:
+        return recover(self._reached(one), take_over=take_over)
+
+    def finish(
+        self, one: PipelineReport, sink: str, epoch: int, *, dry_run: bool
+    ) -> ResolutionReport:
+        return resolving.finish(self._reached(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
+
+    def give_up(
+        self,
+        one: PipelineReport,
+        sink: str,
+        epoch: int,
+        *,
+        kept_at: str,
+        because: str,
+        dry_run: bool,
+    ) -> ResolutionReport:
+        word = GivenUp(
+            epoch=EpochNumber(epoch),
+            sink=SinkName(sink),
+            kept_at=kept_at,
+            by=_BY,
+            because=because,
+        )
+        reached = self._reached(one) if self.can_reach(one) else self._log_alone(one)
+        return resolving.give_up(reached, word, dry_run=dry_run)
+
+    def _all(self) -> list[Reached]:
+        return [reach(target) for target in self.targets]
+
+    def _reached(self, one: PipelineReport) -> Reached:
+        for reached in self._all():
+            if reached.pipeline == one.pipeline:
+                # By the log that is looked at: a pipeline may have several, one a run.
+                return replace(reached, log=log_at(one.log))
+        raise Refused(
+            f"the console was not told how to reach the targets of {one.pipeline!r}",
+            "start it with --pipeline module:object, or use `epochal recover`",
+        )
+
+    def _log_alone(self, one: PipelineReport) -> Reached:
+        return Reached(target=one.location, log=log_at(one.log))

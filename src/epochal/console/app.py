@@ -1,0 +1,210 @@
+"""The application: which address leads where, and the forms that change something."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from epochal.console.acting import Actions
+from epochal.console.door import COOKIE, LOOPBACK, SESSION_MAX_S, Door, Sessions
+from epochal.console.index import Index
+from epochal.console.pages import Pages
+from epochal.errors import EpochalError
+from epochal.reports.model import PipelineReport, RecoveryReport, ResolutionReport
+
+_FORM_BYTES_MAX = 64 * 1024
+Form = dict[str, str]
+
+
+def console(
+    root: str,
+    *,
+    targets: Sequence[str] = (),
+    token: str | None = None,
+    hosts: Sequence[str] = LOOPBACK,
+    every_s: float = 2.0,
+) -> Starlette:
+    """The console of all pipelines below a root, as an ASGI application."""
+    index = Index(root, every_s=every_s)
+    sessions = Sessions(token)
+    pages = Pages(index=index, sessions=sessions, actions=Actions(tuple(targets)))
+    forms = _Forms(pages)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await run_in_threadpool(index.start)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(index.stop)
+
+    return Starlette(
+        lifespan=lifespan,
+        middleware=[Middleware(Door, sessions=sessions, hosts=frozenset(hosts))],
+        exception_handlers={HTTPException: _refused(pages), Exception: _failed(pages)},
+        routes=[
+            Route("/", pages.pipelines),
+            Route("/pipelines/{key}", pages.pipeline),
+            Route("/pipelines/{key}/epochs", pages.epochs),
+            Route("/pipelines/{key}/epochs/{epoch}", pages.epoch),
+            Route("/pipelines/{key}/recover", forms.recover, methods=["GET", "POST"]),
+            Route("/pipelines/{key}/resolve", forms.resolve, methods=["GET", "POST"]),
+            Route("/login", forms.login, methods=["GET", "POST"]),
+            Route("/logout", forms.logout, methods=["POST"]),
+            Route("/api/status", pages.api_status),
+            Route("/api/pipelines/{key}", pages.api_pipeline),
+            Route("/api/pipelines/{key}/epochs", pages.api_epochs),
+            Route("/metrics", pages.metrics),
+            Route("/health", pages.health),
+            Mount("/static", StaticFiles(directory=str(files("epochal.console") / "static"))),
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    pages: Pages
+
+    async def login(self, request: Request) -> Response:
+        if request.method == "GET":
+            return HTMLResponse(self.pages.render(request, "login.html", is_wrong=False))
+        form = await _form(request)
+        session = self.pages.sessions.open(form.get("token", ""))
+        if session is None:
+            return HTMLResponse(self.pages.render(request, "login.html", is_wrong=True), 403)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE,
+            session,
+            max_age=SESSION_MAX_S,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        await self._own_form(request)
+        self.pages.sessions.close(request.cookies.get(COOKIE))
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    async def recover(self, request: Request) -> Response:
+        """The plan; and, confirmed, what was done."""
+        one = await run_in_threadpool(self._pipeline, request)
+        if request.method == "GET":
+            self._require_token()
+            report = await _asked(lambda: self.pages.actions.plan(one))
+            return self._shown(request, "recover.html", one, report)
+        form = await self._own_form(request)
+        take_over = form.get("take_over") == "yes"
+        report = await _asked(lambda: self.pages.actions.recover(one, take_over=take_over))
+        return self._shown(request, "recover.html", one, report)
+
+    async def resolve(self, request: Request) -> Response:
+        one = await run_in_threadpool(self._pipeline, request)
+        if request.method == "GET":
+            self._require_token()
+            return self._shown(request, "resolve.html", one, None)
+        form = await self._own_form(request)
+        report = await _asked(lambda: self._resolve(one, form))
+        return self._shown(request, "resolve.html", one, report, form=form)
+
+    def _resolve(self, one: PipelineReport, form: Form) -> ResolutionReport:
+        sink, epoch = form.get("sink", ""), form.get("epoch", "")
+        if not epoch.isdigit():
+            raise HTTPException(400, "which epoch?")
+        dry_run = form.get("confirmed") != "yes"
+        if form.get("action") == "finish":
+            return self.pages.actions.finish(one, sink, int(epoch), dry_run=dry_run)
+        kept_at, because = (form.get(name, "").strip() for name in ("kept_at", "because"))
+        if not kept_at or not because:
+            raise HTTPException(400, "giving up needs where the rows are kept, and why")
+        return self.pages.actions.give_up(
+            one, sink, int(epoch), kept_at=kept_at, because=because, dry_run=dry_run
+        )
+
+    def _pipeline(self, request: Request) -> PipelineReport:
+        found = self.pages.index.snapshot.pipelines.get(request.path_params["key"])
+        if found is None:
+            raise HTTPException(404, "no pipeline is known by this address")
+        return found
+
+    def _require_token(self) -> None:
+        if self.pages.sessions.token is None:
+            raise HTTPException(
+                403, "actions are off: start the console with --token-env or --token-file"
+            )
+
+    async def _own_form(self, request: Request) -> Form:
+        self._require_token()
+        form = await _form(request)
+        word = form.get("form_word", "")
+        if not self.pages.sessions.is_own_form(request.cookies.get(COOKIE), word):
+            raise HTTPException(403, "this form was not sent from a page of this console")
+        return form
+
+    def _shown(
+        self,
+        request: Request,
+        template: str,
+        one: PipelineReport,
+        report: RecoveryReport | ResolutionReport | None,
+        **more: Any,
+    ) -> Response:
+        key = request.path_params["key"]
+        form = more.get("form", {})
+        return HTMLResponse(
+            self.pages.render(request, template, key=key, one=one, report=report, form=form)
+        )
+
+
+async def _form(request: Request) -> Form:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _FORM_BYTES_MAX:
+            raise HTTPException(413, "a form is never that large")
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+async def _asked(work: Callable[[], Any]) -> Any:
+    """Targets are asked in a thread; what they refuse is told on the page."""
+    try:
+        return await run_in_threadpool(work)
+    except EpochalError as error:
+        raise HTTPException(409, str(error)) from error
+
+
+def _refused(pages: Pages) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 500)
+        detail = getattr(error, "detail", "")
+        if request.url.path.startswith("/api/"):
+            return JSONResponse({"error": detail}, status)
+        page = pages.render(request, "refused.html", status=status, detail=detail)
+        return HTMLResponse(page, status)
+
+    return answer
+
+
+def _failed(pages: Pages) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        detail = f"{type(error).__name__}; the console's own output tells more"
+        return HTMLResponse(pages.render(request, "refused.html", status=500, detail=detail), 500)
+
+    return answer

@@ -1,0 +1,149 @@
+"""Every pipeline below a root, kept fresh on a thread of its own: pages never wait for a store."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from epochal.contract import EpochLog
+from epochal.errors import EpochalError
+from epochal.logs import open_log
+from epochal.reports.finding import find_logs
+from epochal.reports.model import Health, PipelineReport, StatusReport, UnreadableReport
+from epochal.reports.status import pipeline_status, unreadable_report
+
+logger = logging.getLogger("epochal.console")
+
+_READERS = 8
+_FIND_EVERY_S = 30.0
+_ORDER = {
+    Health.IN_DOUBT: 0,
+    Health.UNREADABLE: 1,
+    Health.DOWN: 2,
+    Health.WORKING: 3,
+    Health.OK: 4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All pipelines at one moment; the ones that need somebody come first."""
+
+    at: float
+    pipelines: Mapping[str, PipelineReport] = field(default_factory=dict)
+    """By key: what names a pipeline in an address."""
+    unreadable: Sequence[UnreadableReport] = ()
+    error: str = ""
+    """Why the root could not be looked through."""
+
+    def find(self, words: str, health: str) -> list[tuple[str, PipelineReport]]:
+        wanted = words.casefold().split()
+        found = [
+            (key, one)
+            for key, one in self.pipelines.items()
+            if (not health or one.health.value == health)
+            and all(word in _searched(one) for word in wanted)
+        ]
+        return sorted(found, key=lambda pair: (_ORDER[pair[1].health], pair[1].pipeline, pair[0]))
+
+    def counts(self) -> dict[str, int]:
+        counted = {health.value: 0 for health in _ORDER}
+        for one in self.pipelines.values():
+            counted[one.health.value] += 1
+        counted[Health.UNREADABLE.value] += len(self.unreadable)
+        return counted
+
+    def report(self, root: str) -> StatusReport:
+        return StatusReport(
+            root=root, pipelines=tuple(self.pipelines.values()), unreadable=self.unreadable
+        )
+
+
+def _searched(one: PipelineReport) -> str:
+    return f"{one.pipeline} {one.location} {one.run or ''}".casefold()
+
+
+def key_of(place: str) -> str:
+    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+
+
+class Index:
+    """Found anew every half minute, read anew every few seconds."""
+
+    def __init__(self, root: str, *, every_s: float = 2.0) -> None:
+        self.root = root
+        self._every_s = every_s
+        self._snapshot = Snapshot(at=0.0)
+        self._places: list[str] = []
+        self._found_at = float("-inf")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="epochal-index", daemon=True)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def start(self) -> None:
+        self.refresh()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def log(self, key: str) -> EpochLog | None:
+        """The log of a pipeline that was found, to be closed by whoever asks."""
+        return next((open_log(place) for place in self._places if key_of(place) == key), None)
+
+    def refresh(self) -> None:
+        try:
+            self._find_if_due()
+        except (EpochalError, OSError) as error:
+            self._snapshot = Snapshot(
+                at=time.time(), pipelines=self._snapshot.pipelines, error=str(error)
+            )
+            return
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="epochal-index") as readers:
+            told = list(readers.map(_read, self._places))
+        self._snapshot = Snapshot(
+            at=time.time(),
+            pipelines={
+                key_of(place): one
+                for place, one in zip(self._places, told, strict=True)
+                if isinstance(one, PipelineReport)
+            },
+            unreadable=[one for one in told if isinstance(one, UnreadableReport)],
+        )
+
+    def _find_if_due(self) -> None:
+        if time.monotonic() - self._found_at < _FIND_EVERY_S:
+            return
+        found = []
+        for log in find_logs(self.root):
+            found.append(log.place)
+            log.close()
+        self._places, self._found_at = found, time.monotonic()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            try:
+                self.refresh()
+            except Exception:
+                # The page then shows how old its figures are; a thread that died would not.
+                logger.exception("the pipelines below %s could not be read", self.root)
+
+
+def _read(place: str) -> PipelineReport | UnreadableReport:
+    log = open_log(place)
+    try:
+        return pipeline_status(log)
+    except (EpochalError, OSError) as error:
+        return unreadable_report(log, error)
+    finally:
+        log.close()

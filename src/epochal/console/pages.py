@@ -1,0 +1,236 @@
+"""What people see, and the same reports as JSON. Every page works without a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+
+from epochal.console import drawing
+from epochal.console.acting import Actions
+from epochal.console.door import COOKIE, Sessions
+from epochal.console.index import Index
+from epochal.contract import EpochLog
+from epochal.errors import EpochalError, Misconfigured
+from epochal.reports import to_json
+from epochal.reports.epochs import epoch_attempts, epoch_receipts, epochs
+from epochal.reports.model import EpochsReport, Health, PipelineReport
+from epochal.reports.status import pipeline_status
+
+PAGE = 50
+_DRAWN = 60
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    index: Index
+    sessions: Sessions
+    actions: Actions
+
+    # Pages
+
+    def pipelines(self, request: Request) -> Response:
+        snapshot = self.index.snapshot
+        asked = request.query_params
+        found = snapshot.find(asked.get("q", ""), asked.get("health", ""))
+        page = _number(asked.get("page", "1"))
+        shown = found[(page - 1) * PAGE : page * PAGE]
+        return self._page(
+            request,
+            "pipelines.html",
+            root=self.index.root,
+            snapshot=snapshot,
+            counts=snapshot.counts(),
+            shown=shown,
+            found=len(found),
+            page=page,
+            pages=max(1, -(-len(found) // PAGE)),
+            words=asked.get("q", ""),
+            health=asked.get("health", ""),
+        )
+
+    def pipeline(self, request: Request) -> Response:
+        with self._log(request) as (key, log):
+            report = pipeline_status(log)
+            history = epochs(log, limit=_DRAWN)
+            return self._page(
+                request,
+                "pipeline.html",
+                key=key,
+                one=report,
+                history=history,
+                figures=_figures(history),
+                can_act=self.actions.can_reach(report),
+            )
+
+    def epochs(self, request: Request) -> Response:
+        with self._log(request) as (key, log):
+            asked = request.query_params
+            report = epochs(
+                log,
+                limit=PAGE,
+                cursor=asked.get("cursor") or None,
+                only=asked.get("outcome") or None,
+            )
+            return self._page(
+                request,
+                "epochs.html",
+                key=key,
+                history=report,
+                outcome=asked.get("outcome", ""),
+                is_newest=not asked.get("cursor"),
+            )
+
+    def epoch(self, request: Request) -> Response:
+        with self._log(request) as (key, log):
+            number = _number(request.path_params["epoch"], least=0)
+            attempts = epoch_attempts(log, number)
+            receipts = epoch_receipts(log, number)
+            if not attempts and not receipts:
+                raise HTTPException(404, f"nothing is remembered of epoch {number}")
+            return self._page(
+                request,
+                "epoch.html",
+                key=key,
+                one=pipeline_status(log),
+                number=number,
+                attempts=attempts,
+                receipts=receipts,
+            )
+
+    # The same as JSON
+
+    def api_status(self, request: Request) -> Response:  # noqa: ARG002
+        return JSONResponse(to_json(self.index.snapshot.report(self.index.root)))
+
+    def api_pipeline(self, request: Request) -> Response:
+        with self._log(request) as (_, log):
+            return JSONResponse(to_json(pipeline_status(log)))
+
+    def api_epochs(self, request: Request) -> Response:
+        with self._log(request) as (_, log):
+            asked = request.query_params
+            limit = _number(asked.get("limit", str(PAGE)))
+            return JSONResponse(
+                to_json(epochs(log, limit=limit, cursor=asked.get("cursor") or None))
+            )
+
+    def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        try:
+            from epochal.reports.exposing import prometheus_text  # noqa: PLC0415  an extra
+        except Misconfigured as error:
+            return PlainTextResponse(str(error), 501)
+        text = prometheus_text(self.index.snapshot.report(self.index.root))
+        return Response(text, media_type=_PROMETHEUS)
+
+    def health(self, request: Request) -> Response:  # noqa: ARG002
+        return PlainTextResponse("ok")
+
+    # Inside
+
+    @contextmanager
+    def _log(self, request: Request) -> Iterator[tuple[str, EpochLog]]:
+        key = request.path_params["key"]
+        log = self.index.log(key)
+        if log is None:
+            raise HTTPException(404, "no pipeline is known by this address")
+        try:
+            yield key, log
+        except EpochalError as error:
+            status = 400 if isinstance(error, Misconfigured) else 409
+            raise HTTPException(status, str(error)) from error
+        finally:
+            log.close()
+
+    def _page(self, request: Request, template: str, **values: Any) -> Response:
+        return HTMLResponse(self.render(request, template, **values))
+
+    def render(self, request: Request, template: str, **values: Any) -> str:
+        session = request.cookies.get(COOKIE)
+        is_signed_in = self.sessions.token is not None and self.sessions.holds(session)
+        return _TEMPLATES.get_template(template).render(
+            request=request,
+            now=time.time(),
+            is_signed_in=is_signed_in,
+            has_token=self.sessions.token is not None,
+            form_word=self.sessions.form_word(session) if is_signed_in and session else "",
+            Health=Health,
+            **values,
+        )
+
+
+def _figures(history: EpochsReport) -> dict[str, Markup]:
+    """Drawn by us: every text in them is escaped where it is put in."""
+    told = history.epochs
+    drawn = {
+        "Seconds by phase": drawing.timeline(told),
+        "Rows per second": drawing.plot(
+            "Rows per second", told, drawing.rows_per_second, lambda rows: f"{rows:,.0f}"
+        ),
+        "From decision to visible": drawing.plot(
+            "Seconds from decision to visible",
+            told,
+            drawing.seconds_to_commit,
+            drawing.seconds_told,
+        ),
+    }
+    return {title: Markup(figure) for title, figure in drawn.items() if figure}  # noqa: S704  escaped
+
+
+def _number(text: str, least: int = 1) -> int:
+    if not text.isdigit() or len(text) > 18 or int(text) < least:
+        raise HTTPException(400, f"{text!r} is not a number here")
+    return int(text)
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, span in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= span:
+            return f"{seconds / span:.3g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return ""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def _named(one: PipelineReport) -> str:
+    return one.pipeline if one.run is None else f"{one.pipeline} (run {one.run})"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("epochal.console"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "age": _age,
+    "when": _when,
+    "bytes": _bytes,
+    "named": _named,
+    "spent": drawing.seconds_told,
+}
