@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import psycopg
 import pytest
 
 from epochal.demo.audit import audit
 from epochal.demo.killing import STEPS, plan_killings
-from epochal.demo.place import ORDERS, Place
+from epochal.demo.place import Place
+from epochal.demo.readers import READERS
+from epochal.demo.servers import running_servers
+from epochal.sinks.sql.names import staging_name
+from epochal.terms import Handle, sink_tag
 
 COMMAND = [sys.executable, "-m", "epochal.cli"]
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory) -> tuple[Path, dict[str, object]]:
-    """One demonstration with kills, its folder kept."""
+def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
+    """One demonstration with kills, its folder kept and its servers started again."""
     root = tmp_path_factory.mktemp("demo") / "kept"
     sizes = ["--rows", "3000", "--epochs", "6", "--kills", "2", "--seed", "11"]
     done = subprocess.run(
@@ -29,7 +34,8 @@ def kept(tmp_path_factory) -> tuple[Path, dict[str, object]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return root, json.loads(done.stdout)
+    with running_servers(Place(root)):
+        yield root, json.loads(done.stdout)
 
 
 def test_every_row_is_there_once_after_the_kills(kept):
@@ -41,34 +47,34 @@ def test_every_row_is_there_once_after_the_kills(kept):
     assert losses == {"lost": 0, "duplicated": 0, "torn_epochs": 0, "left_in_doubt": 0}
 
 
-def test_the_audit_objects_to_a_lost_file_and_to_a_doubled_one(kept):
+def test_each_target_shows_every_row_to_its_own_client(kept):
+    root, _ = kept
+    for read in READERS.values():
+        assert sorted(read(Place(root))["id"].to_pylist()) == list(range(3000))
+
+
+def test_the_audit_objects_to_lost_rows_and_to_doubled_ones(kept):
     root, _ = kept
     place = Place(root)
-    file = next(place.target(ORDERS).glob("*.parquet"))
-    table = pq.read_table(file)
-    double = place.target(ORDERS) / "double.parquet"
-    pq.write_table(table, double)
-    assert audit(place, rows=3000, parts=6).duplicated == table.num_rows
-    double.unlink()
-    away = file.rename(root / "away")
+    with psycopg.connect(place.addresses.postgres, autocommit=True) as connection:
+        connection.execute("INSERT INTO orders SELECT * FROM orders WHERE part = 3")
+        assert audit(place, rows=3000, parts=6).duplicated == 500
+        connection.execute("DELETE FROM orders WHERE part = 3")
     found = audit(place, rows=3000, parts=6)
-    assert (found.lost, found.torn_epochs) == (table.num_rows, 1)
+    assert (found.lost, found.torn_epochs) == (500, 1)
     assert not found.is_clean
-    away.rename(file)
 
 
 def test_the_audit_objects_to_what_is_left_in_doubt(kept):
     root, _ = kept
     place = Place(root)
-    prepared = place.target(ORDERS) / "_epochal" / "prepared"
+    before = audit(place, rows=3000, parts=6).left_in_doubt
     uid = json.loads(_newest_record(place).split(b"\n")[1])["state"]["uid"]
-    tag = next(iter(place.sinks())).name
-    from epochal.terms import sink_tag
-
-    left = prepared / f"epochal-{uid}-g1-e0-s{sink_tag(tag)}-p0-t7"
-    left.mkdir(parents=True)
-    (left / "rows.parquet").write_bytes(b"x")
-    assert audit(place, rows=3000, parts=6).left_in_doubt == 1
+    left = Handle(uid=uid, generation=1, epoch=0, sink=sink_tag("orders"), partition=0, attempt=7)
+    with psycopg.connect(place.addresses.postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE epochal.{staging_name(left)} (id bigint)")
+        assert audit(place, rows=3000, parts=6).left_in_doubt == before + 1 == 1
+        connection.execute(f"DROP TABLE epochal.{staging_name(left)}")
 
 
 def _newest_record(place: Place) -> bytes:

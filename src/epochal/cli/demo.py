@@ -21,6 +21,7 @@ from rich.table import Table
 from epochal.demo.audit import Verdict, audit
 from epochal.demo.killing import Progress, run_until_drained
 from epochal.demo.place import Place
+from epochal.demo.servers import running_servers
 from epochal.demo.source import write_source
 
 _SEEDS = 10_000
@@ -45,8 +46,9 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     """
     See exactly-once hold while the driver is killed again and again.
 
-    A stream goes into two sinks under one decision, its driver dies by SIGKILL several times, and
-    then every row is counted: none lost, none twice, no epoch in one sink and not in the other.
+    A stream goes into a PostgreSQL table, a Kafka topic and files under one decision, its driver
+    dies by SIGKILL several times, and then every row is counted, by each target's own client: none
+    lost, none twice, no epoch in one sink and not in another.
     """
     chosen = random.randrange(_SEEDS) if seed is None else seed
     parts = min(epochs, rows)
@@ -55,9 +57,10 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
         talk.print(f"{rows:,} rows in {parts} epochs, {kills} kills, seed {chosen}; in {root}")
         write_source(place.source, rows=rows, parts=parts)
         started_s = time.monotonic()
-        with _display(parts) as show:
-            progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
-        verdict = audit(place, rows=rows, parts=parts)
+        with running_servers(place):
+            with _display(parts) as show:
+                progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
+            verdict = audit(place, rows=rows, parts=parts)
         seconds = time.monotonic() - started_s
     _tell(verdict, progress, seed=chosen, seconds=seconds, is_json=is_json)
     if not verdict.is_clean:
@@ -134,7 +137,7 @@ def _tell(
     if is_json:
         print(json.dumps(figures))
         return
-    talk.print("the audit: every row of both sinks against the source")
+    talk.print("the audit: every row of every sink against the source")
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(justify="left")
     table.add_column(justify="right")
@@ -144,7 +147,7 @@ def _tell(
         )
     Console().print(table)
     talk.print(
-        f"every row once in both sinks, after {progress.kills} kills"
+        f"every row once in each of {verdict.sinks} sinks, after {progress.kills} kills"
         if verdict.is_clean
         else "NOT exactly once: this is a defect; run again with --keep and the same --seed"
     )

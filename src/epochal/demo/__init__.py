@@ -1,6 +1,8 @@
 """
-The demonstration: a pipeline into two sinks, its driver killed again and again, every row audited.
+The demonstration: a pipeline into a table, a topic and a folder, its driver killed again and again,
+every row audited.
 
-`source` makes the rows, `driver` is the process that gets killed, `killing` starts it, kills it and
-starts it again until the source is drained, `audit` counts what a reader of the targets sees.
+`servers` are the embedded PostgreSQL and Kafka-protocol broker, `source` makes the rows, `driver`
+is the process that gets killed, `killing` starts it, kills it and starts it again until the source
+is drained, `audit` counts what `readers`, each target's own clients, see.
 """

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.contract import Sink
-from epochal.sinks.files import Files
 from epochal.terms import SinkName
 
 PIPELINE = "demo"
 ORDERS = SinkName("orders")
+EVENTS = SinkName("events")
 AMOUNTS = SinkName("amounts")
+TABLE = "orders"
+TOPIC = "orders"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Of the servers that run as long as the demonstration does."""
+
+    postgres: str
+    kafka: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +41,34 @@ class Place:
     def driver_log(self) -> Path:
         return self.root / "driver.log"
 
-    def target(self, sink: SinkName) -> Path:
-        return self.root / "targets" / sink
+    @property
+    def amounts(self) -> Path:
+        return self.root / "amounts"
+
+    @property
+    def addresses(self) -> Addresses:
+        return Addresses(**json.loads(self._addresses.read_text()))
+
+    def tell_addresses(self, addresses: Addresses) -> None:
+        told = {"postgres": addresses.postgres, "kafka": addresses.kafka}
+        self._addresses.write_text(json.dumps(told))
+
+    @property
+    def _addresses(self) -> Path:
+        return self.root / "addresses.json"
 
     def sinks(self) -> list[Sink]:
-        """Two sinks under one decision: all columns as parquet, three of them as CSV."""
+        """Three under one decision: a table, a topic, and three of the columns as CSV."""
+        from epochal.sinks.files import Files  # noqa: PLC0415  drivers are the demo's extras
+        from epochal.sinks.kafka import Kafka  # noqa: PLC0415  the same
+        from epochal.sinks.postgres import Postgres  # noqa: PLC0415  the same
+
+        at = self.addresses
         return [
-            Files(str(self.target(ORDERS)), name=ORDERS),
+            Postgres(at.postgres, table=TABLE, create_table="if_missing", name=ORDERS),
+            Kafka(at.kafka, topic=TOPIC, key="id", name=EVENTS),
             Files(
-                str(self.target(AMOUNTS)),
+                str(self.amounts),
                 format="csv",
                 select=["id", "part", "amount"],
                 name=AMOUNTS,
