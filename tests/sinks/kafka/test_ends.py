@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from kafka_place import Life, Place, some
 
+from epochal.contract import Limits, Task
+from epochal.coordinator import Surroundings
 from epochal.errors import EpochalError, PreparedLost, TryAgain
 from epochal.kafka.codes import Code
-from epochal.sinks.kafka import ending
+from epochal.logs.memory import MemoryLog
+from epochal.sinks.kafka import Kafka, ending
 from epochal.sinks.kafka.tokens import open_in
-from epochal.terms import Fingerprint, Proof, Receipt
+from epochal.terms import Fingerprint, Proof, Receipt, sink_tag
+from epochal.testing.calls import Crash
+from epochal.testing.driver import Driver
+from epochal.testing.world import Checkpoint
 
 COMMIT, ABORT = "commit", "abort"
 
@@ -139,11 +146,15 @@ def timed_out(place: Place, topic: str, **options: object) -> tuple[Life, list[R
         for one, rows in zip(life.prepare(0, some(1, 2), some(3)), (3, 3), strict=True)
     ]
     life.rehearse(0, receipts)
-    deadline = time.monotonic() + 20
-    while place.open_transactions(life.identity.tag):
+    _await_nothing_open(place, life.identity.tag)
+    return life, receipts
+
+
+def _await_nothing_open(place: Place, tag: str) -> None:
+    deadline = time.monotonic() + 30
+    while place.open_transactions(tag):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    return life, receipts
 
 
 def _summed(receipt: Receipt, hash_sum: int) -> Receipt:
@@ -284,3 +295,62 @@ def test_empty_tasks_open_nothing(place: Place) -> None:
     life.commit(0, receipts)
     assert [life.outcome(one) for one in receipts] == [Proof.COMMITTED] * 2
     assert place.ids(topic) == [1]
+
+
+class _Summing:
+    """A writer whose receipts carry a sum over the rows, as Spark's door adds it."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self._sum = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._sum += sum(hash(value) for value in batch.column("id").to_pylist())
+        self._real.write(batch)
+
+    def prepare(self) -> Receipt:
+        return _summed(self._real.prepare(), self._sum)
+
+
+class _SummingKafka(Kafka):
+    def writer(self, task: Task) -> Any:
+        return _Summing(super().writer(task))
+
+
+def test_an_epoch_that_timed_out_after_its_decision_is_written_again_when_it_is_replayed(
+    place: Place,
+) -> None:
+    """The driver dies right after the decision and comes back when the broker has given up."""
+    topic = place.topic(partitions=2)
+    sink = _SummingKafka(
+        place.bootstrap, topic=topic, key="id", name=topic, transaction_timeout_s=4.0
+    )
+    log, engine = MemoryLog(), Checkpoint(["first", "second"])
+    epochs = [
+        [[some(1, 2).to_batches()[0]], [some(3).to_batches()[0]]],
+        [[some(4).to_batches()[0]]],
+    ]
+
+    def driver(watch: Any) -> Driver:
+        return Driver(
+            log=log,
+            sinks=[sink],
+            engine=engine,
+            read=lambda epoch: epochs[epoch],
+            epochs=2,
+            schema=some(1).schema,
+            limits=Limits(retry_backoff_ms=(1,), sweep_every_s=0.0),
+            around=Surroundings(watch=watch),
+        )
+
+    def die_once_decided(step: str, epoch: int | None) -> None:
+        if step == "decided":
+            raise Crash
+
+    with pytest.raises(Crash):
+        driver(die_once_decided).run()
+    assert place.quick_ids(topic) == []
+    _await_nothing_open(place, sink_tag(topic))
+    driver(lambda step, epoch: None).run()
+    assert place.ids(topic) == [1, 2, 3, 4]
+    assert not place.open_transactions(sink_tag(topic))
