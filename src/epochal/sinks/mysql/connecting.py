@@ -204,7 +204,8 @@ def _prepare_session(link: Link, server: Server) -> None:
     with link.cursor() as cursor:
         cursor.execute("SELECT VERSION(), @@global.read_only")
         version, is_read_only = cursor.fetchone() or ("", 0)
-        if is_read_only:
+        # A number on older servers, a word on the newest.
+        if str(is_read_only).upper() not in {"0", "OFF"}:
             raise Misconfigured(
                 f"{server.place} is read-only: a replica, or a server that was switched so",
                 "the url must reach the primary",
