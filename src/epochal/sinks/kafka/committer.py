@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from epochal.sinks.kafka.again import Resending
 from epochal.sinks.kafka.ledger import Ledger, word
 from epochal.sinks.kafka.names import Names, Slot
 from epochal.sinks.kafka.pool import Pool
+from epochal.sinks.kafka.shaping import value_type
 from epochal.sinks.kafka.source_offsets import group_offsets
 from epochal.sinks.kafka.tokens import Handout, Open, open_in
 from epochal.terms import (
@@ -77,6 +79,7 @@ class KafkaCommitter:
         self._ledger = Ledger(self._names, sink.topic)
         self._pool = Pool(self._names)
         self._spool = sink.row_spool()
+        self._value_type: pa.DataType | None = None
         self._kept: Client | None = None
         self._facts: facts.Facts | None = None
         self._asked_s = 0.0
@@ -93,6 +96,9 @@ class KafkaCommitter:
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         found = facts.check(self._client, self._sink, self._names, self._ledger, schema)
+        if schema is not None:
+            self._value_type = value_type(self._sink, schema)
+            self._sink.made_of.ready(self._sink.topic, self._value_type, is_trial=True)
         if self._spool is not None:
             self._spool.place.files("rows")
         return found
@@ -105,7 +111,12 @@ class KafkaCommitter:
         held = {name for name, _, _ in self._held}
         slots = self._pool.ready(self._client, timeout_ms=known.timeout_ms, held=held)
         self._epoch, self._began_s = epoch, time.monotonic()
-        return self._handout(slots).to_json()
+        return replace(self._handout(slots), value=self._value()).to_json()
+
+    def _value(self) -> Json:
+        if self._value_type is None:
+            return None
+        return self._sink.made_of.ready(self._sink.topic, self._value_type)
 
     def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:  # noqa: ARG002
         self._source = offsets

@@ -17,6 +17,7 @@ from epochal.errors import Misconfigured
 from epochal.kafka.batches import Columns
 from epochal.kafka.record_headers import HEADERS
 from epochal.sinks.kafka.values import as_text, column_of, require_text
+from epochal.terms import Json
 
 if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
@@ -55,7 +56,14 @@ def _optional(sink: Kafka) -> list[tuple[str, str]]:
     return [(expression, name) for expression, name in given if expression is not None]
 
 
-def records_of(sink: Kafka, rows: pa.RecordBatch) -> Records:
+def value_type(sink: Kafka, schema: pa.Schema) -> pa.DataType:
+    """The type of the column that values are encoded from."""
+    if VALUE in schema.names:
+        return schema.field(VALUE).type
+    return sink.made_of.gather(pa.RecordBatch.from_pylist([], schema)).type
+
+
+def records_of(sink: Kafka, rows: pa.RecordBatch, handed: Json = None) -> Records:
     if VALUE in rows.schema.names:
         crossing = {name: rows.column(name) for name in rows.schema.names}
     else:
@@ -64,7 +72,7 @@ def records_of(sink: Kafka, rows: pa.RecordBatch) -> Records:
     key, partition = crossing.get(KEY), crossing.get(PARTITION)
     return Records(
         columns=Columns(
-            value=sink.made_of.encode(crossing[VALUE]),
+            value=sink.made_of.encode(crossing[VALUE], handed),
             key=None if key is None else as_text(key),
             timestamp_ms=crossing.get(TIMESTAMP),
             headers=crossing.get(HEADER),

@@ -98,6 +98,8 @@ class Handout:
     """Of the topic: all tasks of an epoch must agree on where a key goes."""
     slots: Mapping[int, tuple[int, int]]
     """Producer id and epoch that the first attempt of a partition may use."""
+    value: Json = None
+    """What values are encoded with; None where the driver did not know the rows' columns."""
 
     def to_json(self) -> Json:
         return {
@@ -109,6 +111,7 @@ class Handout:
             "batch_bytes_max": self.batch_bytes_max,
             "partitions": self.partitions,
             "slots": {str(slot): list(given) for slot, given in self.slots.items()},
+            **({} if self.value is None else {"value": self.value}),
         }
 
     @classmethod
@@ -125,4 +128,5 @@ class Handout:
             batch_bytes_max=known["batch_bytes_max"],
             partitions=known["partitions"],
             slots={int(slot): (pid, epoch) for slot, (pid, epoch) in known["slots"].items()},
+            value=known.get("value"),
         )

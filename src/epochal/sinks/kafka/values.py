@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.sinks.json_lines import as_json, refusal
+from epochal.terms import Json as Told
 
-_ALL = "*"
+ALL = "*"
 _JSON_OPTIONS = (
     "map('ignoreNullFields', 'false', 'timeZone', 'UTC',"
     " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX',"
@@ -33,7 +34,15 @@ class Value(Protocol):
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
         """The same column, made from whole rows without Spark."""
 
-    def encode(self, column: pa.Array) -> pa.Array:
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:
+        """
+        What tasks are handed to encode a column of this type for this topic. Runs on the driver.
+
+        Where something must be registered for that, it is, unless this is a trial: a trial raises
+        what would be raised, and changes nothing.
+        """
+
+    def encode(self, column: pa.Array, handed: Told) -> pa.Array:
         """The records' values, as text or bytes; null is a tombstone."""
 
     def check(self, schema: pa.Schema) -> None:
@@ -52,7 +61,10 @@ class Column:
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
         return column_of(rows, self.expression)
 
-    def encode(self, column: pa.Array) -> pa.Array:
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:  # noqa: ARG002
+        return {}
+
+    def encode(self, column: pa.Array, handed: Told) -> pa.Array:  # noqa: ARG002
         return as_text(column)
 
     def check(self, schema: pa.Schema) -> None:
@@ -63,20 +75,22 @@ class Column:
 class Json:
     """Columns as one JSON object."""
 
-    columns: tuple[str, ...] = (_ALL,)
+    columns: tuple[str, ...] = (ALL,)
 
     def sql(self) -> str:
-        return f"to_json(struct({', '.join(self.columns)}), {_JSON_OPTIONS})"
+        return f"to_json({struct_sql(self.columns)}, {_JSON_OPTIONS})"
 
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
-        taken = rows if self.columns == (_ALL,) else rows.select(list(self.columns))
-        return as_json(pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema)))
+        return as_json(gathered(rows, self.columns))
 
-    def encode(self, column: pa.Array) -> pa.Array:
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:  # noqa: ARG002
+        return {}
+
+    def encode(self, column: pa.Array, handed: Told) -> pa.Array:  # noqa: ARG002
         return column
 
     def check(self, schema: pa.Schema) -> None:
-        names = schema.names if self.columns == (_ALL,) else self.columns
+        names = schema.names if self.columns == (ALL,) else self.columns
         for name in names:
             why = refusal(_field(schema, name, "value").type)
             if why:
@@ -90,7 +104,19 @@ def json(*columns: str) -> Json:
     Nulls are written out, instants as ISO 8601 in UTC with microseconds, decimals with all digits,
     binary as base64.
     """
-    return Json(columns or (_ALL,))
+    return Json(columns or (ALL,))
+
+
+def struct_sql(columns: tuple[str, ...]) -> str:
+    """These columns as one, for Spark to make."""
+    return f"struct({', '.join(columns)})"
+
+
+def gathered(rows: pa.RecordBatch, columns: tuple[str, ...]) -> pa.StructArray:
+    """The same, without Spark."""
+    names = rows.schema.names if columns == (ALL,) else columns
+    taken = rows.select([_index(rows.schema, name, "value") for name in names])
+    return pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema))
 
 
 def column_of(rows: pa.RecordBatch, name: str) -> pa.Array:

@@ -1,0 +1,245 @@
+"""Values in Avro, with the id of their schema before them as a schema registry's clients expect."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kafka.varints import join
+from epochal.sinks.kafka.values import ALL, gathered, struct_sql
+from epochal.sinks.kafka.values_columns import Encode, is_bytes, is_list, is_text, spread
+from epochal.sinks.kafka.values_registry import (
+    MAGIC,
+    Registry,
+    kept,
+    missing,
+    not_known,
+    registry_at,
+    require_compatible,
+)
+from epochal.terms import Json
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    from epochal.sinks.secrets import Secret
+
+LATEST = "latest"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Avro:
+    """Columns as one Avro record."""
+
+    columns: tuple[str, ...]
+    registry: Registry
+    subject: str | None
+    schema: str | None
+    record: str
+    auto_register: bool
+
+    def sql(self) -> str:
+        return struct_sql(self.columns)
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        return gathered(rows, self.columns)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Types are judged by `ready`, which knows the Avro schema."""
+
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
+        subject = self.subject or f"{topic}-value"
+        text = self.schema or derived(kind, self.record)
+        if text != LATEST:
+            _encoder(text, kind)
+        if is_trial:
+            self._try(subject, text, kind)
+            return None
+        key = (self.registry, subject, text, self.auto_register)
+        number, written = kept(key, lambda: self._registered(subject, text))
+        _encoder(written, kind)
+        return {"id": number, "schema": written}
+
+    def encode(self, column: pa.Array, handed: Json) -> pa.Array:
+        told = cast("Mapping[str, Any]", handed)
+        front = MAGIC + int(told["id"]).to_bytes(_ID_BYTES, "big")
+        encode = _encoder(told["schema"], column.type)
+        return spread(column, lambda rows: join([pa.scalar(front, pa.binary()), encode(rows)]))
+
+    def _registered(self, subject: str, text: str) -> tuple[int, str]:
+        with self.registry.asked(f"of {subject}") as client:
+            return self._asked(client, subject, text, is_registering=self.auto_register)
+
+    def _try(self, subject: str, text: str, kind: pa.DataType) -> None:
+        about = f"of {subject}"
+        try:
+            with self.registry.asked(about) as client:
+                _, written = self._asked(client, subject, text, is_registering=False)
+        except Misconfigured as error:
+            if not (self.auto_register and text != LATEST and not_known(error)):
+                raise
+        else:
+            _encoder(written, kind)
+            return
+        with self.registry.asked(about) as client:
+            require_compatible(client, subject, _schema(text), about)
+
+    def _asked(
+        self, client: SchemaRegistryClient, subject: str, text: str, *, is_registering: bool
+    ) -> tuple[int, str]:
+        if text == LATEST:
+            found = client.get_latest_version(subject)
+            kind = found.schema.schema_type or "AVRO"
+            if kind != "AVRO":
+                raise Misconfigured(f"the latest schema of {subject} is {kind}, not Avro")
+            return int(found.schema_id or 0), str(found.schema.schema_str)
+        if is_registering:
+            return client.register_schema(subject, _schema(text)), text
+        return int(client.lookup_schema(subject, _schema(text)).schema_id or 0), text
+
+
+def _schema(text: str) -> Any:
+    from confluent_kafka.schema_registry import Schema  # noqa: PLC0415  on the driver only
+
+    return Schema(text, schema_type="AVRO")
+
+
+@lru_cache(maxsize=64)
+def _encoder(text: str, kind: pa.DataType) -> Encode:
+    from epochal.sinks.kafka.values_avro_encoding import encoder  # noqa: PLC0415  only with Avro
+
+    return encoder(text, kind)
+
+
+def avro(
+    *columns: str,
+    registry: str,
+    subject: str | None = None,
+    schema: str | Mapping[str, Any] | None = None,
+    record: str = "Value",
+    auto_register: bool = True,
+    username: str | None = None,
+    password: Secret | str | None = None,
+    ca_file: str | None = None,
+    certificate_file: str | None = None,
+    key_file: str | None = None,
+) -> Avro:
+    """
+    A record's value as an Avro record of these columns; of all, if none or `"*"` is named.
+
+    `schema` is Avro's JSON, or `"latest"` for what the subject has; without it one is derived from
+    the columns, with `record` for a name (dots make a namespace) and every field nullable. The
+    subject is `<topic>-value` where none is named. The registry is asked by the driver alone.
+    """
+    if schema is not None and not isinstance(schema, str):
+        schema = json.dumps(schema)
+    if schema is not None and schema != LATEST:
+        schema = _parsed(schema)
+    files = {"ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file}
+    return Avro(
+        columns=columns or (ALL,),
+        registry=registry_at(registry, username, password, **files),
+        subject=subject,
+        schema=schema,
+        record=record,
+        auto_register=auto_register,
+    )
+
+
+def _parsed(text: str) -> str:
+    """A schema of our caller's, which fastavro finds sound."""
+    try:
+        import fastavro  # noqa: PLC0415  where a schema is given
+    except ImportError as error:
+        raise missing(error) from error
+    try:
+        told = json.loads(text)
+        fastavro.parse_schema(told)
+    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
+        raise Misconfigured(f"avro: schema= is not a schema of Avro: {error!r}") from None
+    if not isinstance(told, dict) or told.get("type") != "record":
+        raise Misconfigured("avro: schema= must be a record: columns are its fields")
+    return text
+
+
+def derived(kind: pa.DataType, name: str) -> str:
+    """
+    A schema for these columns.
+
+    Every field may be null and is null by default: a column that comes or goes later keeps readers
+    of either side compatible.
+    """
+    return json.dumps(_record(kind, name))
+
+
+def _record(kind: pa.DataType, name: str) -> Mapping[str, Any]:
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [
+            {
+                "name": _named(field.name),
+                "type": ["null", _type(field.type, f"{name}_{field.name}")],
+                "default": None,
+            }
+            for field in fields
+        ],
+    }
+
+
+def _named(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Misconfigured(
+            f"avro: a field can't have the name {name!r}",
+            "letters, digits and underscores: select=[…] on the sink, or an alias in the query",
+        )
+    return name
+
+
+def _type(kind: pa.DataType, name: str) -> Any:
+    for accepts, told in _SIMPLE:
+        if accepts(kind):
+            return told
+    if pa.types.is_timestamp(kind):
+        unit = {"ms": "millis", "ns": "nanos"}.get(kind.unit, "micros")
+        return {
+            "type": "long",
+            "logicalType": f"{'' if kind.tz else 'local-'}timestamp-{unit}",
+        }
+    if pa.types.is_decimal(kind):
+        precision, scale = kind.precision, kind.scale
+        return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+    if is_list(kind):
+        return {"type": "array", "items": ["null", _type(kind.value_type, f"{name}_item")]}
+    if pa.types.is_map(kind) and is_text(kind.key_type):
+        return {"type": "map", "values": ["null", _type(kind.item_type, f"{name}_item")]}
+    if pa.types.is_struct(kind):
+        return _record(kind, name)
+    raise Misconfigured(
+        f"avro: {name} is {kind}, which has no type in Avro here",
+        "cast it in the query, or leave it out",
+    )
+
+
+_SIMPLE = (
+    (pa.types.is_boolean, "boolean"),
+    (lambda kind: pa.types.is_integer(kind) and kind.bit_width < 32, "int"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_integer, "long"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (is_text, "string"),
+    (is_bytes, "bytes"),
+    (pa.types.is_date32, {"type": "int", "logicalType": "date"}),
+    (pa.types.is_time, {"type": "long", "logicalType": "time-micros"}),
+)

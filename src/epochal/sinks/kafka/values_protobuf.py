@@ -1,0 +1,310 @@
+"""Values in Protobuf, with the id of their schema and the place of the message in it before them.
+
+Nothing is derived from columns here: a field's number is its name on the wire, and numbers drawn
+from the order of columns would change their meaning when a column is added.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kafka.varints import join
+from epochal.sinks.kafka.values import ALL, gathered, struct_sql
+from epochal.sinks.kafka.values_columns import is_bytes, is_list, is_text, spread
+from epochal.sinks.kafka.values_registry import (
+    Registry,
+    kept,
+    missing,
+    not_known,
+    registry_at,
+    require_compatible,
+)
+from epochal.terms import Json
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    from epochal.sinks.secrets import Secret
+
+_TIMESTAMP = "google.protobuf.Timestamp"
+_BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")
+"""Files that every registry has: they are not registered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protobuf:
+    """Columns as one Protobuf message."""
+
+    columns: tuple[str, ...]
+    message: str
+    files: bytes = field(repr=False)
+    """A FileDescriptorSet: the message's file behind those that it imports."""
+    registry: Registry
+    subject: str | None
+    auto_register: bool
+
+    def sql(self) -> str:
+        return struct_sql(self.columns)
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        return gathered(rows, self.columns)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Types are judged by `ready`, which reads the message's descriptor."""
+
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
+        subject = self.subject or f"{topic}-value"
+        made = message_class(self.files, self.message)
+        fields = plan(made.DESCRIPTOR, kind, "value")
+        if is_trial:
+            self._try(subject, topic, made)
+            return None
+        key = (self.registry, subject, self.message, self.files, self.auto_register)
+        front = kept(key, lambda: self._registered(subject, topic, made))
+        return {"front": base64.b64encode(front).decode(), "fields": fields}
+
+    def encode(self, column: pa.Array, handed: Json) -> pa.Array:
+        from epochal.sinks.kafka.values_protobuf_encoding import message  # noqa: PLC0415  only here
+
+        told = cast("Mapping[str, Any]", handed)
+        front = pa.scalar(base64.b64decode(told["front"]), pa.binary())
+        encode = partial(message, told["fields"])
+        return spread(column, lambda rows: join([front, encode(rows)]))
+
+    def _registered(self, subject: str, topic: str, made: Any) -> bytes:
+        with self.registry.asked(f"of {subject}") as client:
+            return _front(client, subject, topic, made, is_registering=self.auto_register)
+
+    def _try(self, subject: str, topic: str, made: Any) -> None:
+        about = f"of {subject}"
+        try:
+            with self.registry.asked(about) as client:
+                _front(client, subject, topic, made, is_registering=False)
+        except Misconfigured as error:
+            if not (self.auto_register and not_known(error)):
+                raise
+        else:
+            return
+        if not all(one.name.startswith(_BUILT_IN) for one in made.DESCRIPTOR.file.dependencies):
+            return  # what it imports must be registered before it can be judged
+        with self.registry.asked(about) as client:
+            require_compatible(client, subject, _schema(made), about)
+
+
+def _front(
+    client: SchemaRegistryClient, subject: str, topic: str, made: Any, *, is_registering: bool
+) -> bytes:
+    """
+    What stands before every message: all that the registry's own serializer writes for an empty
+    one. It also registers what the message's file imports.
+    """
+    from confluent_kafka.schema_registry.protobuf import (  # noqa: PLC0415  on the driver only
+        ProtobufSerializer,
+    )
+    from confluent_kafka.serialization import (  # noqa: PLC0415  the same
+        MessageField,
+        SerializationContext,
+    )
+
+    settings = {
+        "auto.register.schemas": is_registering,
+        "subject.name.strategy": lambda _context, _name: subject,
+    }
+    serializer = ProtobufSerializer(made, client, settings)
+    front: bytes = serializer(made(), SerializationContext(topic, MessageField.VALUE))
+    return front
+
+
+def _schema(made: Any) -> Any:
+    from confluent_kafka.schema_registry import Schema  # noqa: PLC0415  on the driver only
+
+    text = base64.b64encode(made.DESCRIPTOR.file.serialized_pb).decode()
+    return Schema(text, schema_type="PROTOBUF")
+
+
+def protobuf(
+    message: Any,
+    *columns: str,
+    registry: str,
+    descriptors: str | os.PathLike[str] | None = None,
+    subject: str | None = None,
+    auto_register: bool = True,
+    username: str | None = None,
+    password: Secret | str | None = None,
+    ca_file: str | None = None,
+    certificate_file: str | None = None,
+    key_file: str | None = None,
+) -> Protobuf:
+    """
+    A record's value as a Protobuf message of these columns; of all, if none or `"*"` is named.
+
+    `message` is a class that protoc generated, or the full name of a message in `descriptors`, a
+    file of `protoc --include_imports --descriptor_set_out`. Columns go to fields of their names;
+    fields without a column stay unset. The registry is asked by the driver alone.
+    """
+    files = {"ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file}
+    name, described = _described(message, descriptors)
+    return Protobuf(
+        columns=columns or (ALL,),
+        message=name,
+        files=described,
+        registry=registry_at(registry, username, password, **files),
+        subject=subject,
+        auto_register=auto_register,
+    )
+
+
+def _described(message: Any, descriptors: str | os.PathLike[str] | None) -> tuple[str, bytes]:
+    if isinstance(message, str):
+        if descriptors is None:
+            raise Misconfigured(
+                f"protobuf: the message {message!r} is named, and not where it is described",
+                "descriptors=<a file of protoc --include_imports --descriptor_set_out>",
+            )
+        found = message, Path(descriptors).read_bytes()
+        message_class(found[1], found[0])
+        return found
+    described = getattr(message, "DESCRIPTOR", None)
+    if described is None:
+        raise Misconfigured(f"protobuf: {message!r} is no generated message class")
+    try:
+        from google.protobuf.descriptor_pb2 import FileDescriptorSet  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ImportError as error:
+        raise missing(error) from error
+    taken = FileDescriptorSet()
+    _gather_files(described.file, taken, set())
+    return described.full_name, taken.SerializeToString()
+
+
+def _gather_files(described: Any, taken: Any, seen: set[str]) -> None:
+    if described.name in seen:
+        return
+    seen.add(described.name)
+    for one in described.dependencies:
+        _gather_files(one, taken, seen)
+    described.CopyToProto(taken.file.add())
+
+
+def message_class(files: bytes, name: str) -> Any:
+    """The class of a message, from its description alone."""
+    try:
+        from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]  # noqa: PLC0415
+        from google.protobuf.descriptor_pb2 import FileDescriptorSet  # noqa: PLC0415  the same
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ImportError as error:
+        raise missing(error) from error
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for one in FileDescriptorSet.FromString(files).file:
+            pool.Add(one)
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except (KeyError, TypeError, DecodeError) as error:
+        raise Misconfigured(
+            f"protobuf: the descriptors have no message {name!r}: {error}",
+            "protoc --include_imports --descriptor_set_out=…, and the message's full name",
+        ) from None
+
+
+def plan(message: Any, kind: pa.DataType, path: str) -> list[Json]:
+    """How columns are written as fields; raises `Misconfigured` where they don't fit."""
+    if not pa.types.is_struct(kind):
+        raise Misconfigured(f"{path} is {kind}, and {message.full_name} is a message")
+    given = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
+    strangers = sorted(given.keys() - message.fields_by_name.keys())
+    if strangers:
+        raise Misconfigured(
+            f"{message.full_name} has no field for {', '.join(strangers)}",
+            f"its fields are {', '.join(message.fields_by_name)}; name the columns to be written",
+        )
+    for one in message.fields:
+        if one.is_required:
+            raise Misconfigured(
+                f"{message.full_name}.{one.name} is required (proto2), which is not written here",
+                "optional fields, or proto3",
+            )
+    ordered = sorted(message.fields, key=lambda one: one.number)
+    return [
+        _planned(one, given[one.name], f"{path}.{one.name}") for one in ordered if one.name in given
+    ]
+
+
+def _planned(one: Any, kind: pa.DataType, path: str) -> Json:
+    if one.is_repeated:
+        if one.message_type is not None and one.message_type.GetOptions().map_entry:
+            if not pa.types.is_map(kind):
+                raise _unfit(one, kind, path)
+            kind = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        elif is_list(kind):
+            kind = kind.value_type
+        else:
+            raise _unfit(one, kind, path)
+    name = _KINDS.get(one.type)
+    found: dict[str, Json] = {"name": one.name, "number": one.number}
+    if one.is_repeated:
+        found |= {"is_many": True, "is_packed": bool(one.is_packed)}
+    elif one.has_presence or one.containing_type.GetOptions().map_entry:
+        found |= {"is_told": True}
+    if name == "message":
+        if one.message_type.full_name == _TIMESTAMP and pa.types.is_timestamp(kind):
+            return found | {"kind": "timestamp"}
+        return found | {"kind": name, "fields": plan(one.message_type, kind, path)}
+    if name is None or not _takes(name, kind):
+        raise _unfit(one, kind, path)
+    if name == "enum":
+        symbols = {value.name: value.number for value in one.enum_type.values}
+        return found | {"kind": name, "symbols": cast("Json", symbols)}
+    return found | {"kind": name}
+
+
+def _takes(name: str, kind: pa.DataType) -> bool:
+    if name == "string":
+        return bool(is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_date32(kind))
+    if name in ("float", "double"):
+        return bool(pa.types.is_float32(kind) or (name == "double" and pa.types.is_float64(kind)))
+    if name == "enum":
+        return bool(is_text(kind) or pa.types.is_integer(kind))
+    if name == "bytes":
+        return is_bytes(kind)
+    return bool(pa.types.is_boolean(kind) if name == "bool" else pa.types.is_integer(kind))
+
+
+def _unfit(one: Any, kind: pa.DataType, path: str) -> Misconfigured:
+    told = _KINDS.get(one.type, "group")
+    if told == "message":
+        told = one.message_type.full_name
+    many = "repeated " if one.is_repeated else ""
+    return Misconfigured(
+        f"{path} is {kind}, which can't be written as Protobuf's {many}{told}",
+        "cast it in the query, or change the message",
+    )
+
+
+_KINDS = {
+    1: "double",
+    2: "float",
+    3: "int64",
+    4: "uint64",
+    5: "int32",
+    6: "fixed64",
+    7: "fixed32",
+    8: "bool",
+    9: "string",
+    11: "message",
+    12: "bytes",
+    13: "uint32",
+    14: "enum",
+    15: "sfixed32",
+    16: "sfixed64",
+    17: "sint32",
+    18: "sint64",
+}
+"""The types of fields by their numbers in a descriptor; 10 is a group, which nobody writes."""

@@ -1,0 +1,621 @@
+"""Values in Avro and Protobuf: read back by the registry's own deserializers, refused early."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, json_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka_place import Place
+from servers.ports import free_port
+from servers.registry import Registry, running_registry
+
+import epochal as ep
+from epochal.errors import Misconfigured, RowRejected, TryAgain
+from epochal.session import Session
+from epochal.sinks.kafka.values_avro import derived
+from epochal.sinks.kafka.values_avro_encoding import encoder
+from epochal.sinks.kafka.values_protobuf import message_class
+
+UTC = dt.UTC
+KINDS = {
+    "b": pa.bool_(),
+    "i": pa.int32(),
+    "l": pa.int64(),
+    "f": pa.float32(),
+    "d": pa.float64(),
+    "s": pa.string(),
+    "x": pa.binary(),
+    "m": pa.decimal128(38, 4),
+    "day": pa.date32(),
+    "at": pa.timestamp("us", tz="UTC"),
+    "local": pa.timestamp("us"),
+    "many": pa.list_(pa.int64()),
+    "names": pa.map_(pa.string(), pa.string()),
+    "home": pa.struct(
+        [("street", pa.string()), ("rooms", pa.list_(pa.struct([("n", pa.int16())])))]
+    ),
+}
+FULL: dict[str, Any] = {
+    "b": True,
+    "i": -(2**31),
+    "l": 2**63 - 1,
+    "f": 0.5,
+    "d": -0.1,
+    "s": "Żółć",
+    "x": b"\x00\xff",
+    "m": decimal.Decimal("-12345678901234567890123456789012.3456"),
+    "day": dt.date(1969, 12, 31),
+    "at": dt.datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=UTC),
+    "local": dt.datetime(1960, 1, 1, 0, 0, 0, 1, tzinfo=UTC).replace(tzinfo=None),
+    "many": [1, None, -300],
+    "names": {"a": "b", "c": None},
+    "home": {"street": "Elm", "rooms": [{"n": 4}, None, {"n": None}]},
+}
+EMPTY = dict.fromkeys(FULL)
+BARE = FULL | {"many": [], "names": {}, "home": {"street": None, "rooms": []}, "s": "", "x": b""}
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    told = [
+        {
+            name: list(v.items()) if name == "names" and v is not None else v
+            for name, v in row.items()
+        }
+        for row in rows
+    ]
+    return pa.Table.from_pylist(told, schema=pa.schema(list(KINDS.items())))
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with running_registry() as running:
+        yield running
+
+
+def context(topic: str) -> SerializationContext:
+    return SerializationContext(topic, MessageField.VALUE)
+
+
+def avro_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        read = AvroDeserializer(client)
+        return [read(message.value(), context(topic)) for message in place.messages(topic)]
+
+
+# Avro
+
+
+def test_rows_of_every_type_are_read_back_by_the_registrys_avro_deserializer(
+    place: Place, registry: Registry
+) -> None:
+    topic = place.topic()
+    rows = [FULL, EMPTY, BARE, FULL | {"m": decimal.Decimal("0.0128")}]
+    place.life(topic, value=ep.avro("*", registry=registry.url)).write(0, table(*rows))
+    found = avro_rows(place, registry, topic)
+    assert [
+        one | {"local": one["local"] and one["local"].replace(tzinfo=None)} for one in found
+    ] == rows
+
+
+@pytest.mark.parametrize("rows", [[FULL, EMPTY, BARE], [FULL], [EMPTY, EMPTY]])
+def test_columns_give_the_bytes_that_the_registrys_avro_serializer_gives(
+    registry: Registry, rows: list[dict[str, Any]]
+) -> None:
+    column = table(*rows).to_struct_array().combine_chunks()
+    value = ep.avro("*", registry=registry.url, record="shop.Order")
+    handed = value.ready("orders", column.type)
+    schema = derived(column.type, "shop.Order")
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        theirs = AvroSerializer(client, schema, conf={"auto.register.schemas": False})
+        assert value.encode(column, handed).to_pylist() == [
+            theirs(row, context("orders")) for row in rows
+        ]
+
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "before", "type": ["State", "null"]},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {
+            "name": "price",
+            "type": {
+                "type": "fixed",
+                "name": "Price",
+                "size": 4,
+                "logicalType": "decimal",
+                "precision": 9,
+                "scale": 2,
+            },
+        },
+        {"name": "source", "type": "string", "default": "shop"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+ORDER = {
+    "id": 7,
+    "state": "PAID",
+    "before": None,
+    "hash": b"\x01\x02",
+    "price": decimal.Decimal("-3.07"),
+    "at": dt.datetime(2026, 1, 31, 9, 30, tzinfo=UTC),
+}
+ORDERS = pa.schema(
+    {
+        "id": pa.int32(),
+        "state": pa.string(),
+        "before": pa.string(),
+        "hash": pa.binary(),
+        "price": pa.decimal128(9, 2),
+        "at": pa.timestamp("us", tz="UTC"),
+    }.items()
+)
+
+
+def test_a_given_schema_decides_and_its_defaults_fill_what_no_column_gives(
+    place: Place, registry: Registry
+) -> None:
+    topic = place.topic()
+    rows = [ORDER, ORDER | {"before": "NEW", "price": decimal.Decimal("9.99")}]
+    sink = place.life(topic, value=ep.avro("*", registry=registry.url, schema=SCHEMA))
+    sink.write(0, pa.Table.from_pylist(rows, schema=ORDERS))
+    assert avro_rows(place, registry, topic) == [row | {"source": "shop"} for row in rows]
+
+
+def test_a_union_of_several_types_is_written_row_by_row(place: Place, registry: Registry) -> None:
+    topic = place.topic()
+    fields = [{"name": "v", "type": ["null", "long", "string"]}]
+    schema = {"type": "record", "name": "Any", "fields": fields}
+    value = ep.avro("v", registry=registry.url, schema=schema)
+    place.life(topic, value=value).write(0, pa.table({"v": ["one", None], "w": [1, 2]}))
+    assert avro_rows(place, registry, topic) == [{"v": "one"}, {"v": None}]
+
+
+def test_the_latest_schema_of_a_subject_may_be_asked_for(place: Place, registry: Registry) -> None:
+    topic = place.topic()
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        client.register_schema("shop.orders", Schema(json.dumps(SCHEMA), "AVRO"))
+    value = ep.avro(registry=registry.url, schema="latest", subject="shop.orders")
+    place.life(topic, value=value).write(0, pa.Table.from_pylist([ORDER], schema=ORDERS))
+    assert avro_rows(place, registry, topic) == [ORDER | {"source": "shop"}]
+
+
+ints = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "l": st.none() | ints,
+                "x": st.none() | st.binary(max_size=200),
+                "m": st.none() | st.decimals(-(10**33), 10**33, places=4),
+                "many": st.none() | st.lists(st.none() | ints, max_size=70),
+                "home": st.none()
+                | st.fixed_dictionaries(
+                    {"street": st.none() | st.text(max_size=5), "rooms": st.none()}
+                ),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 3),
+)
+def test_any_rows_and_slices_of_them_are_read_back_by_fastavro(
+    rows: list[dict[str, Any]], start: int
+) -> None:
+    kind = pa.struct([(name, KINDS[name]) for name in rows[0]])
+    column = pa.array(rows, kind).slice(start)
+    schema = derived(kind, "Value")
+    parsed = fastavro.parse_schema(json.loads(schema))
+    found = encoder(schema, kind)(column).to_pylist()
+    assert [_read(parsed, one) for one in found] == rows[start:]
+
+
+def _read(schema: Any, content: bytes) -> Any:
+    import io
+
+    source = io.BytesIO(content)
+    found = fastavro.schemaless_reader(source, schema, None)
+    assert not source.read(), "bytes are left over"
+    return found
+
+
+# What is refused, and when
+
+
+def test_a_trial_registers_nothing_and_the_first_epoch_does(
+    place: Place, registry: Registry
+) -> None:
+    rows = table(FULL)
+    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    life.committer.check(rows.schema)
+    assert registry.subjects == {}
+    life.begin(0)
+    assert list(registry.subjects) == [f"{life.sink.topic}-value"]
+
+
+def test_tasks_are_handed_the_schema_and_ask_nobody(place: Place, registry: Registry) -> None:
+    rows = table(FULL)
+    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    life.committer.check(rows.schema)
+    handout = life.begin(0)
+    asked = len(registry.requests)
+    there = life.fresh(sink=pickle.loads(pickle.dumps(life.sink)))
+    receipts = [there.attempt(rows, 0, part, handout=handout) for part in range(3)]
+    life.begin(1)
+    assert len(registry.requests) == asked
+    life.commit(0, receipts)
+    assert len(avro_rows(place, registry, life.sink.topic)) == 3
+
+
+def test_a_session_writes_avro(place: Place, registry: Registry, tmp_path: Path) -> None:
+    topic, rows = place.topic(), table(FULL, EMPTY)
+    sink = place.sink(topic, value=ep.avro("l", "s", registry=registry.url))
+    with Session("orders", sinks=[sink], schema=rows.schema, log=str(tmp_path / "log")) as session:
+        session.begin(session.next_epoch)
+        session.write(rows)
+        session.commit()
+    assert avro_rows(place, registry, topic) == [
+        {"l": FULL["l"], "s": FULL["s"]},
+        {"l": None, "s": None},
+    ]
+
+
+def test_an_incompatible_schema_is_refused_before_the_first_row(
+    place: Place, registry: Registry
+) -> None:
+    topic = place.topic()
+    place.life(topic, value=ep.avro(registry=registry.url)).write(0, pa.table({"v": [1]}))
+    changed = place.life(topic, value=ep.avro(registry=registry.url), generation=2)
+    with pytest.raises(Misconfigured, match="incompatible"):
+        changed.committer.check(pa.schema({"v": pa.string()}.items()))
+    with pytest.raises(Misconfigured, match="incompatible"):
+        changed.write(1, pa.table({"v": ["text"]}))
+    place.keep(changed.fresh()).committer.check(
+        pa.schema({"v": pa.int64(), "w": pa.string()}.items())
+    )
+    assert avro_rows(place, registry, topic) == [{"v": 1}]
+
+
+def test_an_unknown_schema_is_refused_where_registering_is_off(
+    place: Place, registry: Registry
+) -> None:
+    life = place.life(place.topic(), value=ep.avro(registry=registry.url, auto_register=False))
+    with pytest.raises(Misconfigured, match="does not know the schema") as caught:
+        life.committer.check(table(FULL).schema)
+    assert "auto_register=True" in caught.value.hint
+    assert registry.subjects == {}
+
+
+def test_an_unreachable_or_failing_registry_is_told_before_the_first_row(
+    place: Place, registry: Registry
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    life = place.life(place.topic(), value=ep.avro(registry=nowhere))
+    with pytest.raises(TryAgain, match="can't be reached"):
+        life.committer.check(table(FULL).schema)
+    registry.is_failing = True
+    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    with pytest.raises(TryAgain, match="data store"):
+        life.committer.check(table(FULL).schema)
+
+
+def test_a_wrong_password_is_told_and_none_is_shown(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGISTRY_PASSWORD", "hunter2")
+    with running_registry(user="etl:hunter2") as registry:
+        right = ep.avro(registry=registry.url, username="etl", password=ep.env("REGISTRY_PASSWORD"))
+        wrong = ep.avro(registry=registry.url, username="etl", password="sesame")
+        life = place.life(place.topic(), value=right)
+        life.committer.check(table(FULL).schema)
+        life = place.life(place.topic(), value=wrong)
+        with pytest.raises(Misconfigured, match="refuses us") as caught:
+            life.committer.check(table(FULL).schema)
+    shown = f"{right!r} {wrong!r} {life.sink!r} {life.sink.describe()} {caught.value}"
+    assert "hunter2" not in shown
+    assert "sesame" not in shown
+    with pytest.raises(Misconfigured, match="holds a name or a password") as caught:
+        ep.avro(registry="http://etl:hunter2@registry:8081")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["confluent_kafka.schema_registry", "fastavro"])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Misconfigured) as caught:
+        ep.avro(registry="http://127.0.0.1:1", schema=SCHEMA).ready(
+            "orders", pa.struct(list(ORDERS))
+        )
+    assert 'pip install "epochal[registry]"' in caught.value.hint
+
+
+REFUSED = {
+    "no field for w": (pa.schema({"id": pa.int64(), "w": pa.int64()}.items()), SCHEMA),
+    "no column gives value.state": (pa.schema({"id": pa.int64()}.items()), SCHEMA),
+    "can't be written as Avro's long": (ORDERS.set(0, pa.field("id", pa.float64())), SCHEMA),
+    "can't have the name": (pa.schema({"a b": pa.int64()}.items()), None),
+    "has no type in Avro": (pa.schema({"a": pa.duration("s")}.items()), None),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_columns_that_do_not_fit_are_refused_before_the_first_row(
+    place: Place, registry: Registry, why: str
+) -> None:
+    schema, avro_schema = REFUSED[why]
+    life = place.life(place.topic(), value=ep.avro(registry=registry.url, schema=avro_schema))
+    with pytest.raises(Misconfigured, match=why):
+        life.committer.check(schema)
+    assert registry.subjects == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": None},
+        {"state": "LOST"},
+        {"hash": b"123"},
+        {"price": decimal.Decimal("9999999.99") * 10},
+        {"at": dt.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)},
+    ],
+)
+def test_a_row_that_does_not_fit_is_rejected_and_nothing_is_seen(
+    place: Place, registry: Registry, change: dict[str, Any]
+) -> None:
+    topic = place.topic()
+    life = place.life(topic, value=ep.avro(registry=registry.url, schema=SCHEMA))
+    schema = ORDERS.set(4, pa.field("price", pa.decimal128(12, 2)))
+    rows = pa.Table.from_pylist([ORDER, ORDER | change], schema=schema)
+    with pytest.raises(RowRejected, match=f"value.{next(iter(change))}"):
+        life.write(0, rows)
+    assert place.messages(topic) == []
+
+
+def test_a_schema_that_is_none_is_refused_where_it_is_given() -> None:
+    with pytest.raises(Misconfigured, match="not a schema of Avro"):
+        ep.avro(registry="http://127.0.0.1:1", schema='{"type": "recrod"}')
+    with pytest.raises(Misconfigured, match="must be a record"):
+        ep.avro(registry="http://127.0.0.1:1", schema='{"type": "string"}')
+
+
+# Protobuf
+
+
+SCALARS = {
+    "double": (pa.float64(), -0.1),
+    "float": (pa.float32(), 0.5),
+    "int64": (pa.int64(), -(2**63)),
+    "uint64": (pa.uint64(), 2**64 - 1),
+    "int32": (pa.int32(), -1),
+    "fixed64": (pa.uint64(), 2**64 - 2),
+    "fixed32": (pa.uint32(), 2**32 - 1),
+    "bool": (pa.bool_(), True),
+    "string": (pa.string(), "Żółć"),
+    "bytes": (pa.binary(), b"\x00\xff"),
+    "uint32": (pa.uint32(), 2**32 - 1),
+    "sfixed32": (pa.int32(), -5),
+    "sfixed64": (pa.int64(), -6),
+    "sint32": (pa.int32(), -(2**31)),
+    "sint64": (pa.int64(), 2**63 - 1),
+}
+
+
+def _descriptors() -> bytes:
+    from google.protobuf import timestamp_pb2
+
+    files = descriptor_pb2.FileDescriptorSet()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
+    shop = files.file.add(name="shop.proto", package="shop", syntax="proto3")
+    shop.dependency.append("google/protobuf/timestamp.proto")
+    shop.message_type.add(name="Other")
+    state = shop.enum_type.add(name="State")
+    state.value.add(name="NEW", number=0)
+    state.value.add(name="PAID", number=5)
+    order = shop.message_type.add(name="Order")
+    field = descriptor_pb2.FieldDescriptorProto
+    room = order.nested_type.add(name="Room")
+    room.field.add(name="n", number=2, type=field.TYPE_SINT32, label=1)
+    entry = order.nested_type.add(name="NamesEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=1)
+    entry.field.add(name="value", number=2, type=field.TYPE_INT64, label=1)
+    for number, kind in enumerate(SCALARS, 1):
+        code = getattr(field, f"TYPE_{kind.upper()}")
+        order.field.add(name=f"a_{kind}", number=number, type=code, label=1)
+        order.field.add(name=f"many_{kind}", number=number + 100, type=code, label=3)
+        order.oneof_decl.add(name=f"_o_{kind}")
+        order.field.add(
+            name=f"o_{kind}",
+            number=number + 200,
+            type=code,
+            label=1,
+            proto3_optional=True,
+            oneof_index=number - 1,
+        )
+    for name, number, kind, label, type_name in (
+        ("state", 50, field.TYPE_ENUM, 1, ".shop.State"),
+        ("states", 51, field.TYPE_ENUM, 3, ".shop.State"),
+        ("at", 52, field.TYPE_MESSAGE, 1, ".google.protobuf.Timestamp"),
+        ("room", 53, field.TYPE_MESSAGE, 1, ".shop.Order.Room"),
+        ("rooms", 54, field.TYPE_MESSAGE, 3, ".shop.Order.Room"),
+        ("names", 55, field.TYPE_MESSAGE, 3, ".shop.Order.NamesEntry"),
+        ("self", 56, field.TYPE_MESSAGE, 1, ".shop.Order"),
+    ):
+        order.field.add(name=name, number=number, type=kind, label=label, type_name=type_name)
+    return files.SerializeToString()
+
+
+ORDER_CLASS = message_class(_descriptors(), "shop.Order")
+PROTO = {
+    **{f"a_{kind}": arrow for kind, (arrow, _) in SCALARS.items()},
+    **{f"o_{kind}": arrow for kind, (arrow, _) in SCALARS.items()},
+    **{f"many_{kind}": pa.list_(arrow) for kind, (arrow, _) in SCALARS.items()},
+    "state": pa.string(),
+    "states": pa.list_(pa.string()),
+    "room": pa.struct([("n", pa.int32())]),
+    "rooms": pa.list_(pa.struct([("n", pa.int32())])),
+    "names": pa.map_(pa.string(), pa.int64()),
+}
+PROTO_FULL: dict[str, Any] = {
+    **{f"a_{kind}": value for kind, (_, value) in SCALARS.items()},
+    **{f"o_{kind}": type(value)() for kind, (_, value) in SCALARS.items()},
+    **{f"many_{kind}": [value, type(value)(), value] for kind, (_, value) in SCALARS.items()},
+    "state": "PAID",
+    "states": ["NEW", "PAID"],
+    "room": {"n": -4},
+    "rooms": [{"n": 1}, {"n": None}],
+    "names": {"a": 1, "b": 0},
+}
+PROTO_NULL = dict.fromkeys(PROTO)
+PROTO_BARE = {
+    **{name: None for name in PROTO if name.startswith(("o_", "many_"))},
+    **{f"a_{kind}": type(value)() for kind, (_, value) in SCALARS.items()},
+    "state": "NEW",
+    "states": [],
+    "room": {"n": None},
+    "rooms": [],
+    "names": {},
+}
+
+
+def message_of(row: dict[str, Any]) -> Any:
+    """The same message, made by protobuf."""
+    made = ORDER_CLASS()
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name == "room":
+            made.room.SetInParent()
+            made.room.n = value["n"] or 0
+        elif name == "rooms":
+            for one in value:
+                made.rooms.add(n=one["n"] or 0)
+        elif name in ("state", "states"):
+            numbers = {"NEW": 0, "PAID": 5}
+            if name == "state":
+                made.state = numbers[value]
+            else:
+                made.states.extend(numbers[one] for one in value)
+        elif name == "names":
+            made.names.update(value)
+        elif name.startswith("many_"):
+            getattr(made, name).extend(value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def proto_table(*rows: dict[str, Any]) -> pa.Table:
+    told = [row | {"names": row["names"] and list(row["names"].items())} for row in rows]
+    return pa.Table.from_pylist(told, schema=pa.schema(list(PROTO.items())))
+
+
+def proto_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        read = ProtobufDeserializer(ORDER_CLASS, {"use.deprecated.format": False}, client)
+        return [read(message.value(), context(topic)) for message in place.messages(topic)]
+
+
+def test_rows_of_every_type_are_read_back_by_the_registrys_protobuf_deserializer(
+    place: Place, registry: Registry
+) -> None:
+    topic = place.topic()
+    rows = [PROTO_FULL, PROTO_NULL, PROTO_BARE]
+    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    life.committer.check(proto_table(*rows).schema)
+    assert registry.subjects == {}
+    life.write(0, proto_table(*rows))
+    found = proto_rows(place, registry, topic)
+    assert found == [message_of(row) for row in rows]
+    values = [message.value() for message in place.messages(topic)]
+    assert [one[:7] for one in values] == [b"\x00\x00\x00\x00\x01\x02\x02"] * 3
+    assert values[1][7:] == b""
+    assert [one.HasField("o_int32") for one in found] == [True, False, False]
+
+
+def test_a_message_may_be_named_in_a_file_of_descriptors_and_instants_are_timestamps(
+    place: Place, registry: Registry, tmp_path: Path
+) -> None:
+    topic, described = place.topic(), tmp_path / "shop.pb"
+    described.write_bytes(_descriptors())
+    value = ep.protobuf("shop.Order", "a_int64", "at", registry=registry.url, descriptors=described)
+    instants = [FULL["at"], dt.datetime(1960, 1, 1, 0, 0, 0, 1, tzinfo=UTC), None]
+    kind = pa.timestamp("us", tz="UTC")
+    rows = pa.table({"a_int64": [1, 2, 3], "at": pa.array(instants, kind), "other": [1, 2, 3]})
+    place.life(topic, value=value).write(0, rows)
+    found = proto_rows(place, registry, topic)
+    assert [one.at.ToDatetime(UTC) for one in found[:2]] == instants[:2]
+    assert json_format.MessageToDict(found[2]) == {"aInt64": "3"}
+
+
+PROTO_REFUSED = {
+    "has no field for strange": {"strange": pa.int64()},
+    "can't be written as Protobuf's int64": {"a_int64": pa.string()},
+    "can't be written as Protobuf's repeated int64": {"many_int64": pa.int64()},
+    "is a message": {"room": pa.int64()},
+}
+
+
+@pytest.mark.parametrize("why", PROTO_REFUSED)
+def test_columns_that_do_not_fit_a_message_are_refused_before_the_first_row(
+    place: Place, registry: Registry, why: str
+) -> None:
+    life = place.life(place.topic(), value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    with pytest.raises(Misconfigured, match=why):
+        life.committer.check(pa.schema(list(PROTO_REFUSED[why].items())))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "kind"),
+    [
+        ("state", "LOST", pa.string()),
+        ("a_int32", 2**40, pa.int64()),
+        ("a_uint32", -1, pa.int64()),
+        ("many_int64", [1, None], pa.list_(pa.int64())),
+    ],
+)
+def test_a_row_that_does_not_fit_a_message_is_rejected_and_nothing_is_seen(
+    place: Place, registry: Registry, column: str, value: Any, kind: pa.DataType
+) -> None:
+    topic = place.topic()
+    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    with pytest.raises(RowRejected, match=column):
+        life.write(0, pa.table({column: pa.array([value], kind)}))
+    assert place.messages(topic) == []
+
+
+def test_a_message_that_nobody_described_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="not where it is described"):
+        ep.protobuf("shop.Order", registry="http://127.0.0.1:1")
+    described = tmp_path / "shop.pb"
+    described.write_bytes(_descriptors())
+    with pytest.raises(Misconfigured, match="have no message"):
+        ep.protobuf("shop.Nothing", registry="http://127.0.0.1:1", descriptors=described)
+    with pytest.raises(Misconfigured, match="no generated message class"):
+        ep.protobuf(dict, registry="http://127.0.0.1:1")
