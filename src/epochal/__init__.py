@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.http import Http
     from epochal.sinks.iceberg import Iceberg
-    from epochal.sinks.kafka import Kafka, json
+    from epochal.sinks.kafka import Kafka, avro, json, protobuf
     from epochal.sinks.memory import Memory
     from epochal.sinks.mysql import MySQL
     from epochal.sinks.oracle import Oracle
@@ -64,9 +64,11 @@ _HOMES = {
     "Session": "epochal.session",
     "TryAgain": "epochal.errors",
     "Unsettled": "epochal.errors",
+    "avro": "epochal.sinks.kafka",
     "env": "epochal.sinks.secrets",
     "json": "epochal.sinks.kafka",
     "file": "epochal.sinks.secrets",
+    "protobuf": "epochal.sinks.kafka",
     "read_epochs": "epochal.sinks.files",
 }
 
@@ -94,9 +96,11 @@ __all__ = [
     "Session",
     "TryAgain",
     "Unsettled",
+    "avro",
     "env",
     "file",
     "json",
+    "protobuf",
     "read_epochs",
 ]
 
