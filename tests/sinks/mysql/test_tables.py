@@ -9,7 +9,7 @@ import pytest
 
 import epochal as ep
 from epochal.errors import Misconfigured, TryAgain
-from epochal.sinks.mysql import MySQL
+from epochal.sinks.mysql import MySQL, connecting
 from epochal.terms import EpochNumber
 
 SECRET = "hunter2-s3cret"
@@ -164,6 +164,16 @@ def test_passwords_come_from_wherever_they_are_kept(orders, some, tmp_path, monk
         orders.life(url=orders.url(user="etl"), password=f"not {SECRET}").start(some(1))
     assert SECRET not in str(told.value)
     assert len(orders.rows()) == 3
+
+
+def test_a_server_that_asks_for_a_file_gets_none(orders, tmp_path):
+    private = tmp_path / "private"
+    private.write_text("1\tsecret\n")
+    link = connecting.connect(orders.sink().server)
+    with link.cursor() as cursor, pytest.raises(RuntimeError, match="local_infile option is false"):
+        cursor.execute(f"LOAD DATA LOCAL INFILE '{private}' INTO TABLE {orders.schema}.orders")
+    connecting.close(link)
+    assert orders.rows() == []
 
 
 def test_what_can_not_be_reached_is_told_at_once(orders, some):

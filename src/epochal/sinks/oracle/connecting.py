@@ -134,7 +134,10 @@ class OracleSession:
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
         """DML waits for a row as long as it takes: the time of the call is what can be limited."""
-        limit_s = self._server.statement_timeout_s if seconds is None else seconds
+        server = self._server
+        limit_s = (
+            server.statement_timeout_s if seconds is None else min(seconds, server.lock_timeout_s)
+        )
         self._connection.call_timeout = round(limit_s * 1000)
 
     def commit(self) -> None:
