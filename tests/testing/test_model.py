@@ -144,7 +144,7 @@ def test_aborting_what_a_decision_names_loses_rows(monkeypatch):
 
 
 def test_losers_that_nobody_aborts_stay(monkeypatch):
-    monkeypatch.setattr(sweeping, "_abort", lambda committer, judged, state: None)
+    monkeypatch.setattr(sweeping, "abort_judged", lambda committer, judged, state: None)
     objects("I5", "attempts")
 
 
