@@ -11,6 +11,11 @@ import pytest
 from kafka_place import Place, some
 
 from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
+from epochal.kafka.cluster import Controller
+from epochal.kafka.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.kafka import json as as_json
 from epochal.terms import EpochNumber
@@ -114,6 +119,22 @@ def test_a_partition_that_is_not_there_rejects_its_row(place: Place) -> None:
     rows = pa.table({"v": ["x"], "p": pa.array([5], pa.int32())})
     with pytest.raises(RowRejected, match="partition 5"):
         life.prepare(0, rows)
+
+
+def test_partitions_that_are_added_are_used_by_all_tasks_of_an_epoch(place: Place) -> None:
+    topic = place.topic(partitions=1)
+    life = place.life(topic, key="id")
+    life.write(0, some(*range(20)))
+    wanted = CreatePartitionsTopic(name=topic, count=4, assignments=None)
+    request = CreatePartitionsRequest(topics=[wanted], timeout_ms=20_000)
+    (made,) = place.client.ask(request, Controller()).results
+    assert made.error_code == 0
+    life.write(1, some(*range(20, 40)))
+    assert {message.partition() for message in place.messages(topic)} == {0}
+    life.committer._asked_s = float("-inf")
+    life.write(2, some(*range(40, 80)), some(*range(80, 120)))
+    assert {message.partition() for message in place.messages(topic)} == {0, 1, 2, 3}
+    assert place.ids(topic) == list(range(120))
 
 
 def checked(life, rows: pa.Table) -> None:

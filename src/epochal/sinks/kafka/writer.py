@@ -154,6 +154,10 @@ class KafkaWriter:
         if self._sending is not None:
             return self._sending
         self._client = borrow(self._sink.server)
+        known = self._client.await_topic(self._sink.topic)
+        if known.partition_count < self._handout.partitions:
+            # A client that is kept in its process has not seen the partitions that were added.
+            self._client.forget(Leader(self._sink.topic, 0))
         is_v2 = self._handout.is_v2 and self._client.transaction_version() >= 2
         name, (producer_id, producer_epoch) = self._producer(self._client)
         self._open = Open(
