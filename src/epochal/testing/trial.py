@@ -36,7 +36,7 @@ from epochal.testing.elsewhere import READY, Errand
 UID = Uid("aaaabbbbcccc")
 OTHER_UID = Uid("ddddeeeeffff")
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
-_ELSEWHERE_S = 60.0
+_ELSEWHERE_S = 180.0
 
 
 @dataclass(kw_only=True)
