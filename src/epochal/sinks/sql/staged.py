@@ -335,7 +335,13 @@ class StagedCommitter(Committing):
         def drop(session: Session) -> bool:
             there = self._dialect.present(session, self._sink.meta, tables)
             if there:
-                self._dialect.drop(session, self._sink.meta, sorted(there))
+                # A task that still writes to it is asked after later, not waited for.
+                session.wait_for_locks(_CLAIM_WAIT_S)
+                try:
+                    self._dialect.drop(session, self._sink.meta, sorted(there))
+                finally:
+                    with suppress(*self._dialect.errors):
+                        session.wait_for_locks()
             return True
 
         def drop_or_end_the_holder() -> None:
