@@ -53,7 +53,7 @@ def _connect() -> Any:
         sys.path.insert(0, str(folder))
     import spark_victim  # type: ignore[import-not-found]  # noqa: PLC0415  found by the line above
 
-    builder = local_builder("bench", threads=2).config("spark.jars", spark_victim.jars())
+    builder = local_builder("bench", threads=2).config("spark.jars", spark_victim.spark_jars())
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -90,7 +90,9 @@ def _sparks(options: Mapping[str, Any]) -> Callable[..., Any]:
 def _rows_per_s(spark: Any, source: Path, bootstrap: str, start: Callable[..., Any]) -> float:
     topic = new_topic(bootstrap)
     schema = spark.read.parquet(str(source)).schema
-    with tempfile.TemporaryDirectory() as checkpoint, stopwatch() as seconds:
+    # The last word of a pipeline may be written while the folder is being removed.
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with folder as checkpoint, stopwatch() as seconds:
         stream = spark.readStream.schema(schema).parquet(str(source))
         start(stream, bootstrap, topic, checkpoint).awaitTermination()
         elapsed_s = seconds()
