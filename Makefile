@@ -19,7 +19,7 @@ format: ## put the code into its format, and fix what ruff can
 	$(RUN) python tools/check.py --fix
 
 test: ## run the tests (ARGS="-k name")
-	$(RUN) pytest tests $(ARGS)
+	$(RUN) pytest tests --numprocesses 3 --dist loadfile $(ARGS)
 
 demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 	$(RUN) epochal demo $(ARGS)
@@ -27,7 +27,7 @@ demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 bench: ## measure (ONLY=name)
 	$(RUN) python -m bench $(ONLY)
 
-docs: ## generate the reference pages and check the links
+docs: ## generate the reference pages, check the links, build the site into build/site
 	$(RUN) python tools/docs.py $(ARGS)
 
 sim: ## simulate crashes at random (SEEDS=100000)

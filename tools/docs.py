@@ -1,7 +1,7 @@
 """
-Write the pages that are generated from the code, and check that links within docs/ lead somewhere.
+Write the pages that are generated from the code, check that links lead somewhere, build the site.
 
-    python tools/docs.py            write
+    python tools/docs.py            write the pages, then the site into build/site
     python tools/docs.py --check    write nothing, fail where a page is out of date
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 from typer.main import get_command
 
+import docs_sinks
 from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
 from epochal.contract import Limits
@@ -28,6 +31,7 @@ from epochal.terms import Outcome
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+TROUBLE = ROOT / "docs" / "troubleshooting"
 _MADE = "<!-- made by `make docs` from the code: edit there -->"
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
@@ -58,8 +62,8 @@ def invariants_page() -> str:
 
 def errors_page() -> str:
     rows = [
-        f"| `{kind.__name__}` | `{kind.code}` | {_next_step(kind)} | {kind.exit_code} "
-        f"| {_first_line(kind)} |"
+        f"| [`{kind.__name__}`](../troubleshooting/{kind.code}.md) | `{kind.code}` "
+        f"| {_next_step(kind)} | {kind.exit_code} | {_first_line(kind)} |"
         for kind in _errors(EpochalError)
     ]
     return _page(
@@ -135,6 +139,22 @@ def commands_page() -> str:
     return _page("Commands", *(part for part in parts if part))
 
 
+def options_page() -> str:
+    return _page("Options of every sink", *docs_sinks.options())
+
+
+def keys_page() -> str:
+    return _page("Keys of a pipeline's file", *docs_sinks.keys())
+
+
+def rights_page() -> str:
+    return _page("Least rights", *docs_sinks.rights())
+
+
+def tested_page() -> str:
+    return _page("What was tested with what", *docs_sinks.tested())
+
+
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     inner: Mapping[str, Any] = getattr(command, "commands", {})
     if not inner:
@@ -148,9 +168,13 @@ PAGES = {
     "commands.md": commands_page,
     "epoch.md": epoch_page,
     "errors.md": errors_page,
+    "grants.md": rights_page,
     "invariants.md": invariants_page,
     "limits.md": limits_page,
     "metrics.md": metrics_page,
+    "options.md": options_page,
+    "tested.md": tested_page,
+    "yaml.md": keys_page,
 }
 
 
@@ -188,6 +212,18 @@ def _stale() -> list[str]:
     ]
 
 
+def _untold_errors() -> list[str]:
+    """Codes without a page that says what to do, or whose page says another exit code."""
+    untold = []
+    for kind in _errors(EpochalError):
+        page = TROUBLE / f"{kind.code}.md"
+        text = page.read_text() if page.exists() else ""
+        facts = (f"# `{kind.code}`", f"`{kind.__name__}`", f"exit code {kind.exit_code}")
+        if not all(fact in text for fact in facts):
+            untold.append(f"{page.relative_to(ROOT)}: {', '.join(facts)}")
+    return untold
+
+
 def _dead_links() -> list[str]:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return [
@@ -198,17 +234,30 @@ def _dead_links() -> list[str]:
     ]
 
 
+def _build_site() -> int:
+    """As files in build/site; every warning is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
+    # The theme advertises another generator at every build.
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
 def main() -> int:
-    if "--check" not in sys.argv:
+    is_check = "--check" in sys.argv
+    if not is_check:
         REFERENCE.mkdir(parents=True, exist_ok=True)
         for name, make in PAGES.items():
             (REFERENCE / name).write_text(make())
-    stale, dead = _stale(), _dead_links()
+    stale, dead, untold = _stale(), _dead_links(), _untold_errors()
     for name in stale:
         print(f"docs/reference/{name} is out of date: run `make docs`", file=sys.stderr)
     for link in dead:
         print(f"dead link: {link}", file=sys.stderr)
-    return 1 if stale or dead else 0
+    for page in untold:
+        print(f"an error without its page: {page}", file=sys.stderr)
+    if stale or dead or untold:
+        return 1
+    return 0 if is_check else _build_site()
 
 
 if __name__ == "__main__":

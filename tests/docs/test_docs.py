@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,13 +16,53 @@ import pytest
 
 import docs
 import epochal
+from epochal.assembly.pipelines import file_at
+from epochal.cli import application
 
 ROOT = Path(__file__).parent.parent.parent
+PAGES = [
+    str(page.relative_to(ROOT))
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+]
+CLI = application()
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_CODE = re.compile(r"```\w*\n.*?```|`[^`\n]+`", re.DOTALL)
+_COMMAND = re.compile(
+    r"(?<![\w./-])(?<!import )epochal (?:--debug )?([a-z][a-z-]+)(?: ([a-z][a-z-]+))?([^`]*)"
+)
 
 
 def examples(page: str) -> list[str]:
     return _PYTHON.findall((ROOT / page).read_text())
+
+
+def unknown_options(code: str) -> list[str]:
+    """Keyword arguments of public names that they don't take."""
+    return [
+        f"ep.{call.func.attr}({word.arg}=)"
+        for call in ast.walk(ast.parse(code))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "ep"
+        for word in call.keywords
+        if word.arg not in inspect.signature(getattr(epochal, call.func.attr)).parameters
+    ]
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Verbs and options of the command line that stand in code and don't exist."""
+    known = {" ".join(words): one for words, one in docs._commands(docs.get_command(CLI), ())}
+    unknown = []
+    for line in itertools.chain.from_iterable(code.splitlines() for code in _CODE.findall(text)):
+        for verb, inner, rest in _COMMAND.findall(line):
+            command = known.get(f"{verb} {inner}") or known.get(verb)
+            if command is None and not any(name.startswith(f"{verb} ") for name in known):
+                unknown.append(verb)
+            elif command is not None:
+                options = {name for one in command.params for name in one.opts}
+                given = re.findall(r"(?<![\w-])--[a-z-]+", f"{inner} {rest}".partition("#")[0])
+                unknown += [f"{verb} {name}" for name in given if name not in options]
+    return unknown
 
 
 def test_generated_pages_are_as_the_code_makes_them():
@@ -32,6 +76,61 @@ def test_a_stale_page_is_noticed(monkeypatch):
 
 def test_links_lead_somewhere():
     assert docs._dead_links() == []
+
+
+def test_every_error_has_a_page_that_says_what_to_do():
+    assert docs._untold_errors() == []
+
+
+def test_an_error_without_its_page_is_noticed(tmp_path, monkeypatch):
+    shutil.copytree(docs.TROUBLE, tmp_path / "trouble")
+    (tmp_path / "trouble" / "fenced.md").write_text("# `fenced`\n\n`Fenced`, exit code 1.")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "TROUBLE", tmp_path / "trouble")
+    assert [told.partition(":")[0] for told in docs._untold_errors()] == ["trouble/fenced.md"]
+
+
+def test_the_site_is_built_without_a_warning():
+    assert docs._build_site() == 0
+    assert (ROOT / "build" / "site" / "reference" / "options.html").exists()
+
+
+def test_a_page_that_is_not_in_the_site_is_noticed(tmp_path, monkeypatch, capfd):
+    settings = (ROOT / "mkdocs.yml").read_text().partition("nav:\n  -")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"{settings}nav:\n  - index.md\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# One\n")
+    (tmp_path / "docs" / "lost.md").write_text("# Two\n")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    assert docs._build_site() != 0
+    assert "lost.md" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_name_options_that_are_there(page):
+    assert [told for code in examples(page) for told in unknown_options(code)] == []
+
+
+def test_an_option_that_is_not_there_is_noticed():
+    assert unknown_options("ep.Files('out', formatt='csv')") == ["ep.Files(formatt=)"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_told_exist(page):
+    assert unknown_commands((ROOT / page).read_text()) == []
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    assert unknown_commands("`epochal give-up chk`") == ["give-up"]
+    assert unknown_commands("`epochal recover jobs:p --force`") == ["recover --force"]
+
+
+def test_the_file_of_the_yaml_guide_has_no_mistake(tmp_path):
+    guide = (ROOT / "docs" / "guides" / "yaml.md").read_text()
+    file = tmp_path / "orders.yaml"
+    file.write_text(re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)[0])
+    declared = file_at(file)
+    assert [sink.name for sink in declared.sinks] == ["orders", "big"]
 
 
 def test_importing_the_package_needs_neither_spark_nor_a_driver():

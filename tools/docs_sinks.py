@@ -1,0 +1,297 @@
+"""What `tools/docs.py` tells of sinks and pipeline files: options, keys, rights, versions."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import epochal as ep
+from compat import MINORS
+from epochal.assembly.vocabulary import SINKS, SYNONYMS, WORDS, vocabulary
+from epochal.config import PipelineFile, json_schema
+from epochal.config.shapes import Shape, named, shape_of
+from epochal.contract import Limits
+from epochal.sinks.declaration import Declaration
+from epochal.sinks.secrets import EnvironmentSecret, FileSecret, HeldSecret
+
+ROOT = Path(__file__).parent.parent
+_COMMON = tuple(one.name for one in dataclasses.fields(Declaration))
+_GUIDES = {"memory": ""}
+"""Where a sink's guide is not called as its kind is."""
+_NAMED: Mapping[Any, str] = {
+    Callable: "function",
+    EnvironmentSecret: "secret",
+    FileSecret: "secret",
+    HeldSecret: "secret",
+    Limits: "[limits](limits.md)",
+    PathLike: "path",
+}
+"""Types that only Python can say, in words."""
+
+
+def options() -> Iterator[str]:
+    """Every option of every sink, from the dataclasses that declare them."""
+    told = _described_sinks()
+    yield (
+        "Keyword arguments in Python, keys below `sinks:` in a [pipeline's file](yaml.md), text in "
+        '`.option("…", "…")` of the data source. What has no default must be given.'
+    )
+    yield "## All sinks"
+    yield _table(Declaration, told["memory"], _COMMON)
+    for kind, make in vocabulary().sinks.items():
+        sink_class = make()
+        guide = _GUIDES.get(kind, f"See [the guide](../guides/{kind}.md).")
+        names = [one.name for one in _given(sink_class) if one.name not in _COMMON]
+        yield f"## {sink_class.__name__}"
+        yield f"`kind: {kind}` in YAML. {guide}".strip()
+        yield _table(sink_class, told[kind], names)
+
+
+def keys() -> Iterator[str]:
+    """What a pipeline's file may say, from the dataclasses that it is read into."""
+    schema = json_schema(vocabulary())
+    yield (
+        "What a file for `epochal run` may say; `epochal validate --schema` prints the same as a "
+        "JSON schema. How such a file is written: [pipelines in YAML](../guides/yaml.md)."
+    )
+    yield _table(PipelineFile, schema["properties"], [one.name for one in _given(PipelineFile)])
+    for key, part in _parts():
+        inner = _properties(schema["properties"][key])
+        yield f"## {key}"
+        yield " ".join((part.__doc__ or "").split())
+        yield _table(part, inner, [one.name for one in _given(part)])
+    yield "## sinks"
+    yield (
+        f"`kind:` is one of {_words(SINKS)}; the other keys are that sink's "
+        "[options](options.md). A value that plain YAML can't say is a word with what it is told, "
+        f"as in `password: {{env: PGPASSWORD}}`: {_words([*WORDS, 'python'])}."
+    )
+    yield "Other names for the same options, as other database connectors have them:"
+    yield _rows(("key", "is"), [(f"`{other}`", f"`{ours}`") for other, ours in SYNONYMS.items()])
+
+
+def rights() -> Iterator[str]:
+    """The least that each target must grant: what `grants()` of an example prints."""
+    yield (
+        "Printed by the sinks themselves: `epochal grants PIPELINE` does it for a pipeline of "
+        "yours, `grants()` on a declared sink for that one. What it prints depends on mode, "
+        "strategy, columns and names; these are examples."
+    )
+    for title, sink in _examples().items():
+        found = sink.grants()
+        text = found if isinstance(found, str) else "\n".join(found)
+        yield f"## {title}"
+        yield f"```\n{text}\n```"
+    yield "## The others"
+    yield _rows(
+        ("sink", "needs"),
+        [
+            ("Files in a folder", "read, write and remove below the folder, for driver and tasks"),
+            ("Files in Google's or Azure's stores", "list, get, put and delete below the path"),
+            ("Delta", "read, write, list and delete below the table's folder"),
+            (
+                "Iceberg",
+                "load and commit the one table at the catalog; read, write, list and delete at its "
+                "location; no right to create or drop tables",
+            ),
+            ("Http", "what its requests need; with a spool list, get, put and delete there"),
+            ("Callback", "list, get, put and delete in the spool"),
+            ("the checkpoint and the epoch log in it", "list, get, put and delete"),
+        ],
+    )
+
+
+def tested() -> Iterator[str]:
+    """Versions from the lock and from the servers that the tests start."""
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    yield (
+        "What the tests run against: real servers on loopback, most of them killed and started "
+        "again in the middle. What is not on this page has not been tried."
+    )
+    yield _rows(
+        ("", "tested", "remarks"),
+        [
+            ("Python", "3.11", "the code needs 3.11 or newer"),
+            (
+                "PySpark",
+                f"{_locked(lock, 'pyspark')}; {', '.join(MINORS)} by `make compat`",
+                "`make compat` runs a smaller suite on the newest patch of each",
+            ),
+            ("Java", "17", "17 or newer; `make setup` brings 21 where the machine has none"),
+            *_servers(),
+        ],
+    )
+    yield "## Client packages"
+    yield _rows(
+        ("package", "version in the lock"),
+        [(f"`{name}`", _locked(lock, name)) for name in _PACKAGES],
+    )
+    yield "## Not tested"
+    yield (
+        "Oracle itself and MySQL itself (see their guides: [Oracle](../guides/oracle.md), "
+        "[MySQL](../guides/mysql.md)); S3 of Amazon, Google's and Azure's storage; Glue and Hive "
+        "catalogs; managed databases; Spark on more than one machine. Spark's local mode has tasks "
+        "in processes of their own, and those are killed; networks between machines, and the file "
+        "systems that they share, are yours to try."
+    )
+
+
+_PACKAGES = (
+    "pyarrow", "obstore", "psycopg", "adbc-driver-postgresql", "pymysql", "oracledb", "boto3",
+    "pyiceberg", "deltalake", "httpx", "starlette", "uvicorn", "prometheus-client",
+    "opentelemetry-sdk",
+)  # fmt: skip
+
+
+def _servers() -> Sequence[tuple[str, str, str]]:
+    clients = "read back by librdkafka"
+    return (
+        ("PostgreSQL", "18.4 and 15", "PgBouncer 1.18 in transaction mode before it"),
+        ("MariaDB", "10.11", "stands for MySQL too, which was never run"),
+        ("Oracle", "none", f"its SQL is read by H2 {_release('h2')} in Oracle mode"),
+        ("Apache Kafka", _release("kafka"), f"one broker and three; {clients}"),
+        ("the embedded broker", "this release", "Java clients 3.9 and 4.x, librdkafka, aiokafka"),
+        ("S3", f"s3proxy {_release('s3')}", "a proxy adds lifecycle rules, encryption and faults"),
+        ("Iceberg's REST catalog", _release("iceberg"), "SQL catalogs in SQLite and PostgreSQL"),
+        ("Delta", "delta-rs, as below", "read back by Spark 4.2 with delta-spark 4.4.0 too"),
+    )
+
+
+def _release(server: str) -> str:
+    """The version that a server's fixture names; from its text, as it is not to be started."""
+    tree = ast.parse((ROOT / "tests" / "servers" / f"{server}.py").read_text(encoding="utf-8"))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "RELEASE":
+            return str(ast.literal_eval(statement.value))
+    raise LookupError(f"tests/servers/{server}.py names no RELEASE")
+
+
+def _locked(lock: str, name: str) -> str:
+    found = re.search(rf"^{re.escape(name)}==(\S+)", lock, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"requirements.lock has no {name}")
+    return found[1]
+
+
+def _examples() -> dict[str, Any]:
+    keyed: dict[str, Any] = {"mode": "upsert", "keys": ["id"]}
+    postgres, mysql = "postgresql://etl@db/shop", "mysql://etl@db/shop"
+    return {
+        "PostgreSQL, append": ep.Postgres(postgres, table="public.orders"),
+        "PostgreSQL, upsert of named columns": ep.Postgres(
+            postgres, table="public.orders", columns=["id", "name"], **keyed
+        ),
+        "MySQL and MariaDB, append": ep.MySQL(mysql, table="orders"),
+        "MySQL and MariaDB, upsert": ep.MySQL(mysql, table="orders", **keyed),
+        "MySQL and MariaDB, XA": ep.MySQL(mysql, table="orders", strategy="prepared"),
+        "Oracle, in the user's own schema": ep.Oracle("oracle://etl@db:1521/shop", table="orders"),
+        "Kafka": ep.Kafka("b1:9092", topic="orders.v1", username="etl", password="-"),  # noqa: S106
+        "Files on S3": ep.Files("s3://lake/orders"),
+    }
+
+
+# From dataclasses to tables
+
+
+def _given(kind: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [one for one in dataclasses.fields(kind) if one.init]
+
+
+def _described_sinks() -> dict[str, Mapping[str, Any]]:
+    schema = json_schema(vocabulary())["$defs"]["sink"]
+    return {
+        one["if"]["properties"]["kind"]["const"]: one["then"]["properties"]
+        for one in schema["allOf"]
+    }
+
+
+def _parts() -> Iterator[tuple[str, type[Any]]]:
+    """The keys that are mappings with keys of their own; of limits there is a page."""
+    for name, hint in typing.get_type_hints(PipelineFile).items():
+        inside = [hint, *get_args(hint)]
+        part = next((one for one in inside if dataclasses.is_dataclass(one)), None)
+        if part is not None and part is not Limits and name != "sources":
+            yield name, typing.cast("type[Any]", part)
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    """Those of the object that a schema, or one of its alternatives, describes."""
+    if isinstance(schema, Mapping):
+        if "properties" in schema:
+            return typing.cast("Mapping[str, Any]", schema["properties"])
+        inner = [schema.get("items"), *schema.get("anyOf", ())]
+        return next((found for one in inner if (found := _properties(one))), {})
+    return {}
+
+
+def _table(kind: type[Any], told: Mapping[str, Any], names: Sequence[str]) -> str:
+    hints = typing.get_type_hints(kind)
+    fields = {one.name: one for one in dataclasses.fields(kind)}
+    return _rows(
+        ("", "is", "default", ""),
+        [
+            (
+                f"`{name}`",
+                _type(hints[name]),
+                _default(fields[name]),
+                _escaped(told.get(name, {}).get("description", "")),
+            )
+            for name in names
+        ],
+    )
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _words(words: Any) -> str:
+    return ", ".join(f"`{word}`" for word in sorted(words))
+
+
+def _type(hint: Any) -> str:
+    """A type in words for people; what may also be None is simply not required."""
+    if isinstance(hint, typing.NewType):
+        return _type(hint.__supertype__)
+    shape = shape_of(hint)
+    if shape is Shape.UNION:
+        kinds = [_type(one) for one in get_args(hint) if one is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    if shape is Shape.CHOICE:
+        return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    if shape is Shape.LIST:
+        return f"list of {_type(get_args(hint)[0])}"
+    for kind, word in _NAMED.items():
+        if hint is kind or get_origin(hint) is kind:
+            return word
+    return "mapping" if shape in (Shape.MAPPING, Shape.RECORD) else named(hint)
+
+
+def _escaped(text: str) -> str:
+    """What Markdown would take for HTML, outside of code."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _default(one: dataclasses.Field[Any]) -> str:
+    if one.default_factory is not dataclasses.MISSING:
+        made = one.default_factory()
+        return '`json("*")`' if made else ""
+    value = one.default
+    if value is dataclasses.MISSING:
+        return "**required**"
+    if value is None or value in ("", ()):
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20:
+        return f"`{value >> 20} MiB`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "" if dataclasses.is_dataclass(value) else f"`{value}`"
