@@ -32,4 +32,6 @@ def pipeline_of(file: PipelineFile, gates: Iterable[Gate] = ()) -> Pipeline:
         log=file.log,
         checkpoint=file.checkpoint,
         fingerprint=file.fingerprint,
+        metrics_port=file.metrics.port,
+        metrics_host=file.metrics.host,
     )

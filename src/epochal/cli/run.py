@@ -16,9 +16,10 @@ import typer
 from epochal.assembly.frames import gates_of, session_of, stream_of
 from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.cli.progress import progress_of
-from epochal.config.file import PipelineFile, TriggerPart
+from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
 from epochal.errors import EpochalError
 from epochal.spark.pipeline import Pipeline
+from epochal.telemetry.switchboard import push_otlp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,16 +61,28 @@ def run(
         if check:
             sys.stdout.write(f"{pipeline.check(stream)}\n")
             return
-        query = pipeline.start(
-            stream,
-            checkpoint=declared.checkpoint,
-            run=declared.run,
-            output_mode=declared.output_mode,
-            **_trigger(declared),
-        )
-        _follow(query, pipeline, quiet=quiet)
+        with _pushing(declared.metrics):
+            query = pipeline.start(
+                stream,
+                checkpoint=declared.checkpoint,
+                run=declared.run,
+                output_mode=declared.output_mode,
+                **_trigger(declared),
+            )
+            _follow(query, pipeline, quiet=quiet)
     finally:
         _leave(spark)
+
+
+@contextmanager
+def _pushing(metrics: MetricsPart) -> Iterator[None]:
+    """Switched on before the pipeline starts; what is left to push goes at the end."""
+    push = push_otlp() if metrics.otlp else None
+    try:
+        yield
+    finally:
+        if push is not None:
+            push.close()
 
 
 def _leave(spark: SparkSession) -> None:

@@ -574,8 +574,8 @@ class Coordinator:
             raise Unsettled(
                 f"epoch {epoch} is decided, and {', '.join(gone)} threw away the refused rows that "
                 "were prepared there: no replay brings them back",
-                "bring them to the target by hand, from the source; then `epochal give-up` says "
-                "where they are",
+                "bring them to the target by hand, from the source; then `epochal resolve give-up` "
+                "says where they are",
             )
 
     def _at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:

@@ -161,7 +161,7 @@ def test_rows_that_are_refused_for_good_stop_the_query_with_the_way_out(service,
     service.answers = lambda request, body: 422 if json.loads(body)["id"] == 2 else None
     with pytest.raises(RowRejected, match=r"-e0-p0-c2: POST .* answered 422") as told:
         trial.commit(0, *receipts)
-    assert "epochal give-up" in told.value.hint
+    assert "epochal resolve give-up" in told.value.hint
     assert trial.committer().newest() == []
     service.answers = lambda request, body: None
     trial.commit(0, *receipts)

@@ -187,7 +187,7 @@ class KeyedDelivery:
                 raise RowRejected(
                     f"{key}: {error.message}",
                     "nothing was lost: mend the service and start again; or keep such rows aside "
-                    'with on_reject="keep"; or, for this epoch, `epochal give-up`',
+                    'with on_reject="keep"; or, for this epoch, `epochal resolve give-up`',
                 ) from error
             rejected.keep(call, key, error)
 

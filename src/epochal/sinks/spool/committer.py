@@ -152,7 +152,7 @@ class SpoolCommitter:
         return InvariantBroken(
             f"epoch {epoch}: the spool {self._spool.place.told} no longer holds {list(lost)}, and "
             "their delivery had begun",
-            "put the files back; or, once the rows are brought by hand, `epochal give-up`",
+            "put the files back; or, once the rows are brought by hand, `epochal resolve give-up`",
         )
 
     def _lost(self, receipts: Sequence[Receipt]) -> tuple[str, ...]:
