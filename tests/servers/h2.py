@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import subprocess
 import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from servers.programs import jdk_java, program
+from servers.maven import ROOT, artifact
+from servers.programs import jdk_java
 
 RELEASE = "2.3.232"
-ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAM = ROOT / "tests" / "sinks" / "oracle" / "java" / "H2.java"
 
 
@@ -26,25 +25,7 @@ class H2Error(Exception):
 
 
 def jar() -> Path:
-    """H2's jar, fetched through Maven at the first call."""
-    home = ROOT / ".cache" / "h2"
-    home.mkdir(parents=True, exist_ok=True)
-    found = home / f"h2-{RELEASE}.jar"
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            words = [f"-Dartifact=com.h2database:h2:{RELEASE}", f"-DoutputDirectory={home}"]
-            ran = subprocess.run(
-                [program("mvn", "maven"), "-q", "-B", "dependency:copy", *words],
-                cwd=home,
-                capture_output=True,
-                text=True,
-                timeout=600,
-                check=False,
-            )
-            if ran.returncode:
-                raise RuntimeError(f"Maven could not fetch H2 {RELEASE}:\n{ran.stdout}{ran.stderr}")
-    return found
+    return artifact("h2", f"com.h2database:h2:{RELEASE}")
 
 
 class H2Server:

@@ -9,7 +9,6 @@ tests that ask for it, with the reason.
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import subprocess
 import tempfile
@@ -19,59 +18,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from servers.maven import dependencies
 from servers.ports import free_port
-from servers.programs import jdk_java, program
+from servers.programs import jdk_java
 
 RELEASE = "1.10.0"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "tests" / "sinks" / "iceberg" / "java" / "Rest.java"
 _READY_WITHIN_S = 120.0
 _ARTIFACTS = (
-    ("org.apache.iceberg", "iceberg-core", RELEASE, ""),
-    ("org.apache.iceberg", "iceberg-core", RELEASE, "tests"),
-    ("org.eclipse.jetty", "jetty-servlet", "11.0.25", ""),
-    ("org.xerial", "sqlite-jdbc", "3.50.3.0", ""),
-    ("org.apache.hadoop", "hadoop-client-api", "3.4.1", ""),
-    ("org.apache.hadoop", "hadoop-client-runtime", "3.4.1", ""),
-    ("commons-logging", "commons-logging", "1.3.5", ""),
+    f"org.apache.iceberg:iceberg-core:{RELEASE}",
+    f"org.apache.iceberg:iceberg-core:{RELEASE}:tests",
+    "org.eclipse.jetty:jetty-servlet:11.0.25",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+    "org.apache.hadoop:hadoop-client-api:3.4.1",
+    "org.apache.hadoop:hadoop-client-runtime:3.4.1",
+    "commons-logging:commons-logging:1.3.5",
 )
 
 
 def jars() -> Path:
-    """The folder with the server's jars, fetched through Maven at the first call."""
-    home = ROOT / ".cache" / f"iceberg-rest-{RELEASE}"
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "complete").exists():
-            _fetch(home)
-            (home / "complete").touch()
-    return home / "jars"
-
-
-def _fetch(home: Path) -> None:
-    wanted = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
-        f"<version>{version}</version>"
-        f"{f'<classifier>{classifier}</classifier>' if classifier else ''}</dependency>"
-        for group, name, version, classifier in _ARTIFACTS
-    )
-    (home / "pom.xml").write_text(
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>tests</groupId><artifactId>rest</artifactId><version>1</version>"
-        f"<dependencies>{wanted}</dependencies></project>"
-    )
-    command = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-    ran = subprocess.run(
-        [program("mvn", "maven"), "-q", "-B", *command, f"-DoutputDirectory={home / 'jars'}"],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if ran.returncode:
-        raise RuntimeError(f"Maven could not fetch Iceberg {RELEASE}:\n{ran.stdout}{ran.stderr}")
+    """The folder with the server's jars."""
+    return dependencies(f"iceberg-rest-{RELEASE}", *_ARTIFACTS)
 
 
 class RestCatalog:

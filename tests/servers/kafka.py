@@ -6,7 +6,6 @@ can't be had fails the tests that ask for it, with the reason: a skipped proof i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -18,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from servers.maven import dependencies
 from servers.ports import free_port
 from servers.programs import jdk_java, program
 
 RELEASE = "4.3.1"
-ROOT = Path(__file__).resolve().parent.parent.parent
 USERS = {"alice": "alice-secret", "bob": "bob-secret"}
 """Known to PLAIN and to both SCRAM mechanisms."""
 _LISTENERS = {
@@ -34,21 +33,6 @@ _LISTENERS = {
     "CONTROLLER": "PLAINTEXT",
 }
 _READY_WITHIN_S = 180.0
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>epochal.tests</groupId><artifactId>kafka</artifactId><version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-      <version>{release}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId>
-      <version>2.25.4</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 _LOGGING = """Configuration:
   status: error
   Appenders:
@@ -65,32 +49,12 @@ _LOGGING = """Configuration:
 
 
 def jars(release: str = RELEASE) -> Path:
-    """The folder with the broker's jars, fetched through Maven at the first call."""
-    home = ROOT / ".cache" / f"kafka-{release}"
-    home.mkdir(parents=True, exist_ok=True)
-    done = home / "complete"
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            _fetch(home, release)
-            done.touch()
-    return home / "jars"
-
-
-def _fetch(home: Path, release: str) -> None:
-    (home / "pom.xml").write_text(_POM.format(release=release))
-    maven = program("mvn", "maven")
-    command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-    ran = subprocess.run(
-        [*command, f"-DoutputDirectory={home / 'jars'}"],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    """The folder with the broker's jars."""
+    return dependencies(
+        f"kafka-{release}",
+        f"org.apache.kafka:kafka_2.13:{release}",
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
     )
-    if ran.returncode:
-        raise RuntimeError(f"Maven could not fetch Kafka {release}:\n{ran.stdout}{ran.stderr}")
 
 
 def run_java(source: Path, *arguments: str, stdin: str = "") -> str:

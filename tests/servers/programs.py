@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
+
+_LEAN = ("--no-install-recommends",)
 
 
 class NoProgram(RuntimeError):
@@ -33,7 +37,9 @@ def jdk_java() -> str:
 def _install(name: str, package: str) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise NoProgram(f"`{name}` is not on the path: install it (Debian's package: {package})")
-    for words in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", package]):
-        ran = subprocess.run(["apt-get", *words], capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise NoProgram(f"apt-get {' '.join(words)} failed: {ran.stderr[-500:]}")
+    with (Path(tempfile.gettempdir()) / "epochal-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, apt in one
+        for words in (["update", "-q"], ["install", "-q", "-y", *_LEAN, package]):
+            ran = subprocess.run(["apt-get", *words], capture_output=True, text=True, check=False)
+            if ran.returncode:
+                raise NoProgram(f"apt-get {' '.join(words)} failed: {ran.stderr[-500:]}")

@@ -9,7 +9,6 @@ fails the tests that ask for it, with the reason.
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import subprocess
 import tempfile
@@ -23,11 +22,11 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from servers.maven import artifact
 from servers.ports import free_port
 from servers.programs import program
 
 RELEASE = "4.1.0"
-ROOT = Path(__file__).resolve().parent.parent.parent
 ACCESS_KEY = "somebody"
 SECRET = "hunter2hunter2"
 _READY_WITHIN_S = 60.0
@@ -41,31 +40,7 @@ jclouds.filesystem.basedir={folder}
 
 
 def jar() -> Path:
-    """The server's jar, fetched through Maven at the first call."""
-    home = ROOT / ".cache" / f"s3proxy-{RELEASE}"
-    home.mkdir(parents=True, exist_ok=True)
-    name = f"s3proxy-{RELEASE}-jar-with-dependencies.jar"
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "complete").exists():
-            _fetch(home)
-            (home / "complete").touch()
-    return home / "jars" / name
-
-
-def _fetch(home: Path) -> None:
-    artifact = f"org.gaul:s3proxy:{RELEASE}:jar:jar-with-dependencies"
-    copy = [f"-Dartifact={artifact}", f"-DoutputDirectory={home / 'jars'}"]
-    ran = subprocess.run(
-        [program("mvn", "maven"), "-q", "-B", "dependency:copy", *copy],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if ran.returncode:
-        raise RuntimeError(f"Maven could not fetch s3proxy {RELEASE}:\n{ran.stdout}{ran.stderr}")
+    return artifact(f"s3proxy-{RELEASE}", f"org.gaul:s3proxy:{RELEASE}:jar:jar-with-dependencies")
 
 
 class S3Server:

@@ -8,20 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from broker.client_jars import fetched
 from deltalake import DeltaTable
+from servers.maven import dependencies
 from sinks.delta import beside_spark
 from sinks.delta.delta_stage import leftovers, rows
 
 _RELEASE = "4.4.0"
 _JARS = (
-    ("io.delta", "delta-spark_4.2_2.13", _RELEASE),
-    ("io.delta", "delta-storage", _RELEASE),
-    ("io.delta", "delta-kernel-api", _RELEASE),
-    ("io.delta", "delta-kernel-defaults", _RELEASE),
-    ("io.delta", "delta-kernel-unitycatalog", _RELEASE),
-    ("io.unitycatalog", "unitycatalog-client", "0.6.0"),
-    ("io.unitycatalog", "unitycatalog-hadoop", "0.6.0"),
+    f"io.delta:delta-spark_4.2_2.13:{_RELEASE}",
+    f"io.delta:delta-storage:{_RELEASE}",
+    f"io.delta:delta-kernel-api:{_RELEASE}",
+    f"io.delta:delta-kernel-defaults:{_RELEASE}",
+    f"io.delta:delta-kernel-unitycatalog:{_RELEASE}",
+    "io.unitycatalog:unitycatalog-client:0.6.0",
+    "io.unitycatalog:unitycatalog-hadoop:0.6.0",
 )
 ODD = beside_spark.ODD
 
@@ -35,7 +35,7 @@ def by_text(pairs: list) -> list:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory) -> tuple[dict, Path]:
     home = tmp_path_factory.mktemp("beside")
-    jars = fetched(f"delta-spark-{_RELEASE}", _JARS)
+    jars = dependencies(f"delta-spark-{_RELEASE}", *_JARS, alone=True)
     program = [sys.executable, beside_spark.__file__, str(jars), str(home)]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,98 @@
+"""Jars for tests, from Maven, fetched at the first call into `.cache/`, one at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from servers.programs import program
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_POM = (
+    '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+    "<groupId>epochal.tests</groupId><artifactId>jars</artifactId><version>1</version>"
+    "<dependencies>{dependencies}</dependencies></project>\n"
+)
+_FETCH_MAX_S = 900
+
+
+class NoJars(Exception):
+    """Why there is nothing to prove anything with."""
+
+
+def dependencies(
+    name: str, *coordinates: str, without: tuple[str, ...] = (), alone: bool = False
+) -> Path:
+    """
+    A folder with these artifacts, `group:name:version` or `group:name:version:classifier`, and with
+    what they need but for `without` (`group:name`); or with nothing else at all.
+    """
+    excluded = ("*:*",) if alone else without
+
+    def fetch(home: Path) -> None:
+        listed = "".join(_dependency(one, excluded) for one in coordinates)
+        (home / "pom.xml").write_text(_POM.format(dependencies=listed), encoding="utf-8")
+        words = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        _maven(home, *words, f"-DoutputDirectory={home / 'jars'}")
+
+    return _once(name, fetch) / "jars"
+
+
+def artifact(name: str, coordinate: str) -> Path:
+    """One jar, `group:name:version:jar:classifier`, by itself."""
+
+    def fetch(home: Path) -> None:
+        words = [f"-Dartifact={coordinate}", f"-DoutputDirectory={home / 'jars'}"]
+        _maven(home, "dependency:copy", *words)
+
+    (jar,) = (_once(name, fetch) / "jars").glob("*.jar")
+    return jar
+
+
+def _once(name: str, fetch: Callable[[Path], None]) -> Path:
+    home = ROOT / ".cache" / name
+    home.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time():
+        if not (home / "complete").exists():
+            fetch(home)
+            (home / "complete").touch()
+    return home
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Maven's own store of jars does not like two of it at work."""
+    with (ROOT / ".cache" / "maven.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _maven(home: Path, *words: str) -> None:
+    ran = subprocess.run(
+        [program("mvn", "maven"), "-q", "-B", *words],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=_FETCH_MAX_S,
+        check=False,
+    )
+    if ran.returncode:
+        raise NoJars(f"Maven could not fetch {home.name}:\n{ran.stdout}{ran.stderr}")
+
+
+def _dependency(coordinate: str, excluded: tuple[str, ...]) -> str:
+    group, name, version, *classifier = coordinate.split(":")
+    parts = [_tag("groupId", group), _tag("artifactId", name), _tag("version", version)]
+    parts += [_tag("classifier", one) for one in classifier]
+    if excluded:
+        pairs = [one.split(":") for one in excluded]
+        each = [_tag("groupId", group) + _tag("artifactId", name) for group, name in pairs]
+        parts.append(_tag("exclusions", "".join(_tag("exclusion", one) for one in each)))
+    return _tag("dependency", "".join(parts))
+
+
+def _tag(name: str, text: str) -> str:
+    return f"<{name}>{text}</{name}>"
