@@ -21,30 +21,19 @@ for folder in (HERE.parent.parent, HERE.parent.parent / "broker"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from client_jars import fetched  # noqa: E402  found by the lines above
+from client_jars import spark_jars  # noqa: E402  found by the lines above
 
 import epochal as ep  # noqa: E402  the same
 from epochal.spark.local import local_builder  # noqa: E402
 
 SOURCE, TAKEN, GROUP = "moves", "taken", "lag-of-moves"
 ROWS_AN_EPOCH = 40
-# The token provider can't be had for Spark 4.2 yet; the one before it serves.
-_JARS = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1"),
-    ("org.apache.kafka", "kafka-clients", "3.9.2"),
-    ("org.apache.commons", "commons-pool2", "2.13.1"),
-)
-
-
-def jars() -> str:
-    return ",".join(str(path) for path in sorted(fetched("spark-kafka", _JARS).glob("*.jar")))
 
 
 def connect() -> Any:
     builder = (
         local_builder("kafka-victim", threads=2)
-        .config("spark.jars", jars())
+        .config("spark.jars", spark_jars())
         # It lives for seconds: the second compiler would cost more than it gives.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
