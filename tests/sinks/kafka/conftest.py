@@ -15,6 +15,7 @@ for folder in (HERE.parent.parent, HERE):
         sys.path.insert(0, str(folder))
 
 from kafka_place import Place, close_readers, server_at  # noqa: E402  found by the lines above
+from servers.registry import Registry, running_registry  # noqa: E402  the same
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,9 @@ def place(server: Any) -> Iterator[Place]:
     made = Place(bootstrap=server.address())
     yield made
     made.close()
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with running_registry() as running:
+        yield running

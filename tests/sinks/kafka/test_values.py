@@ -1,4 +1,4 @@
-"""Values in Avro and Protobuf: read back by the registry's own deserializers, refused early."""
+"""Values in Avro: read back by the registry's own deserializer, refused early."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import decimal
 import json
 import pickle
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from google.protobuf import descriptor_pb2, json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka_place import Place
@@ -30,7 +28,7 @@ from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.session import Session
 from epochal.sinks.kafka.values_avro import derived
 from epochal.sinks.kafka.values_avro_encoding import encoder
-from epochal.sinks.kafka.values_protobuf import message_class
+from epochal.spark.pipeline import Pipeline
 
 UTC = dt.UTC
 KINDS = {
@@ -80,12 +78,6 @@ def table(*rows: dict[str, Any]) -> pa.Table:
         for row in rows
     ]
     return pa.Table.from_pylist(told, schema=pa.schema(list(KINDS.items())))
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with running_registry() as running:
-        yield running
 
 
 def context(topic: str) -> SerializationContext:
@@ -284,6 +276,57 @@ def test_a_session_writes_avro(place: Place, registry: Registry, tmp_path: Path)
     ]
 
 
+def test_spark_hands_columns_over_and_only_its_driver_asks_the_registry(
+    place: Place, registry: Registry, spark: Any, tmp_path: Path
+) -> None:
+    topic = place.topic(partitions=2)
+    frame = (
+        spark.range(4)
+        .repartition(4)
+        .selectExpr(
+            "id",
+            "IF(id = 0, NULL, named_struct('at', TIMESTAMP'2026-01-31 09:30:00Z', 'n', array(id)))"
+            " AS home",
+            "CAST(id AS DECIMAL(20, 2)) AS m",
+        )
+    )
+    sink = place.sink(topic, value=ep.avro("*", registry=registry.url), name="avro")
+    Pipeline("avro", [sink]).write(frame, run="once", checkpoint=str(tmp_path / "chk"))
+    asked = list(registry.requests)
+    assert sorted(avro_rows(place, registry, topic), key=lambda row: row["id"]) == [
+        {
+            "id": number,
+            "home": {"at": dt.datetime(2026, 1, 31, 9, 30, tzinfo=UTC), "n": [number]}
+            if number
+            else None,
+            "m": decimal.Decimal(number).quantize(decimal.Decimal("0.01")),
+        }
+        for number in range(4)
+    ]
+    assert asked == [
+        f"POST /subjects/{topic}-value",
+        f"POST /compatibility/subjects/{topic}-value/versions/latest",
+        f"POST /subjects/{topic}-value/versions",
+    ]
+
+
+def test_rows_that_are_sent_again_keep_the_schema_they_were_first_sent_with(
+    place: Place, registry: Registry, tmp_path: Path
+) -> None:
+    """The broker threw a decided transaction away, and the next driver's query has new columns."""
+    topic = place.topic()
+    options = {"value": ep.avro(registry=registry.url), "spool": str(tmp_path)}
+    life = place.life(topic, transaction_timeout_s=1.0, **options)
+    receipts = life.prepare(0, pa.table({"v": [1, 2]}))
+    life.rehearse(0, receipts)
+    while place.open_transactions(life.identity.tag):
+        time.sleep(0.1)
+    later = place.keep(life.fresh(generation=2))
+    later.committer.check(pa.schema({"v": pa.int64(), "w": pa.string()}.items()))
+    later.commit(0, receipts)
+    assert avro_rows(place, registry, topic) == [{"v": 1}, {"v": 2}]
+
+
 def test_an_incompatible_schema_is_refused_before_the_first_row(
     place: Place, registry: Registry
 ) -> None:
@@ -402,220 +445,3 @@ def test_a_schema_that_is_none_is_refused_where_it_is_given() -> None:
         ep.avro(registry="http://127.0.0.1:1", schema='{"type": "recrod"}')
     with pytest.raises(Misconfigured, match="must be a record"):
         ep.avro(registry="http://127.0.0.1:1", schema='{"type": "string"}')
-
-
-# Protobuf
-
-
-SCALARS = {
-    "double": (pa.float64(), -0.1),
-    "float": (pa.float32(), 0.5),
-    "int64": (pa.int64(), -(2**63)),
-    "uint64": (pa.uint64(), 2**64 - 1),
-    "int32": (pa.int32(), -1),
-    "fixed64": (pa.uint64(), 2**64 - 2),
-    "fixed32": (pa.uint32(), 2**32 - 1),
-    "bool": (pa.bool_(), True),
-    "string": (pa.string(), "Żółć"),
-    "bytes": (pa.binary(), b"\x00\xff"),
-    "uint32": (pa.uint32(), 2**32 - 1),
-    "sfixed32": (pa.int32(), -5),
-    "sfixed64": (pa.int64(), -6),
-    "sint32": (pa.int32(), -(2**31)),
-    "sint64": (pa.int64(), 2**63 - 1),
-}
-
-
-def _descriptors() -> bytes:
-    from google.protobuf import timestamp_pb2
-
-    files = descriptor_pb2.FileDescriptorSet()
-    timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
-    shop = files.file.add(name="shop.proto", package="shop", syntax="proto3")
-    shop.dependency.append("google/protobuf/timestamp.proto")
-    shop.message_type.add(name="Other")
-    state = shop.enum_type.add(name="State")
-    state.value.add(name="NEW", number=0)
-    state.value.add(name="PAID", number=5)
-    order = shop.message_type.add(name="Order")
-    field = descriptor_pb2.FieldDescriptorProto
-    room = order.nested_type.add(name="Room")
-    room.field.add(name="n", number=2, type=field.TYPE_SINT32, label=1)
-    entry = order.nested_type.add(name="NamesEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=1)
-    entry.field.add(name="value", number=2, type=field.TYPE_INT64, label=1)
-    for number, kind in enumerate(SCALARS, 1):
-        code = getattr(field, f"TYPE_{kind.upper()}")
-        order.field.add(name=f"a_{kind}", number=number, type=code, label=1)
-        order.field.add(name=f"many_{kind}", number=number + 100, type=code, label=3)
-        order.oneof_decl.add(name=f"_o_{kind}")
-        order.field.add(
-            name=f"o_{kind}",
-            number=number + 200,
-            type=code,
-            label=1,
-            proto3_optional=True,
-            oneof_index=number - 1,
-        )
-    for name, number, kind, label, type_name in (
-        ("state", 50, field.TYPE_ENUM, 1, ".shop.State"),
-        ("states", 51, field.TYPE_ENUM, 3, ".shop.State"),
-        ("at", 52, field.TYPE_MESSAGE, 1, ".google.protobuf.Timestamp"),
-        ("room", 53, field.TYPE_MESSAGE, 1, ".shop.Order.Room"),
-        ("rooms", 54, field.TYPE_MESSAGE, 3, ".shop.Order.Room"),
-        ("names", 55, field.TYPE_MESSAGE, 3, ".shop.Order.NamesEntry"),
-        ("self", 56, field.TYPE_MESSAGE, 1, ".shop.Order"),
-    ):
-        order.field.add(name=name, number=number, type=kind, label=label, type_name=type_name)
-    return files.SerializeToString()
-
-
-ORDER_CLASS = message_class(_descriptors(), "shop.Order")
-PROTO = {
-    **{f"a_{kind}": arrow for kind, (arrow, _) in SCALARS.items()},
-    **{f"o_{kind}": arrow for kind, (arrow, _) in SCALARS.items()},
-    **{f"many_{kind}": pa.list_(arrow) for kind, (arrow, _) in SCALARS.items()},
-    "state": pa.string(),
-    "states": pa.list_(pa.string()),
-    "room": pa.struct([("n", pa.int32())]),
-    "rooms": pa.list_(pa.struct([("n", pa.int32())])),
-    "names": pa.map_(pa.string(), pa.int64()),
-}
-PROTO_FULL: dict[str, Any] = {
-    **{f"a_{kind}": value for kind, (_, value) in SCALARS.items()},
-    **{f"o_{kind}": type(value)() for kind, (_, value) in SCALARS.items()},
-    **{f"many_{kind}": [value, type(value)(), value] for kind, (_, value) in SCALARS.items()},
-    "state": "PAID",
-    "states": ["NEW", "PAID"],
-    "room": {"n": -4},
-    "rooms": [{"n": 1}, {"n": None}],
-    "names": {"a": 1, "b": 0},
-}
-PROTO_NULL = dict.fromkeys(PROTO)
-PROTO_BARE = {
-    **{name: None for name in PROTO if name.startswith(("o_", "many_"))},
-    **{f"a_{kind}": type(value)() for kind, (_, value) in SCALARS.items()},
-    "state": "NEW",
-    "states": [],
-    "room": {"n": None},
-    "rooms": [],
-    "names": {},
-}
-
-
-def message_of(row: dict[str, Any]) -> Any:
-    """The same message, made by protobuf."""
-    made = ORDER_CLASS()
-    for name, value in row.items():
-        if value is None:
-            continue
-        if name == "room":
-            made.room.SetInParent()
-            made.room.n = value["n"] or 0
-        elif name == "rooms":
-            for one in value:
-                made.rooms.add(n=one["n"] or 0)
-        elif name in ("state", "states"):
-            numbers = {"NEW": 0, "PAID": 5}
-            if name == "state":
-                made.state = numbers[value]
-            else:
-                made.states.extend(numbers[one] for one in value)
-        elif name == "names":
-            made.names.update(value)
-        elif name.startswith("many_"):
-            getattr(made, name).extend(value)
-        else:
-            setattr(made, name, value)
-    return made
-
-
-def proto_table(*rows: dict[str, Any]) -> pa.Table:
-    told = [row | {"names": row["names"] and list(row["names"].items())} for row in rows]
-    return pa.Table.from_pylist(told, schema=pa.schema(list(PROTO.items())))
-
-
-def proto_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
-    with SchemaRegistryClient({"url": registry.url}) as client:
-        read = ProtobufDeserializer(ORDER_CLASS, {"use.deprecated.format": False}, client)
-        return [read(message.value(), context(topic)) for message in place.messages(topic)]
-
-
-def test_rows_of_every_type_are_read_back_by_the_registrys_protobuf_deserializer(
-    place: Place, registry: Registry
-) -> None:
-    topic = place.topic()
-    rows = [PROTO_FULL, PROTO_NULL, PROTO_BARE]
-    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
-    life.committer.check(proto_table(*rows).schema)
-    assert registry.subjects == {}
-    life.write(0, proto_table(*rows))
-    found = proto_rows(place, registry, topic)
-    assert found == [message_of(row) for row in rows]
-    values = [message.value() for message in place.messages(topic)]
-    assert [one[:7] for one in values] == [b"\x00\x00\x00\x00\x01\x02\x02"] * 3
-    assert values[1][7:] == b""
-    assert [one.HasField("o_int32") for one in found] == [True, False, False]
-
-
-def test_a_message_may_be_named_in_a_file_of_descriptors_and_instants_are_timestamps(
-    place: Place, registry: Registry, tmp_path: Path
-) -> None:
-    topic, described = place.topic(), tmp_path / "shop.pb"
-    described.write_bytes(_descriptors())
-    value = ep.protobuf("shop.Order", "a_int64", "at", registry=registry.url, descriptors=described)
-    instants = [FULL["at"], dt.datetime(1960, 1, 1, 0, 0, 0, 1, tzinfo=UTC), None]
-    kind = pa.timestamp("us", tz="UTC")
-    rows = pa.table({"a_int64": [1, 2, 3], "at": pa.array(instants, kind), "other": [1, 2, 3]})
-    place.life(topic, value=value).write(0, rows)
-    found = proto_rows(place, registry, topic)
-    assert [one.at.ToDatetime(UTC) for one in found[:2]] == instants[:2]
-    assert json_format.MessageToDict(found[2]) == {"aInt64": "3"}
-
-
-PROTO_REFUSED = {
-    "has no field for strange": {"strange": pa.int64()},
-    "can't be written as Protobuf's int64": {"a_int64": pa.string()},
-    "can't be written as Protobuf's repeated int64": {"many_int64": pa.int64()},
-    "is a message": {"room": pa.int64()},
-}
-
-
-@pytest.mark.parametrize("why", PROTO_REFUSED)
-def test_columns_that_do_not_fit_a_message_are_refused_before_the_first_row(
-    place: Place, registry: Registry, why: str
-) -> None:
-    life = place.life(place.topic(), value=ep.protobuf(ORDER_CLASS, registry=registry.url))
-    with pytest.raises(Misconfigured, match=why):
-        life.committer.check(pa.schema(list(PROTO_REFUSED[why].items())))
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "kind"),
-    [
-        ("state", "LOST", pa.string()),
-        ("a_int32", 2**40, pa.int64()),
-        ("a_uint32", -1, pa.int64()),
-        ("many_int64", [1, None], pa.list_(pa.int64())),
-    ],
-)
-def test_a_row_that_does_not_fit_a_message_is_rejected_and_nothing_is_seen(
-    place: Place, registry: Registry, column: str, value: Any, kind: pa.DataType
-) -> None:
-    topic = place.topic()
-    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
-    with pytest.raises(RowRejected, match=column):
-        life.write(0, pa.table({column: pa.array([value], kind)}))
-    assert place.messages(topic) == []
-
-
-def test_a_message_that_nobody_described_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="not where it is described"):
-        ep.protobuf("shop.Order", registry="http://127.0.0.1:1")
-    described = tmp_path / "shop.pb"
-    described.write_bytes(_descriptors())
-    with pytest.raises(Misconfigured, match="have no message"):
-        ep.protobuf("shop.Nothing", registry="http://127.0.0.1:1", descriptors=described)
-    with pytest.raises(Misconfigured, match="no generated message class"):
-        ep.protobuf(dict, registry="http://127.0.0.1:1")
