@@ -1,5 +1,6 @@
-"""[broker_txn_1, broker_txn_8, broker_txn_32, broker_produce, broker_fetch, broker_open_txns,
-broker_recovery] Our broker against Apache Kafka, both started here, measured in turn.
+"""[broker_txn_1, broker_txn_8, broker_txn_32, broker_end_txn, broker_produce, broker_fetch,
+broker_open_txns, broker_recovery] Our broker against Apache Kafka, both started here, measured
+in turn.
 
     python -m bench.broker [name …]     prints one JSON object a line
 """
@@ -40,6 +41,9 @@ RECORDS = 500
 """Of a thousand bytes each, in a batch."""
 BATCHES = 300
 OPEN_TRANSACTIONS = 10_000
+PACE, PACED_PRODUCERS = 1000.0, 8
+END_TXN_MS_MAX = 50.0
+"""At 1,000 transactions a second."""
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
@@ -191,6 +195,23 @@ def transactions(number: int) -> Comparison:
     return found
 
 
+def end_txn() -> Comparison:
+    """Ours alone: how long EndTxn takes at a pace that leaves the broker time."""
+    found = Comparison(name="broker_end_txn", peer_name="the limit", unit="ms", is_rate=False)
+    with ours() as process:
+        broker_load.make_topic(process.address, "bench", PACED_PRODUCERS)
+        for number in range(ROUNDS + 1):
+            rate, p99_ms, again = broker_load.run(
+                process.address, PACED_PRODUCERS, TXN_SECONDS, "bench", rate=PACE
+            )
+            say(f"broker_end_txn: round {number}: p99 {p99_ms:.3g} ms at {rate:.0f}/s")
+            found.ours.append(p99_ms)
+            found.beside = {"transactions_s": round(rate), "asked_again": again}
+    found.ours = found.ours[1:]
+    found.peer = [END_TXN_MS_MAX] * len(found.ours)
+    return found
+
+
 def produce_and_fetch(name: str) -> Comparison:
     found = Comparison(name=name, peer_name=PEER, unit="MB/s", is_rate=True)
     measure: Callable[[str], float] = _produce if name == "broker_produce" else _fetch
@@ -267,6 +288,7 @@ def _open_many(address: str) -> None:
 
 RUNS: dict[str, Callable[[], Comparison]] = {
     **{f"broker_txn_{number}": partial(transactions, number) for number in (1, 8, 32)},
+    "broker_end_txn": end_txn,
     "broker_produce": partial(produce_and_fetch, "broker_produce"),
     "broker_fetch": partial(produce_and_fetch, "broker_fetch"),
     "broker_open_txns": partial(open_transactions, "broker_open_txns"),

@@ -1,4 +1,5 @@
-"""Tiny transactions over the wire, as fast as a broker answers: the load for [broker_txn_*].
+"""Tiny transactions over the wire, as fast as a broker answers ([broker_txn_*]) or at a pace
+([broker_end_txn]).
 
 One selector, one connection a producer, frames made beforehand: only the epoch and the checksum
 change. The newer protocol: Produce 12 adds the partition, EndTxn 5 raises the epoch.
@@ -6,9 +7,9 @@ change. The newer protocol: Produce 12 adds the partition, EndTxn 5 raises the e
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
-import statistics
 import struct
 import time
 from dataclasses import dataclass, field
@@ -82,6 +83,10 @@ class Writer:
     is_ending: bool = False
     buffer: bytes = b""
     started_s: float = 0.0
+    pace_s: float = 0.0
+    """Between the beginnings of its transactions; zero: each begins where the last one ends."""
+    due_s: float = 0.0
+    is_waiting: bool = False
     done: int = 0
     again: int = 0
     end_times_s: list[float] = field(default_factory=list)
@@ -140,7 +145,15 @@ class Writer:
             else:
                 assert part.error_code == 0, part
                 self.is_ending = True
-        self.send()
+        if not self.is_waiting:
+            self.send()
+
+    def begin(self, now_s: float) -> None:
+        """Its next transaction, if that is due."""
+        if self.is_waiting and now_s >= self.due_s:
+            self.is_waiting = False
+            self.due_s += self.pace_s
+            self.send()
 
     def _ended(self, answer: EndTxnResponse) -> None:
         if answer.error_code in _AGAIN:
@@ -150,6 +163,7 @@ class Writer:
         self.end_times_s.append(time.perf_counter() - self.started_s)
         self.done += 1
         self.is_ending = False
+        self.is_waiting = self.pace_s > 0
         self.epoch = answer.producer_epoch
         struct.pack_into(">h", self.end, self._end_epoch_at, self.epoch)
         at = self._batch_at
@@ -162,8 +176,14 @@ class Writer:
         return range(12 + length - CRC_FROM)
 
 
-def run(address: str, producers: int, seconds: float, topic: str) -> tuple[float, float, int]:
-    """(transactions a second, p99 of EndTxn in ms, how often a request had to be asked again)."""
+def run(
+    address: str, producers: int, seconds: float, topic: str, *, rate: float = 0.0
+) -> tuple[float, float, int]:
+    """
+    (transactions a second, p99 of EndTxn in ms, how often a request had to be asked again).
+
+    `rate` is how many transactions a second begin, over all producers; zero: as many as can.
+    """
     host, _, port = address.rpartition(":")
     writers: list[Writer] = []
     with Client(address, clock=SystemClock()) as client:
@@ -178,15 +198,21 @@ def run(address: str, producers: int, seconds: float, topic: str) -> tuple[float
         for writer in writers:
             selector.register(writer.sock, selectors.EVENT_READ, writer)
             writer.send()
-        deadline = time.perf_counter() + seconds
         started = time.perf_counter()
-        while time.perf_counter() < deadline:
-            for key, _ in selector.select(1.0):
+        for number, writer in enumerate(writers):
+            writer.pace_s = producers / rate if rate else 0.0
+            writer.due_s = started + writer.pace_s * (1 + number / producers)
+        while (now_s := time.perf_counter()) < started + seconds:
+            waiting = [writer.due_s for writer in writers if writer.is_waiting]
+            for key, _ in selector.select(max(min(waiting) - now_s, 0.0) if waiting else 1.0):
                 key.data.hear()
+            now_s = time.perf_counter()
+            for writer in writers if rate else ():
+                writer.begin(now_s)
         took = time.perf_counter() - started
     done = sum(writer.done for writer in writers)
     times = sorted(second for writer in writers for second in writer.end_times_s)
     for writer in writers:
         writer.sock.close()
-    p99 = times[int(len(times) * 0.99)] * 1000 if times else statistics.inf
+    p99 = times[int(len(times) * 0.99)] * 1000 if times else math.inf
     return done / took, p99, sum(writer.again for writer in writers)
