@@ -145,8 +145,8 @@ MUTANTS = (
         "rehearse after decide",
         (
             COORDINATOR,
-            "        self._rehearse(epoch, receipts)\n",
-            "",
+            "        self._rehearse(self._open_epoch, receipts)\n        # Last, as",
+            "        # Last, as",
         ),
         (
             COORDINATOR,
@@ -178,8 +178,9 @@ MUTANTS = (
         "lost receipts dropped",
         (
             CARRYING,
-            "            self.lost[sink] = result.handles\n",
-            "            self.lost.pop(sink, None)\n",
+            "            self.lost |= _lost_by_sink(receipts, result.handles)\n"
+            "            self._waiting |= receipts.keys() - self.lost.keys()\n",
+            "            pass\n",
         ),
     ),
     mutant(
@@ -190,7 +191,7 @@ MUTANTS = (
         "unknown taken for done",
         (
             CARRYING,
-            "            if not proofs or Proof.UNKNOWN in proofs.values():\n"
+            "            if not all(receipts.values()) or Proof.UNKNOWN in proofs.values():\n"
             "                raise\n",
             "",
         ),

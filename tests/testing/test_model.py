@@ -166,25 +166,22 @@ def test_an_unknown_outcome_taken_for_lost_writes_rows_twice(monkeypatch):
         def __init__(self, committer):
             self._committer = committer
 
-        def commit(self, epoch, receipts):
-            self._committer.commit(epoch, receipts)
-
         def outcome(self, epoch, receipt):
             proof = self._committer.outcome(epoch, receipt)
             return Proof.ABORTED if proof is Proof.UNKNOWN else proof
 
-    monkeypatch.setattr(
-        carrying.Carrier,
-        "_commit",
-        lambda self, committer, receipts: real(self, Hasty(committer), receipts),
-    )
+    def commit(self, act, receipts):
+        hasty = {sink: Hasty(committer) for sink, committer in self.committers.items()}
+        real(replace(self, committers=hasty), act, receipts)
+
+    monkeypatch.setattr(carrying.Carrier, "_commit", commit)
     objects("I4", "crash-then-late")
 
 
 def test_lost_rows_that_are_dropped_are_missed(monkeypatch):
-    def sort(self, sink, result, failed):
+    def sort(self, receipts, result, failed):
         if result is not None and not isinstance(result, carrying.PreparedLost):
-            failed[sink] = result
+            failed |= dict.fromkeys(receipts, result)
 
     monkeypatch.setattr(carrying.Carrier, "_sort", sort)
     objects("I4", "thrown-away")
