@@ -15,7 +15,7 @@ from epochal.demo.audit import audit
 from epochal.demo.killing import STEPS, plan_killings
 from epochal.demo.place import Place
 from epochal.demo.readers import READERS
-from epochal.demo.servers import running_servers
+from epochal.demo.servers import forget, running_servers
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import Handle, sink_tag
 
@@ -36,6 +36,7 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     assert done.returncode == 0, done.stderr
     with running_servers(Place(root)):
         yield root, json.loads(done.stdout)
+    forget(Place(root))
 
 
 def test_every_row_is_there_once_after_the_kills(kept):

