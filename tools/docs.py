@@ -179,7 +179,8 @@ PAGES = {
 
 
 def _page(title: str, *parts: str) -> str:
-    return "\n\n".join([_MADE, f"# {title}", *parts]) + "\n"
+    # The title first: the site takes it for the navigation only where nothing stands before it.
+    return "\n\n".join([f"# {title}", _MADE, *parts]) + "\n"
 
 
 def _errors(root: type[EpochalError]) -> Iterator[type[EpochalError]]:
