@@ -39,8 +39,8 @@ def options() -> Iterator[str]:
     """Every option of every sink, from the dataclasses that declare them."""
     told = _described_sinks()
     yield (
-        "Keyword arguments in Python, keys below `sinks:` in a [pipeline's file](yaml.md), text in "
-        '`.option("…", "…")` of the data source. What has no default must be given.'
+        "Keyword arguments in Python, keys below `sinks:` in a [pipeline's file](yaml.md). What is "
+        "**required** has no default."
     )
     yield "## All sinks"
     yield _table(Declaration, told["memory"], _COMMON)
@@ -156,10 +156,12 @@ def _servers() -> Sequence[tuple[str, str, str]]:
         ("MariaDB", "10.11", "stands for MySQL too, which was never run"),
         ("Oracle", "none", f"its SQL is read by H2 {_release('h2')} in Oracle mode"),
         ("Apache Kafka", _release("kafka"), f"one broker and three; {clients}"),
+        ("a schema registry", "none", "Avro and Protobuf values meet a stand-in of the tests' own"),
         ("the embedded broker", "this release", "Java clients 3.9 and 4.x, librdkafka, aiokafka"),
         ("S3", f"s3proxy {_release('s3')}", "a proxy adds lifecycle rules, encryption and faults"),
         ("Iceberg's REST catalog", _release("iceberg"), "SQL catalogs in SQLite and PostgreSQL"),
         ("Delta", "delta-rs, as below", "read back by Spark 4.2 with delta-spark 4.4.0 too"),
+        ("browsers", "Chromium", "the console, at the width of a desk and of a phone"),
     )
 
 
