@@ -87,10 +87,10 @@ def gates_of(parts: Sequence[GatePart]) -> list[Gate]:
 
 
 def _function(path: str) -> Gate:
-    found = imported(path)
-    if not callable(found):
-        raise Misconfigured(f"gates: {path} is a {type(found).__name__}, not a function")
-    return found
+    gate: Gate = imported(path)
+    if not callable(gate):
+        raise Misconfigured(f"gates: {path} is a {type(gate).__name__}, not a function")
+    return gate
 
 
 def _query_gate(query: str) -> Gate:

@@ -118,7 +118,7 @@ def test_marked_rows_delete_their_key(keyed, mode):
 
 def test_a_delete_and_an_upsert_of_a_key_without_an_order_are_refused(keyed):
     life = keyed.life(mode="upsert", keys="id", delete_when="op = 'd'", columns=["id", "name"])
-    with pytest.raises(RowRejected, match="(?i)id=1"):
+    with pytest.raises(RowRejected, match=r"(?i)id=1"):
         life.write(0, changes((1, "a", 1, "u")), changes((1, None, 2, "d")))
 
 
