@@ -303,7 +303,8 @@ class Client:
                 raise _UnknownTopic(
                     f"there is no topic {told.name!r}", hint="create it, or correct its name"
                 )
-            if not faults.is_passing(told.error_code):
+            if told.error_code != Code.NONE and not faults.is_passing(told.error_code):
+                self.cluster = self.cluster.without(told.name or "")
                 faults.check(told.error_code, f"asking about the topic {told.name!r}")
 
     def coordinator(self, of: Coordinator) -> int:

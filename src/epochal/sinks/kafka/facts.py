@@ -40,6 +40,7 @@ _BROKER, _TOPIC = 4, 2
 _WRITE = 4
 """The bit of the right to write to a topic."""
 _NOT_TOLD = -2_147_483_648
+_GRANTS = "Kafka(…).grants() gives the commands that grant what is missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def gather(client: Client, sink: Kafka) -> Facts:
         topic = client.await_topic(sink.topic)
     except Misconfigured as error:
         raise Misconfigured(
-            f"{sink.server.place}: {error.message}", error.hint or "create the topic first"
+            f"{sink.server.place}: {error.message}", error.hint or _GRANTS
         ) from None
     if not topic.partition_count:
         raise TryAgain(
@@ -99,8 +100,11 @@ def check(
     _require_new_enough(client)
     facts = gather(client, sink)
     _require_writable(client, sink)
-    ending.start_one(client, names.check, facts.timeout_ms)
-    ledger.own(client)
+    try:
+        ending.start_one(client, names.check, facts.timeout_ms)
+        ledger.own(client)
+    except Misconfigured as error:
+        raise Misconfigured(error.message, error.hint or _GRANTS) from None
     if schema is not None:
         check_schema(sink, schema)
     return [_time(facts), _listing(client), _protocol(client), _proof()]
