@@ -100,6 +100,17 @@ def test_a_sink_may_name_another_for_what_its_table_refuses(read):
     assert file.sinks[0].on_reject.name == "refused"
 
 
+def test_a_word_may_hold_another_one(read):
+    file = read(
+        HEAD + "sinks:\n  kind: kafka\n  bootstrap: b:9092\n  topic: orders\n"
+        "  value:\n    avro: {registry: 'http://r:8081', auto_register: false, username: etl,"
+        " password: {env: REGISTRY_PASSWORD}}\n"
+    )
+    value = file.sinks[0].made_of
+    assert value.registry.password == EnvironmentSecret("REGISTRY_PASSWORD")
+    assert (value.registry.username, value.auto_register) == ("etl", False)
+
+
 def test_options_of_spark_are_texts_however_they_are_written(read):
     file = read(
         "pipeline: p\ncheckpoint: c\n"

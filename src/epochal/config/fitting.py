@@ -224,13 +224,24 @@ class Fitter:
         return None
 
     def _spoken(self, word: str, node: Entries, path: str) -> Any:
-        told = plain(node.entries[word])
+        told = self._told(node.entries[word], f"{path}.{word}")
 
         def call() -> Any:
             say = self._vocabulary.words[word]()
             return say(**told) if isinstance(told, dict) else say(told)
 
         return self._called(call, node.place, f"{path}.{word}")
+
+    def _told(self, node: Node, path: str) -> Any:
+        """What a word is called with; there may be words among it: a registry's password."""
+        if not isinstance(node, Entries):
+            return plain(node)
+        return {
+            key: plain(value)
+            if (word := self._word(value)) is None or not isinstance(value, Entries)
+            else self._spoken(word, value, f"{path}.{key}")
+            for key, value in node.entries.items()
+        }
 
     def _called(self, make: Callable[[], Any], place: Place, path: str) -> Any:
         try:
