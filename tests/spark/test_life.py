@@ -269,6 +269,7 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
         checkpoint,
         schemas={},
         stateless=True,
+        narrow=True,
         run=None,
         unfinished="ask",
         retarget=(),
