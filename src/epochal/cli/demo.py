@@ -42,6 +42,10 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     keep: Annotated[
         Path | None, typer.Option(help="Keep targets, checkpoint and logs in this new folder.")
     ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Your Kafka instead of the embedded broker."),
+    ] = None,
 ) -> None:
     """
     See exactly-once hold while the driver is killed again and again.
@@ -57,7 +61,7 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
         talk.print(f"{rows:,} rows in {parts} epochs, {kills} kills, seed {chosen}; in {root}")
         write_source(place.source, rows=rows, parts=parts)
         started_s = time.monotonic()
-        with running_servers(place):
+        with running_servers(place, kafka):
             with _display(parts) as show:
                 progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
             verdict = audit(place, rows=rows, parts=parts)

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from epochal.broker.embedded import broker
@@ -20,10 +20,14 @@ _ERRORS_ONLY = 3
 
 
 @contextmanager
-def running_servers(place: Place) -> Iterator[None]:
-    """They outlive every driver that is killed, and end with the block; their data stays."""
-    with _postgres(place.root / "postgres") as url, broker(place.root / "kafka") as bootstrap:
-        _make_topic(bootstrap)
+def running_servers(place: Place, kafka: str | None = None) -> Iterator[None]:
+    """
+    They outlive every driver that is killed, and end with the block; their data stays. `kafka` is
+    the address of brokers that run already.
+    """
+    brokers = broker(place.root / "kafka") if kafka is None else nullcontext(kafka)
+    with _postgres(place.root / "postgres") as url, brokers as bootstrap:
+        _make_topic(bootstrap, is_new=kafka is not None)
         place.tell_addresses(Addresses(postgres=url, kafka=bootstrap))
         yield
 
@@ -66,13 +70,18 @@ def forget(place: Place) -> None:
         shutil.rmtree(folder.resolve(), ignore_errors=True)
 
 
-def _make_topic(bootstrap: str) -> None:
+def _make_topic(bootstrap: str, *, is_new: bool) -> None:
     try:
         from confluent_kafka import admin  # noqa: PLC0415  an extra
     except ImportError as error:
         raise _missing(error) from error
     client = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": _ERRORS_ONLY})
     if TOPIC in client.list_topics(timeout=30).topics:
+        if is_new:
+            raise Misconfigured(
+                f"{bootstrap} has a topic {TOPIC!r} already, whose rows would be counted too",
+                "delete the topic, or leave --kafka out: the embedded broker is then used",
+            )
         return
     topic = admin.NewTopic(TOPIC, num_partitions=_PARTITIONS)  # type: ignore[attr-defined]
     for made in client.create_topics([topic]).values():
