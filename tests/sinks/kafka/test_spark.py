@@ -24,6 +24,7 @@ from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsReq
 from epochal.sinks.files import read_epochs
 from epochal.sinks.kafka import json as as_json
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import sink_tag
 
 DEATHS = ["prepared", "decided", "committed taken", "settled", "begun#2"]
 STEPS = ["claimed", "begun", "prepared", "rehearsed", "gated", "decided", "committed taken"]
@@ -56,7 +57,7 @@ def test_a_killed_pipeline_moves_every_row_once_and_the_total_stays(
     assert sorted(row["id"] for row in taken) == sorted(wanted)
     assert sorted((row["id"], row["amount"]) for row in given) == sorted(wanted.items())
     assert sum(row["amount"] for row in taken) + sum(row["amount"] for row in given) == 0
-    assert open_transactions(place.client, "epochal-") == []
+    assert open_transactions(place.client, sink_tag("taken")) == []
     assert _group_offsets(place) == _ends(place)
 
 
