@@ -5,13 +5,11 @@
     proven aborted                          sent again from the spool, or `PreparedLost`
     neither proven                          `OutcomeUnknown`: asked again
 
-An abort begins the id anew instead of ending the transaction: a task that wakes up late then finds
-itself fenced and can't open it again.
+How transactions stand, what lists them and what aborts them are rooms of their own.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,21 +17,22 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kafka import faults
-from epochal.kafka.client import Ask, Client
+from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
-from epochal.kafka.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    TransactionState,
+from epochal.sinks.kafka import (
+    aborting,
+    dropping,
+    ending,
+    facts,
+    listing,
+    proof,
+    recounting,
+    standing,
 )
-from epochal.kafka.messages.list_transactions import (
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-)
-from epochal.sinks.kafka import ending, facts, proof
 from epochal.sinks.kafka.again import Resending
 from epochal.sinks.kafka.ledger import Ledger, word
 from epochal.sinks.kafka.names import Names, Slot
@@ -42,7 +41,6 @@ from epochal.sinks.kafka.shaping import value_type
 from epochal.sinks.kafka.source_offsets import group_offsets
 from epochal.sinks.kafka.tokens import Handout, Open, open_in
 from epochal.terms import (
-    NO_ROWS,
     Ability,
     EpochNumber,
     Handle,
@@ -60,14 +58,9 @@ if TYPE_CHECKING:
 
 _LANES = 8
 """Connections to a broker, which works on one request of each at a time."""
-_PATTERN_FROM = 2
-"""The version of ListTransactions that takes a pattern; others list all."""
 _FACTS_AGE_MAX_S = 300.0
 """As often as other clients look: partitions may have been added."""
 _MARGIN_PART = 0.1
-_VISIBLE_WITHIN_S = 5.0
-"""How long a commit waits for its markers: what is acknowledged can't be undone any more."""
-_POLL_S = (0.001, 0.002, 0.004, 0.008, 0.016)
 
 
 class KafkaCommitter:
@@ -127,7 +120,7 @@ class KafkaCommitter:
         opened = self._opened(receipts)
         self._hold(opened)
         self._pool.fit(receipts)
-        self._require_open(epoch, [txn for _, txn in opened])
+        standing.require_open(self._client, epoch, [txn for _, txn in opened])
         extra = self._extra()
         if extra and opened:
             for group, offsets in extra:
@@ -160,7 +153,7 @@ class KafkaCommitter:
         elif not opened:
             self._ledger.record(self._client, epoch, self._extra())
         else:
-            self._await_visible([txn for _, txn in opened])
+            standing.await_visible(self._client, [txn for _, txn in opened])
             self.pinned_s = (
                 max(txn.open_s for _, txn in opened) + time.monotonic() - self._prepared_s
                 if self._prepared_s
@@ -175,14 +168,15 @@ class KafkaCommitter:
         opened = self._opened(receipts)
         for _, txn in opened:
             self._held.pop(_key(txn), None)
-        self._abort([txn for _, txn in opened])
+        if opened:
+            aborting.abort(self._client, [txn for _, txn in opened], self._known().timeout_ms)
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)
 
     # What is there
 
     def in_doubt(self) -> Sequence[InDoubt]:
-        found = self._listed()
+        found = listing.listed(self._client, self._names, self._whose)
         if self._spool is None:
             return found
         known = {one.handle for one in found}
@@ -207,6 +201,14 @@ class KafkaCommitter:
 
     def prune(self, below: EpochNumber) -> None:
         """There is one number, the newest."""
+
+    def recount(self) -> Recount:
+        return recounting.recount(self._client, self._sink.topic, self._names)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        if self._spool is not None and not is_dry_run:
+            self._spool.forget(self._identity.uid, self._identity.tag)
+        return dropping.drop(self._client, self._names, is_dry_run=is_dry_run)
 
     def close(self) -> None:
         if self._kept is not None:
@@ -270,22 +272,6 @@ class KafkaCommitter:
     def _hold(self, opened: Sequence[tuple[Receipt, Open]]) -> None:
         self._held = {_key(txn): receipt.handle for receipt, txn in opened}
 
-    def _require_open(self, epoch: EpochNumber, txns: Sequence[Open]) -> None:
-        answers = ending.describe(self._client, [txn.transactional_id for txn in txns])
-        for txn, told in zip(txns, answers, strict=True):
-            if isinstance(told, Misconfigured):
-                return
-            if isinstance(told, EpochalError):
-                raise TryAgain(told.message, told.hint)
-            if not proof.is_open(told, txn):
-                raise TryAgain(
-                    f"epoch {epoch}: the transaction {txn.transactional_id} is no longer open "
-                    f"({told.transaction_state or faults.name_of(told.error_code)}); nothing was "
-                    "decided",
-                    f"it had {txn.timeout_ms / 1000:.0f} s: smaller epochs, or a longer "
-                    "transaction_timeout_s",
-                )
-
     # Ending
 
     def _end(
@@ -321,14 +307,10 @@ class KafkaCommitter:
         if found is Proof.ABORTED and self._resending is not None and txn.spooled:
             is_done = self._resending.is_done(self._client, epoch, receipt)
             return Proof.COMMITTED if is_done else Proof.ABORTED
-        if found is Proof.UNKNOWN and not self._is_open(txn):
+        if found is Proof.UNKNOWN and not standing.is_open(self._client, txn):
             proven = self._ledger.own(self._client)
             return Proof.COMMITTED if proven is not None and proven > epoch else found
         return found
-
-    def _is_open(self, txn: Open) -> bool:
-        (told,) = ending.describe(self._client, [txn.transactional_id])
-        return not isinstance(told, EpochalError) and proof.is_open(told, txn)
 
     @property
     def _resending(self) -> Resending | None:
@@ -350,118 +332,10 @@ class KafkaCommitter:
             handles=handles,
         )
 
-    def _await_visible(self, txns: Sequence[Open]) -> None:
-        """Markers follow an acknowledged commit within milliseconds: readers see it after them."""
-        deadline = time.monotonic() + _VISIBLE_WITHIN_S
-        left, turn = list(txns), 0
-        while left:
-            answers = ending.describe(self._client, [txn.transactional_id for txn in left])
-            left = [
-                txn
-                for txn, told in zip(left, answers, strict=True)
-                if not isinstance(told, EpochalError) and not proof.is_complete(told, txn)
-            ]
-            if left and time.monotonic() > deadline:
-                return
-            if left:
-                time.sleep(_POLL_S[min(turn, len(_POLL_S) - 1)])
-                turn += 1
-
-    def _abort(self, txns: Sequence[Open]) -> None:
-        """Begin each id anew, if its transaction is still the one that is meant."""
-        if not txns:
-            return
-        starts = [
-            ending.Start(
-                transactional_id=txn.transactional_id,
-                timeout_ms=self._known().timeout_ms,
-                expected=(txn.producer_id, txn.producer_epoch),
-            )
-            for txn in self._still_open(txns)
-        ]
-        for answer in ending.start(self._client, starts):
-            # Fenced: it was aborted, by this very request the first time it was asked.
-            if isinstance(answer, EpochalError):
-                raise answer
-            if answer.error_code not in (
-                Code.NONE,
-                Code.PRODUCER_FENCED,
-                Code.INVALID_PRODUCER_EPOCH,
-            ):
-                faults.check(answer.error_code, "aborting a transaction")
-        still = self._still_open(txns)
-        if still and self._client.speaks(DescribeTransactionsRequest.API_KEY):
-            raise TryAgain(f"{still[0].transactional_id} is still open")
-
-    def _still_open(self, txns: Sequence[Open]) -> list[Open]:
-        """Those that are; of brokers that can't tell, all."""
-        answers = ending.describe(self._client, [txn.transactional_id for txn in txns])
-        found = []
-        for txn, told in zip(txns, answers, strict=True):
-            if isinstance(told, EpochalError) and not isinstance(told, Misconfigured):
-                raise told
-            if isinstance(told, Misconfigured) or proof.is_open(told, txn):
-                found.append(txn)
-        return found
-
-    # Listing
-
-    def _listed(self) -> list[InDoubt]:
-        names = self._ask_brokers()
-        answers = ending.describe(self._client, names)
-        found = []
-        for name, told in zip(names, answers, strict=True):
-            if isinstance(told, EpochalError):
-                raise told
-            if told.transaction_state == proof.ONGOING:
-                found.append(self._in_doubt(name, told))
-        return found
-
-    def _ask_brokers(self) -> list[str]:
-        """Ids of this sink with an open transaction; each broker lists those it looks after."""
-        spoken = self._client.spoken(ListTransactionsRequest.API_KEY)[1]
-        if spoken < 0:
-            return []
-        ours = f"{re.escape(self._names.ours)}.*"
-        pattern = ours if spoken >= _PATTERN_FROM else None
-        asks: list[Ask[ListTransactionsResponse]] = [
-            Ask(
-                request=ListTransactionsRequest(
-                    state_filters=[proof.ONGOING], transactional_id_pattern=pattern
-                ),
-                to=node,
-            )
-            for node in self._client.nodes()
-        ]
-        names: list[str] = []
-        for answer in self._client.ask_all(asks):
-            if isinstance(answer, EpochalError):
-                raise answer
-            faults.check(answer.error_code, "listing transactions")
-            names += [one.transactional_id for one in answer.transaction_states]
-        return sorted({name for name in names if self._names.parse(name) is not None})
-
-    def _in_doubt(self, name: str, told: TransactionState) -> InDoubt:
-        txn = Open(
-            transactional_id=name,
-            producer_id=told.producer_id,
-            producer_epoch=told.producer_epoch,
-            is_v2=self._client.transaction_version() >= 2,
-            timeout_ms=told.transaction_timeout_ms,
-        )
-        handle = self._handle(name, txn)
-        return InDoubt(
-            name=name,
-            handle=handle,
-            age_s=max(0.0, time.time() - told.transaction_start_time_ms / 1000),
-            receipt=Receipt(handle=handle, fingerprint=NO_ROWS, token=txn.to_token()),
-            blocks="readers of its partitions that read committed records only",
-        )
-
-    def _handle(self, name: str, txn: Open) -> Handle:
+    def _whose(self, name: str, txn: Open) -> Handle:
         """
-        Whose it is. A slot does not name the attempt: where this driver was not told of it, by
-        `rehearse` or `commit`, no decision that stands names it either.
+        Whose an open transaction is. A slot does not name the attempt: where this driver was not
+        told of it, by `rehearse` or `commit`, no decision that stands names it either.
         """
         named = self._names.parse(name)
         if isinstance(named, Handle):
