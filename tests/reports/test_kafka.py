@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from epochal import Kafka
+from epochal import Kafka, Limits
+from epochal.contract import Task
+from epochal.coordinator.reading import newest_record
+from epochal.coordinator.starting import identity_of
 from epochal.errors import Refused
 from epochal.reports import resolving
+from epochal.reports.auditing import audit
 from epochal.reports.doctor import examine
+from epochal.reports.dropping import drop
 from epochal.reports.recovering import plan_recovery, recover
 from epochal.testing import broker
 
@@ -66,4 +72,38 @@ def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
     assert "abort 1 attempts on orders that no decision names" in recover(on_kafka.reached).steps
     assert examine(on_kafka.reached).sinks[0].found == []
     assert read(on_kafka) == []
+    driver._coordinator.leave()
+
+
+def write_beside_the_log(shop, epoch) -> None:
+    """What no driver may do: an epoch that is committed, and that no decision names."""
+    identity = identity_of(newest_record(shop.log).record.state, "orders")
+    committer = shop.orders.committer(identity, Limits())
+    rows = pa.table({"id": pa.array([7], pa.int64())})
+    handle = identity.handle(epoch, partition=0, attempt=99)
+    task = Task(handle=handle, schema=rows.schema, handout=committer.begin(epoch))
+    writer = shop.orders.writer(task)
+    writer.write(rows.to_batches()[0])
+    committer.commit(epoch, [writer.prepare()])
+    committer.close()
+
+
+def test_a_topic_is_counted_and_a_record_that_nobody_decided_is_found(on_kafka):
+    on_kafka.run(epochs=3, rows=2)
+    assert not audit(on_kafka.reached).differs
+    write_beside_the_log(on_kafka, 3)
+    report = audit(on_kafka.reached)
+    assert report.differs
+    assert report.sinks[0].differences == ["1 rows too many: 6 decided, 7 visible"]
+
+
+def test_a_dropped_pipeline_begins_anew_on_the_same_topic(on_kafka):
+    on_kafka.run(epochs=2, rows=1)
+    driver = on_kafka.die("prepared")
+    report = drop(on_kafka.reached, dry_run=False)
+    assert len(report.sinks["orders"]) == 2
+    assert "transactional ids" in report.left["orders"]
+    assert on_kafka.log.numbers() == []
+    assert read(on_kafka) == [b'{"id":0}', b'{"id":0}']
+    on_kafka.run(epochs=1, rows=1)
     driver._coordinator.leave()

@@ -70,7 +70,7 @@ class Resending:
         return self._spool.read(receipt.handle, rows=0 if txn is None else txn.spooled)
 
     def _group(self, receipt: Receipt) -> str:
-        return f"{self._names.group}-again-p{receipt.handle.partition}"
+        return self._names.group_again(receipt.handle.partition)
 
 
 def _behind(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.kafka import faults
-from epochal.kafka.client import Ask, Client, group_coordinator
+from epochal.kafka.client import Client, group_coordinator
 from epochal.kafka.codes import Code
-from epochal.kafka.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from epochal.kafka.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
 from epochal.sinks.kafka import ending
+from epochal.sinks.kafka.every_broker import groups
 from epochal.sinks.kafka.names import Names
 from epochal.sinks.kafka.tokens import Open
 from epochal.terms import EpochNumber, Mark, Uid
@@ -108,19 +108,9 @@ class Ledger:
         self._producer = (answer.producer_id, answer.producer_epoch) if is_v2 else producer
 
     def _groups(self, client: Client) -> list[tuple[Uid, str]]:
-        """Every ledger of this pipeline and sink, of whichever uid: each broker lists its own."""
-        asks: list[Ask[ListGroupsResponse]] = [
-            Ask(request=ListGroupsRequest(), to=node) for node in client.nodes()
-        ]
-        found: dict[str, Uid] = {}
-        for answer in client.ask_all(asks):
-            if isinstance(answer, EpochalError):
-                raise answer
-            faults.check(answer.error_code, "listing groups")
-            for listed in answer.groups:
-                uid = self._names.uid_of(listed.group_id)
-                if uid is not None:
-                    found[listed.group_id] = uid
+        """Every ledger of this pipeline and sink, of whichever uid."""
+        listed = {group: self._names.uid_of(group) for group in groups(client)}
+        found = {group: uid for group, uid in listed.items() if uid is not None}
         found.setdefault(self._names.group, self._names.identity.uid)
         return [(uid, group) for group, uid in sorted(found.items())]
 

@@ -7,14 +7,11 @@ import time
 from collections.abc import Callable
 
 from epochal.errors import EpochalError
-from epochal.kafka import faults
-from epochal.kafka.client import Ask, Client
+from epochal.kafka.client import Client
 from epochal.kafka.messages.describe_transactions import TransactionState
-from epochal.kafka.messages.list_transactions import (
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-)
+from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.sinks.kafka import ending, proof
+from epochal.sinks.kafka.every_broker import ask_every_broker
 from epochal.sinks.kafka.names import Names
 from epochal.sinks.kafka.tokens import Open
 from epochal.terms import NO_ROWS, Handle, InDoubt, Receipt
@@ -43,21 +40,11 @@ def open_ids(client: Client, names: Names) -> list[str]:
         return []
     ours = f"{re.escape(names.ours)}.*"
     pattern = ours if spoken >= _PATTERN_FROM else None
-    asks: list[Ask[ListTransactionsResponse]] = [
-        Ask(
-            request=ListTransactionsRequest(
-                state_filters=[proof.ONGOING], transactional_id_pattern=pattern
-            ),
-            to=node,
-        )
-        for node in client.nodes()
-    ]
-    ids: list[str] = []
-    for answer in client.ask_all(asks):
-        if isinstance(answer, EpochalError):
-            raise answer
-        faults.check(answer.error_code, "listing transactions")
-        ids += [one.transactional_id for one in answer.transaction_states]
+    request = ListTransactionsRequest(
+        state_filters=[proof.ONGOING], transactional_id_pattern=pattern
+    )
+    answers = ask_every_broker(client, request, "listing transactions")
+    ids = [one.transactional_id for answer in answers for one in answer.transaction_states]
     return sorted({name for name in ids if names.parse(name) is not None})
 
 

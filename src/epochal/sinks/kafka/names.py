@@ -6,6 +6,7 @@
     <prefix>epochal-<uid>-s<sink>-check                    asked for at the start, never written to
     <prefix>epochal-<uid>-s<sink>-again-e<epoch>-<n>       rows sent again from the spool
     <prefix>epochal-ledger-<life>-<uid>                    the ledger: a consumer group
+    <prefix>epochal-ledger-<life>-<uid>-again-p<n>         which rows were sent again: another one
 
 A broker remembers an id for a week, so an id per epoch would be a flood: first attempts share a
 bounded pool. The generation is part of a slot's name: a driver that wakes up late and gets its pool
@@ -24,6 +25,7 @@ _SLOT = re.compile(
     r"epochal-(?P<uid>[a-z2-7]{12})-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})-slot(?P<slot>\d{1,7})"
 )
 _LIFE_DIGITS = 16
+_AGAIN = "-again-p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class Names:
     def group(self) -> str:
         return f"{self.life}{self.identity.uid}"
 
+    def group_again(self, partition: int) -> str:
+        return f"{self.group}{_AGAIN}{partition}"
+
     @property
     def life(self) -> str:
         """How the ledgers of all lives of this pipeline and sink begin (I10)."""
@@ -83,6 +88,15 @@ class Names:
         found = group.removeprefix(self.life)
         is_ours = found != group and re.fullmatch(r"[a-z2-7]{12}", found)
         return Uid(found) if is_ours else None
+
+    def is_own_group(self, group: str) -> bool:
+        """Whether a group is this life's ledger, or tells of rows that it sent again."""
+        return group == self.group or group.startswith(f"{self.group}{_AGAIN}")
+
+    def has(self, transactional_id: str) -> bool:
+        """Whether an id is one of this very sink's, whatever it is for."""
+        is_named = transactional_id.startswith(f"{self._stem}-")
+        return is_named or self.parse(transactional_id) is not None
 
     def parse(self, transactional_id: str) -> Handle | Slot | None:
         """What of this very sink an id names; None for anything else."""

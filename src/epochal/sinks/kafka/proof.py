@@ -15,9 +15,8 @@ from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_transactions import TransactionState
-from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from epochal.kafka.messages.fetch import PartitionData as Fetched
 from epochal.sinks.kafka import ending
+from epochal.sinks.kafka.fetching import fetch
 from epochal.sinks.kafka.tokens import Open, Witness
 from epochal.terms import Proof
 
@@ -25,7 +24,6 @@ ONGOING = "Ongoing"
 COMMITTING = frozenset({"PrepareCommit", "CompleteCommit"})
 COMPLETE = "CompleteCommit"
 _ABORTING = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
-_FETCH_BYTES = 1 << 20
 _PROOFS = {Marker.COMMIT: Proof.COMMITTED, Marker.ABORT: Proof.ABORTED}
 _SCAN_FETCHES_MAX = 10_000
 
@@ -80,9 +78,9 @@ def _by_markers(client: Client, txn: Open) -> Proof:
 
 def _scan(client: Client, witness: Witness, producer_id: int) -> Proof | None:
     """The first marker of a producer behind a row of its own."""
-    offset = witness.offset
+    at, offset = Leader(witness.topic, witness.partition), witness.offset
     for _ in range(_SCAN_FETCHES_MAX):
-        part = _fetch(client, witness, offset)
+        part = fetch(client, at, offset)
         if part.error_code != Code.NONE:
             return None
         here = list(batch_reader.read(part.records or b""))
@@ -94,23 +92,3 @@ def _scan(client: Client, witness: Witness, producer_id: int) -> Proof | None:
             return None
         offset = here[-1].last_offset + 1
     return None
-
-
-def _fetch(client: Client, witness: Witness, offset: int) -> Fetched:
-    """Uncommitted too: a transaction of somebody else must not hide the marker."""
-    wanted = FetchPartition(
-        partition=witness.partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
-    )
-    request = FetchRequest(
-        max_wait_ms=10,
-        min_bytes=1,
-        max_bytes=_FETCH_BYTES,
-        isolation_level=0,
-        topics=[FetchTopic(topic=witness.topic, partitions=[wanted])],
-    )
-    answer: FetchResponse = client.ask(
-        request,
-        Leader(witness.topic, witness.partition),
-        code_of=lambda told: told.responses[0].partitions[0].error_code,
-    )
-    return answer.responses[0].partitions[0]

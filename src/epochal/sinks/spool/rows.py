@@ -152,6 +152,10 @@ class RowSpool:
         names = [_name(handle) for handle in handles]
         self.place.remove([name for one in names for name in (one + UNFINISHED, one)])
 
+    def forget(self, uid: Uid, tag: SinkTag) -> None:
+        """Remove the folder of one pipeline's sink. Only once nothing of it is needed any more."""
+        self.place.remove_folder(_folder(uid, tag))
+
 
 def _batches(file: pa.NativeFile, handle: Handle, rows: int, told: str) -> Iterator[pa.RecordBatch]:
     seen = 0
