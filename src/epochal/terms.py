@@ -178,6 +178,8 @@ class Identity:
     sink: SinkName
     generation: Generation
     run: str | None = None
+    location: str | None = None
+    """The pipeline's own place: its checkpoint, or a session's log. None where nothing runs yet."""
 
     @property
     def tag(self) -> SinkTag:

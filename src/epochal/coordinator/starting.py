@@ -62,6 +62,7 @@ def identity_of(state: State, sink: SinkName) -> Identity:
         sink=sink,
         generation=state.generation,
         run=state.run,
+        location=state.location,
     )
 
 

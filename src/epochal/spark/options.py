@@ -51,6 +51,8 @@ def _valued(name: str, told: str, text: str) -> Any:
     try:
         if kind == "bool":
             return _YES[text.lower()]
+        if kind == "str | bool":
+            return _YES.get(text.lower(), text)
         if kind in ("int", "float"):
             return (int if kind == "int" else float)(text)
     except (KeyError, ValueError):

@@ -84,6 +84,7 @@ class Life:
     generation: int = 1
     uid: Uid = UID
     run: str | None = None
+    location: str | None = None
     attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     opened: list[Any] = field(default_factory=list)
 
@@ -95,6 +96,7 @@ class Life:
             sink=self.sink.name,
             generation=Generation(self.generation),
             run=self.run,
+            location=self.location,
         )
 
     @property
@@ -201,7 +203,8 @@ class Place:
         return Kafka(options.pop("bootstrap", self.bootstrap), topic=topic, **options)
 
     def life(self, topic: str, **options: Any) -> Life:
-        whose = {key: options.pop(key) for key in ("generation", "run", "uid") if key in options}
+        known = ("generation", "location", "run", "uid")
+        whose = {key: options.pop(key) for key in known if key in options}
         life = Life(sink=self.sink(topic, **options), **whose)
         self.lives.append(life)
         return life

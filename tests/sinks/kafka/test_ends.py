@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,10 @@ from kafka_place import Life, Place, some
 
 from epochal.contract import Limits, Task
 from epochal.coordinator import Surroundings
-from epochal.errors import EpochalError, PreparedLost, TryAgain
+from epochal.errors import EpochalError, Misconfigured, PreparedLost, TryAgain
 from epochal.kafka.codes import Code
 from epochal.logs.memory import MemoryLog
+from epochal.session import Session
 from epochal.sinks.kafka import Kafka, ending
 from epochal.sinks.kafka.tokens import open_in
 from epochal.terms import Fingerprint, Proof, Receipt, sink_tag
@@ -186,7 +188,7 @@ def test_what_a_broker_threw_away_is_sent_again_from_the_spool_once(place: Place
     place.keep(life.fresh(generation=2)).commit(0, receipts)
     assert place.ids(topic) == [1, 2, 3]
     assert {life.outcome(one) for one in receipts} == {Proof.COMMITTED}
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not files_below(tmp_path)
     assert not life.committer.in_doubt()
 
 
@@ -213,6 +215,65 @@ def test_a_resend_that_was_interrupted_is_finished_once(
             place.keep(life.fresh()).commit(0, receipts)
     place.keep(life.fresh(generation=2)).commit(0, receipts)
     assert place.ids(topic) == [1, 2, 3]
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_spool_needs_no_name_where_the_pipeline_has_a_place_of_its_own(
+    place: Place, tmp_path
+) -> None:
+    topic = place.topic(partitions=2)
+    life, receipts = timed_out(place, topic, spool=True, location=str(tmp_path))
+    assert len(files_below(tmp_path / "epochal" / "spool")) == len(receipts)
+    place.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert place.ids(topic) == [1, 2, 3]
+    assert not files_below(tmp_path)
+    assert not life.committer.in_doubt()
+
+
+def test_a_session_keeps_its_spool_in_the_folder_of_its_log(place: Place, tmp_path) -> None:
+    topic = place.topic()
+    sink = place.sink(topic, spool=True)
+    rows = some(1, 2)
+    with Session("spooled", sinks=[sink], log=tmp_path / "log", schema=rows.schema) as session:
+        session.begin(0)
+        session.write(rows)
+        assert len(files_below(tmp_path / "log" / "epochal" / "spool")) == 1
+        session.commit()
+    assert place.ids(topic) == [1, 2]
+    assert not files_below(tmp_path / "log" / "epochal")
+
+
+@pytest.mark.parametrize("where", ["postgresql://etl@db/shop#log", "sqlite:///log.db", "memory"])
+def test_a_spool_without_a_name_is_refused_where_files_have_no_room(
+    place: Place, where: str
+) -> None:
+    life = place.life(place.topic(), spool=True, location=where)
+    with pytest.raises(Misconfigured, match="neither a folder nor in an object store") as caught:
+        life.begin(0)
+    assert "spool=" in caught.value.hint
+
+
+def test_no_row_is_sent_where_nobody_said_where_the_spool_is(place: Place) -> None:
+    life = place.life(place.topic(), spool=True)
+    with pytest.raises(Misconfigured, match="no place of its own"):
+        life.begin(0)
+
+
+def test_a_spool_that_only_the_tasks_see_is_found_out_before_the_decision(
+    place: Place, tmp_path
+) -> None:
+    topic = place.topic()
+    life = place.life(topic, spool=str(tmp_path))
+    receipts = life.prepare(0, some(1))
+    for file in files_below(tmp_path):
+        file.unlink()
+    with pytest.raises(Misconfigured, match="the driver does not see the rows"):
+        life.rehearse(0, receipts)
+    life.abort(0, receipts)
+    assert place.ids(topic) == []
 
 
 def test_no_decision_is_made_close_to_the_end_of_the_transactions(place: Place) -> None:

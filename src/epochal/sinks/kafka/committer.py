@@ -40,6 +40,7 @@ from epochal.sinks.kafka.pool import Pool
 from epochal.sinks.kafka.shaping import value_type
 from epochal.sinks.kafka.source_offsets import group_offsets
 from epochal.sinks.kafka.tokens import Handout, Open, open_in
+from epochal.sinks.spool import require_seen
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -71,7 +72,7 @@ class KafkaCommitter:
         self._names = Names(sink.transactional_id_prefix, identity)
         self._ledger = Ledger(self._names, sink.topic)
         self._pool = Pool(self._names)
-        self._spool = sink.row_spool()
+        self._spool = sink.row_spool(identity.location)
         self._value_type: pa.DataType | None = None
         self._kept: Client | None = None
         self._facts: facts.Facts | None = None
@@ -97,6 +98,11 @@ class KafkaCommitter:
         return found
 
     def begin(self, epoch: EpochNumber) -> Json:
+        if self._sink.spool and self._spool is None:
+            raise Misconfigured(
+                "Kafka(spool=True): this pipeline has no place of its own to keep rows in",
+                "name one that driver and executors share: spool=…",
+            )
         if time.monotonic() - self._asked_s > _FACTS_AGE_MAX_S:
             self._facts = None
             self._client.forget(Leader(self._sink.topic, 0))
@@ -120,6 +126,8 @@ class KafkaCommitter:
         opened = self._opened(receipts)
         self._hold(opened)
         self._pool.fit(receipts)
+        if self._spool is not None:
+            require_seen(self._spool, epoch, receipts)
         standing.require_open(self._client, epoch, [txn for _, txn in opened])
         extra = self._extra()
         if extra and opened:
@@ -242,6 +250,7 @@ class KafkaCommitter:
             batch_bytes_max=known.batch_bytes_max,
             partitions=known.partitions,
             slots=slots or {},
+            location=self._identity.location,
         )
 
     def _extra(self) -> Sequence[tuple[str, ending.Offsets]]:

@@ -68,10 +68,11 @@ class Kafka(Declaration):
     """Before every transactional id and group of this sink: what rights are granted on."""
     transaction_timeout_s: float | None = None
     """After which a broker throws an open transaction away; as long as it allows, up to an hour."""
-    spool: str | None = None
+    spool: str | bool | None = None
     """
-    A folder or URL that keeps what was sent until the epoch is settled: a transaction that the
-    broker threw away after the decision is then sent again from there.
+    Keeps what was sent until the epoch is settled: a transaction that the broker threw away after
+    the decision is then sent again from there. True keeps it inside the checkpoint, or beside a
+    session's log; else a folder that driver and executors share, or a URL.
     """
     commit_offsets: str | None = None
     """A consumer group that gets the epoch's Kafka source offsets, in one of its transactions."""
@@ -105,7 +106,7 @@ class Kafka(Declaration):
         self._set("made_of", Column(self.value) if isinstance(self.value, str) else self.value)
         self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
         self._require_sense()
-        if self.spool:
+        if self.spool and self.spool is not True:
             from epochal.sinks.spool import spool_url  # noqa: PLC0415  most sinks have none
 
             self._set("spool", spool_url("Kafka", self.spool))
@@ -187,11 +188,14 @@ class Kafka(Declaration):
 
         return grants(self, principal or f"User:{self.username or 'epochal'}")
 
-    def row_spool(self) -> RowSpool | None:
-        if not self.spool:
+    def row_spool(self, location: str | None) -> RowSpool | None:
+        """The spool of a pipeline that has this place of its own; None where rows are not kept."""
+        if not self.spool or (self.spool is True and location is None):
             return None
-        from epochal.sinks.spool import RowSpool  # noqa: PLC0415  most sinks have none
+        from epochal.sinks.spool import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
 
+        if self.spool is True:
+            return RowSpool.at(spool_below("Kafka(spool=True)", location or ""))
         return RowSpool.at(self.spool)
 
     def writer(self, task: Task) -> KafkaWriter:

@@ -100,6 +100,8 @@ class Handout:
     """Producer id and epoch that the first attempt of a partition may use."""
     value: Json = None
     """What values are encoded with; None where the driver did not know the rows' columns."""
+    location: str | None = None
+    """The pipeline's own place, where a spool may be."""
 
     def to_json(self) -> Json:
         return {
@@ -112,6 +114,7 @@ class Handout:
             "partitions": self.partitions,
             "slots": {str(slot): list(given) for slot, given in self.slots.items()},
             **({} if self.value is None else {"value": self.value}),
+            **({} if self.location is None else {"location": self.location}),
         }
 
     @classmethod
@@ -129,4 +132,5 @@ class Handout:
             partitions=known["partitions"],
             slots={int(slot): (pid, epoch) for slot, (pid, epoch) in known["slots"].items()},
             value=known.get("value"),
+            location=known.get("location"),
         )

@@ -73,7 +73,7 @@ class KafkaWriter:
         self._turn = task.handle.partition
         """Whose turn it is among partitions to get rows without a key."""
         self._batch_bytes = min(sink.batch_bytes, self._handout.batch_bytes_max)
-        spool = None if again else sink.row_spool()
+        spool = None if again else sink.row_spool(self._handout.location)
         self._spool = None if spool is None else spool.writer(task.handle, task.schema)
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -6,9 +6,9 @@ that only wants to be able to send again what it has sent uses the `RowSpool` al
 task, `read` on the driver, `listed` and `remove` as prepared work is listed and aborted (I5).
 """
 
-from epochal.sinks.spool.committer import Delivery, SpoolCommitter
+from epochal.sinks.spool.committer import Delivery, SpoolCommitter, require_seen
 from epochal.sinks.spool.ledger import SpoolLedger
-from epochal.sinks.spool.places import open_place, spool_url
+from epochal.sinks.spool.places import open_place, spool_below, spool_url
 from epochal.sinks.spool.rows import RowSpool, Spooled, SpoolWriter
 from epochal.sinks.spool.writer import SpoolingWriter
 
@@ -21,5 +21,7 @@ __all__ = [
     "Spooled",
     "SpoolingWriter",
     "open_place",
+    "require_seen",
+    "spool_below",
     "spool_url",
 ]

@@ -40,6 +40,25 @@ class Delivery(Protocol):
     def close(self) -> None: ...
 
 
+def require_seen(spool: RowSpool, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    """See every row from here: executors may have written to a disk of their own."""
+    lost = _lost(spool, receipts)
+    if lost:
+        raise Misconfigured(
+            f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "
+            f"{len(receipts)} tasks wrote to the spool {spool.place.told}",
+            "driver and executors must share it: name a mounted folder or an object store",
+        )
+
+
+def _lost(spool: RowSpool, receipts: Sequence[Receipt]) -> tuple[str, ...]:
+    return tuple(
+        str(receipt.handle)
+        for receipt in receipts
+        if receipt.rows and not spool.has(receipt.handle)
+    )
+
+
 class SpoolCommitter:
     """The whole committer of a sink that delivers from a spool."""
 
@@ -59,14 +78,7 @@ class SpoolCommitter:
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """See every row from here: executors may have written to a disk of their own."""
-        lost = self._lost(receipts)
-        if lost:
-            raise Misconfigured(
-                f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "
-                f"{len(receipts)} tasks wrote to the spool {self._spool.place.told}",
-                "driver and executors must share it: name a mounted folder or an object store",
-            )
+        require_seen(self._spool, epoch, receipts)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         handles = frozenset(str(receipt.handle) for receipt in receipts)
@@ -130,7 +142,7 @@ class SpoolCommitter:
         self._ledger.settle(epoch, handles, facts)
 
     def _require_rows(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        lost = self._lost(receipts)
+        lost = _lost(self._spool, receipts)
         if not lost:
             return
         told = f"epoch {epoch}: the spool {self._spool.place.told} no longer holds "
@@ -153,13 +165,6 @@ class SpoolCommitter:
             f"epoch {epoch}: the spool {self._spool.place.told} no longer holds {list(lost)}, and "
             "their delivery had begun",
             "put the files back; or, once the rows are brought by hand, `epochal resolve give-up`",
-        )
-
-    def _lost(self, receipts: Sequence[Receipt]) -> tuple[str, ...]:
-        return tuple(
-            str(receipt.handle)
-            for receipt in receipts
-            if receipt.rows and not self._spool.has(receipt.handle)
         )
 
     def _is_pruned(self, epoch: EpochNumber) -> bool:

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from epochal.errors import Misconfigured
+from epochal.logs.names import without_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_OBJECT_STORES = frozenset({"abfs", "abfss", "az", "gs", "s3", "s3a"})
+_FOLDER = "epochal/spool"
 UNFINISHED = ".part"
 """How the name of a file ends that is being written, on places that show such files."""
 
@@ -94,6 +97,16 @@ def spool_url(sink: str, spool: str | os.PathLike[str] | None) -> str:
             f"file:///{parts.netloc}{parts.path}",
         )
     return os.path.normpath(unquote(parts.path))
+
+
+def spool_below(sink: str, location: str) -> str:
+    """The spool inside a pipeline's own place; refused where that has no room for files."""
+    if location.startswith("/") or location.partition(":")[0] in _OBJECT_STORES:
+        return f"{location}/{_FOLDER}"
+    raise Misconfigured(
+        f"{sink}: {without_secrets(location)} is neither a folder nor in an object store",
+        'name a place that driver and executors share: spool="s3://bucket/spool", or a folder',
+    )
 
 
 def open_place(url: str) -> Place:
