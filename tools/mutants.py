@@ -27,8 +27,10 @@ PACKAGE = Path("src") / "epochal"
 SEEDS = 250
 TIMEOUT_S = 300
 
-COORDINATOR = "coordinator/coordinator.py"
 CARRYING = "coordinator/carrying.py"
+CLEARING = "coordinator/clearing.py"
+COORDINATOR = "coordinator/coordinator.py"
+EXAMINING = "coordinator/examining.py"
 JOURNAL = "coordinator/journal.py"
 SWEEPING = "coordinator/sweeping.py"
 ADMISSION = "protocol/admission.py"
@@ -63,7 +65,7 @@ MUTANTS = (
             COORDINATOR,
             "        self._decide(receipts, began_with)\n",
             "        for sink, some in receipts.items():\n"
-            "            self._committers[sink].commit(self._open_epoch, some)\n"
+            "            self._targets.committers[sink].commit(self._open_epoch, some)\n"
             "        self._decide(receipts, began_with)\n",
         ),
     ),
@@ -94,17 +96,17 @@ MUTANTS = (
     mutant(
         "no fence check before abort",
         (
-            COORDINATOR,
-            "        try:\n            self._journal.require_newest()\n",
+            CLEARING,
+            "        try:\n            self._voice.journal.require_newest()\n",
             "        try:\n",
         ),
     ),
     mutant(
         "no fence check before a sweep",
         (
-            COORDINATOR,
-            "        self._journal.require_newest()\n        self._left",
-            "        self._left",
+            CLEARING,
+            "        self._voice.journal.require_newest()\n        state",
+            "        state",
         ),
     ),
     mutant(
@@ -126,15 +128,15 @@ MUTANTS = (
     ),
     mutant(
         "unanswered put treated as failed and aborted",
-        (COORDINATOR, "        if self._is_silent:\n            return\n", ""),
+        (CLEARING, "        if self._voice.is_silent:\n            return\n", ""),
     ),
     mutant(
         "empty epoch skipped",
         (
             COORDINATOR,
-            "        try:\n            self._examine(receipts, frame)\n",
+            "        try:\n            self._move(Move.GATHER)\n",
             "        if not any(receipts.values()):\n            return self.abort({})\n"
-            "        try:\n            self._examine(receipts, frame)\n",
+            "        try:\n            self._move(Move.GATHER)\n",
         ),
     ),
     mutant(
@@ -144,14 +146,15 @@ MUTANTS = (
     mutant(
         "rehearse after decide",
         (
-            COORDINATOR,
-            "        self._rehearse(self._open_epoch, receipts)\n        # Last, as",
+            EXAMINING,
+            "        self._rehearse(state, epoch, receipts)\n        # Last, as",
             "        # Last, as",
         ),
         (
             COORDINATOR,
             "        self._move(Move.DECIDE)\n",
-            "        self._rehearse(decision.epoch, receipts)\n        self._move(Move.DECIDE)\n",
+            "        self._examiner._rehearse(self.state, decision.epoch, receipts)\n"
+            "        self._move(Move.DECIDE)\n",
         ),
     ),
     mutant(
@@ -164,7 +167,7 @@ MUTANTS = (
     ),
     mutant(
         "offsets not compared before deciding",
-        (COORDINATOR, "if began_with.digest != now.digest:", "if began_with.digest is now:"),
+        (EXAMINING, "if began_with.digest != now.digest:", "if began_with.digest is now:"),
     ),
     mutant(
         "decision overwritten",

@@ -95,7 +95,7 @@ def test_an_epoch_whose_time_has_run_out_is_aborted_and_not_decided(bench, monke
     def require_time(committer, epoch, some):
         raise TryAgain("3 s are left of the transaction's 60 s")
 
-    committer = type(coordinator._committers[LATE])
+    committer = type(coordinator._targets.committers[LATE])
     monkeypatch.setattr(committer, "require_time", require_time, raising=False)
     with pytest.raises(TryAgain, match="3 s are left"):
         bench.conclude(coordinator, receipts)

@@ -10,7 +10,8 @@ import pytest
 
 import epochal as ep
 from epochal.contract import Task, Writer
-from epochal.coordinator import Coordinator, Surroundings, read_state
+from epochal.coordinator import Surroundings, read_state
+from epochal.coordinator.voice import Voice
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
@@ -217,18 +218,18 @@ def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(
 
 
 def test_ctrl_c_in_the_moment_of_the_decision_does_not_take_it_back(log, sink, monkeypatch):
-    def speak(coordinator, is_silent):
-        was_silent = coordinator.__dict__.get("silent", False)
-        coordinator.__dict__["silent"] = is_silent
+    def speak(voice, is_silent):
+        was_silent = voice.__dict__.get("silent", False)
+        voice.__dict__["silent"] = is_silent
         if was_silent and not is_silent:
             raise KeyboardInterrupt
 
     session = open_session(log, sink)
     session.begin(0)
     session.write(rows(1))
-    watched = property(lambda coordinator: coordinator.__dict__.get("silent", False), speak)
+    watched = property(lambda voice: voice.__dict__.get("silent", False), speak)
     with monkeypatch.context() as patched:
-        patched.setattr(Coordinator, "_is_silent", watched, raising=False)
+        patched.setattr(Voice, "is_silent", watched, raising=False)
         with pytest.raises(KeyboardInterrupt):
             session.commit()
     session.close()

@@ -7,7 +7,9 @@ import pytest
 
 from epochal.coordinator import carrying, coordinator, sweeping
 from epochal.coordinator.coordinator import Coordinator
+from epochal.coordinator.examining import Examiner
 from epochal.coordinator.journal import Journal
+from epochal.coordinator.voice import Voice
 from epochal.errors import OutcomeUnknown
 from epochal.protocol import invariants, recovery, state
 from epochal.protocol.admission import Admission
@@ -82,10 +84,10 @@ def test_without_a_nonce_somebody_elses_record_is_taken_for_ones_own(monkeypatch
 
 def test_an_unanswered_decision_taken_for_failed_and_aborted_stands_all_the_same(monkeypatch):
     def append(self, kind, after):
-        self._journal.append(kind, after)
-        self._state = after
+        self.journal.append(kind, after)
+        self.keep(after)
 
-    monkeypatch.setattr(Coordinator, "_append", append)
+    monkeypatch.setattr(Voice, "append", append)
     trace = objects("I5", "faults")
     assert any(step.startswith("lands late") for step in trace)
 
@@ -109,7 +111,7 @@ def test_committing_before_the_decision_shows_rows_of_none(monkeypatch):
 
     def decide(self, receipts, offsets):
         for sink, some in receipts.items():
-            self._committers[sink].commit(self._open_epoch, some)
+            self._targets.committers[sink].commit(self._open_epoch, some)
         real(self, receipts, offsets)
 
     monkeypatch.setattr(Coordinator, "_decide", decide)
@@ -117,11 +119,10 @@ def test_committing_before_the_decision_shows_rows_of_none(monkeypatch):
 
 
 def test_deciding_what_was_not_rehearsed_is_found(monkeypatch):
-    def examine(self, receipts, frame):
-        self._move(coordinator.Move.GATHER)
-        self.tracker.prepared(receipts)
+    def examine(self, state, epoch, receipts, frame):
+        self._tracker.prepared(receipts)
 
-    monkeypatch.setattr(Coordinator, "_examine", examine)
+    monkeypatch.setattr(Examiner, "examine", examine)
     objects("I3", "faults")
 
 
@@ -211,5 +212,5 @@ def test_a_decided_epoch_that_is_written_again_is_found(monkeypatch):
 
 
 def test_a_start_that_does_not_carry_out_what_is_decided_gets_stuck(monkeypatch):
-    monkeypatch.setattr(Coordinator, "_recover", lambda self: self._sweep())
+    monkeypatch.setattr(Coordinator, "_recover", lambda self: self._clearing.sweep())
     objects("any", "faults")
