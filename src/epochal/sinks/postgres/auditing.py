@@ -26,13 +26,6 @@ def recount(connection: psycopg.Connection[Any], sink: Postgres) -> Recount:
     )
 
 
-def recountable(sink: Postgres) -> str:
-    """Why a count would say nothing; empty where it does."""
-    if sink.write_mode.mode == "append":
-        return ""
-    return f"mode={sink.write_mode.mode!r} changes rows in place: their number says nothing"
-
-
 def forget(connection: psycopg.Connection[Any], ledger: Ledger, *, is_dry_run: bool) -> Dropped:
     """The ledger rows of one sink of one uid."""
     whose = sql.SQL("FROM {} WHERE uid = {} AND sink = {}").format(

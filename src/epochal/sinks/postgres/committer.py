@@ -12,13 +12,14 @@ from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import apply_rows, read_apply
-from epochal.sinks.postgres.auditing import forget, recount, recountable, server_time
+from epochal.sinks.postgres.auditing import forget, recount, server_time
 from epochal.sinks.postgres.checking import Checker
 from epochal.sinks.postgres.connecting import Pool, Server, driver_name
 from epochal.sinks.postgres.ledger import Ledger
 from epochal.sinks.postgres.rejects import REJECTED, SetApart, rows_of
 from epochal.sinks.postgres.sorting import is_missing, sorted_error, sorting
 from epochal.sinks.postgres.transaction import Transaction
+from epochal.sinks.sql.auditing import recountable
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import (
     Ability,
@@ -63,7 +64,7 @@ class Committing:
         )
 
     def recount(self) -> Recount:
-        if because := recountable(self.sink):
+        if because := recountable(self.sink.write_mode):
             return Recount(rows=None, because=because)
         absent = Recount(rows=None, because=f"there is no table {self.sink.table}")
         return self._read("count rows", lambda ask: recount(ask, self.sink), missing=absent)

@@ -90,7 +90,15 @@ class Ledger:
             f" AND {epoch} < (SELECT n.m FROM ({newest}) n)"
         )
 
+    def forget(self) -> str:
+        """Every row, the newest too: of a pipeline that is dead for good."""
+        return f"DELETE FROM {self.table} WHERE {self._mine()}"
+
     # Reading
+
+    def count(self, session: Session) -> int:
+        ((found,),) = session.query(f"SELECT COUNT(*) FROM {self.table} WHERE {self._mine()}")
+        return int(found)
 
     def proof(self, session: Session, handle: Handle) -> Proof:
         """What the ledger shows of a handle that is no longer prepared."""

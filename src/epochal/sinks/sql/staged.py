@@ -18,9 +18,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
 from epochal.sinks.sql.apply import Apply, Mapped, Source
+from epochal.sinks.sql.auditing import forget, recount, recountable
 from epochal.sinks.sql.columns import columns_of
 from epochal.sinks.sql.declaring import TableSink
 from epochal.sinks.sql.dialect import Dialect, Pool, Session
@@ -98,6 +99,22 @@ class Committing:
             "prune the ledger",
             lambda session: session.execute(self._ledger.prune(below)),
             missing=0,
+        )
+
+    def recount(self) -> Recount:
+        if because := recountable(self._sink.write_mode):
+            return Recount(rows=None, because=because)
+        table = self._dialect.quote(*self._sink.table_name.parts)
+        absent = Recount(rows=None, because=f"there is no table {self._sink.table}")
+        return self._ask(
+            "count rows", lambda ask: recount(ask, table, self._sink.table), missing=absent
+        )
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        return self._in_transaction(
+            "forget",
+            lambda session: forget(session, self._ledger, is_dry_run=is_dry_run),
+            missing=Dropped(),
         )
 
     def close(self) -> None:

@@ -1,0 +1,66 @@
+"""The audit of a table, and what a dropped pipeline leaves in a database."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochal.contract import Droppable, Recounting
+from epochal.terms import Uid
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+OTHER = Uid("zyxwvuts7654")
+
+
+def ledger_uids(place):
+    return {uid for (uid,) in place.sql(f"SELECT DISTINCT uid FROM {place.meta}.ledger")}
+
+
+@STRATEGIES
+def test_only_what_readers_see_is_counted(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.write(0, some(1, 2, 3), some(4))
+    undecided = life.prepare(some(5, 6), 1)
+    assert isinstance(life.committer, Recounting)
+    found = life.committer.recount()
+    assert (found.rows, found.is_alone) == (4, False)
+    life.committer.abort(1, [undecided])
+    orders.sql(f"DELETE FROM {orders.schema}.orders WHERE id = 3")
+    assert orders.keep(life.fresh()).committer.recount().rows == len(orders.rows()) == 3
+
+
+def test_a_table_that_is_changed_in_place_or_not_there_is_not_counted(keyed, some):
+    life = keyed.life(mode="upsert", keys=["id"])
+    life.write(0, some(1, 2))
+    found = life.committer.recount()
+    assert found.rows is None
+    assert "changes rows in place" in found.because
+    absent = keyed.life("nowhere").committer.recount()
+    assert absent.rows is None
+    assert "there is no table" in absent.because
+
+
+def dropped(life, *, is_dry_run):
+    assert isinstance(life.committer, Droppable)
+    return list(life.committer.drop(is_dry_run=is_dry_run).removed)
+
+
+@STRATEGIES
+def test_a_dropped_sink_leaves_its_rows_and_no_ledger(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    neighbour = orders.keep(life.fresh(uid=OTHER))
+    life.write(0, some(1, 2))
+    neighbour.write(0, some(3))
+    after = orders.keep(life.fresh(generation=2))
+    (shown,) = dropped(after, is_dry_run=True)
+    assert shown.endswith(f"rows of {orders.meta}.ledger")
+    assert ledger_uids(orders) == {life.uid, OTHER}
+    assert dropped(after, is_dry_run=False) == [shown]
+    assert ledger_uids(orders) == {OTHER}
+    assert dropped(after, is_dry_run=False) == []
+    assert [mark.uid for mark in after.committer.newest()] == [OTHER]
+    assert [number for number, _ in orders.rows()] == [1, 2, 3]
+    assert orders.leftovers() == []
+
+
+def test_what_never_wrote_a_ledger_has_nothing_to_forget(place):
+    assert dropped(place.life(), is_dry_run=False) == []
