@@ -272,6 +272,15 @@ def test_rows_are_counted_from_the_files_that_readers_see(warehouse, live, some)
     assert life.committer.recount().faults == [f"{lost} is in the table and not there"]
 
 
+def test_a_table_whose_rows_are_replaced_is_not_counted(warehouse, live, some):
+    life = live(warehouse.sink(warehouse.create(), mode="upsert", keys="id"))
+    life.write(0, some(1, 2))
+    life.write(1, some(1))
+    counted = life.committer.recount()
+    assert counted.rows is None
+    assert "replaces rows" in counted.because
+
+
 def test_a_dropped_pipeline_leaves_rows_and_no_property(warehouse, live, some):
     name = warehouse.create()
     life = live(warehouse.sink(name))

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import (
     Fenced,
     Misconfigured,
@@ -34,6 +34,8 @@ from epochal.sinks.delta.checking import (
     plan_for,
     steering,
 )
+from epochal.sinks.delta.counting import recount
+from epochal.sinks.delta.dropping import drop
 from epochal.sinks.delta.merging import merge
 from epochal.sinks.delta.names import Lives, ledger_id
 from epochal.sinks.delta.place import require_ours
@@ -173,6 +175,17 @@ class DeltaCommitter:
 
     def prune(self, below: EpochNumber) -> None:
         """The log keeps one number a pipeline, whatever the number of its epochs."""
+
+    def recount(self) -> Recount:
+        table = self._table.open()
+        if table is None:
+            return Recount(rows=None, because=f"there is no table at {self._place.uri}")
+        with sorting(self._doing("count rows")):
+            return recount(self._sink, self._identity, self._place, table)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        with sorting(self._doing("drop")):
+            return drop(self._place, self._identity, self._ledger, is_dry_run=is_dry_run)
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -90,6 +90,12 @@ class Place:
             found += [self._relative(one.path) for one in self._fs.get_file_info(selector)]
         return sorted({path for path in found if path.rpartition("/")[2].startswith(f"{handle}-")})
 
+    def staged(self) -> list[str]:
+        """What lies where merges read from, whoever put it there."""
+        selector = pa_fs.FileSelector(self._at(STAGED), allow_not_found=True)
+        found = self._fs.get_file_info(selector)
+        return sorted(self._relative(one.path) for one in found if one.is_file)
+
     # Notes
 
     def put_note(self, handle: Handle, files: Sequence[str] | None = None) -> None:
@@ -140,6 +146,11 @@ class Place:
 
 def note_path(handle: Handle) -> str:
     return f"{NOTES}/{handle}"
+
+
+def handle_in(relative: str) -> Handle | None:
+    """The attempt that wrote a file, by its name; None where no writer of ours did."""
+    return Handle.parse(relative.rpartition("/")[2].rpartition("-")[0])
 
 
 def require_ours(relative: str, handle: Handle) -> str:

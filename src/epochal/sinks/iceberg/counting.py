@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 def recount(sink: Iceberg, identity: Identity, table: Table) -> Recount:
     """Rows of the branch; by epoch where every file is as a task of this sink wrote it."""
+    if sink.mode != "append":
+        return Recount(
+            rows=None, because=f"mode={sink.mode!r} replaces rows: their number says nothing"
+        )
     if table.metadata.snapshot_by_name(sink.branch) is None:
         return Recount(rows=0, because=f"branch {sink.branch} has no snapshot")
     scan = table.scan() if sink.branch == "main" else table.scan().use_ref(sink.branch)
@@ -28,7 +32,7 @@ def recount(sink: Iceberg, identity: Identity, table: Table) -> Recount:
         handle is not None and (handle.uid, handle.sink) == (identity.uid, identity.tag)
         for handle in handles
     )
-    is_plain = is_alone and sink.mode == "append" and not any(task.delete_files for task in tasks)
+    is_plain = is_alone and not any(task.delete_files for task in tasks)
     missing = Storage(table.io).missing([task.file.file_path for task in tasks])
     return Recount(
         rows=scan.count(),
