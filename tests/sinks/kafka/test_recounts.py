@@ -30,7 +30,8 @@ def recount(life: Life) -> Recount:
 def others_produce(place: Place, topic: str, count: int, *, within: str | None = None) -> None:
     """A writer that is not ours: plain, or in a transaction of its own."""
     named = {} if within is None else {"transactional.id": within}
-    producer = confluent_kafka.Producer({"bootstrap.servers": place.bootstrap, **named})
+    settings = {"bootstrap.servers": place.bootstrap, **named}
+    producer = confluent_kafka.Producer(settings)
     if within is not None:
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -38,6 +39,8 @@ def others_produce(place: Place, topic: str, count: int, *, within: str | None =
         producer.produce(topic, b'{"id":%d}' % number)
     if within is not None:
         producer.commit_transaction(30)
+        # Whoever begins the id anew waits for the markers of what was committed.
+        confluent_kafka.Producer(settings).init_transactions(30)
     producer.flush(30)
 
 
