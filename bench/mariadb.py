@@ -1,36 +1,33 @@
 """[mariadb_append_spark] From Spark to MariaDB, against Spark's own JDBC writer.
 
-Both sides read the same parquet rows in two partitions. The peer is at-least-once. The server is
-the tests' own, with its log flushed as MariaDB ships it.
+Both sides read the same stream of parquet files, two tasks an epoch. The peer is at-least-once. The
+server is the tests' own, with its log flushed as MariaDB ships it.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bench.harness import Comparison, say, stopwatch
+from bench.harness import Comparison, say
 from bench.postgres import TESTS, some_rows
+from bench.streams import each_batch, streaming
 from epochal.sinks.mysql import MySQL
-from epochal.spark.local import local_builder
 from epochal.spark.pipeline import Pipeline
 
 # The last line of releases that rewrites batches of statements.
 JDBC = "org.mariadb.jdbc:mariadb-java-client:2.7.12"
-ROWS = 400_000
+ROWS = 800_000
+EPOCHS = 4
 ROUNDS = 3
 COLUMNS = (
     "id bigint, customer int, amount double, title text, paid boolean, price decimal(18,2),"
     " at timestamp(6) NULL, day date"
 )
 _SETTINGS = {"innodb-flush-method": "fsync", "innodb-buffer-pool-size": "256M"}
-_runs = itertools.count()
 
 
 @contextmanager
@@ -53,30 +50,11 @@ def execute(server: Any, statement: str) -> Any:
         connection.close()
 
 
-@contextmanager
-def _stage() -> Iterator[tuple[Any, Any]]:
-    """A server, and a frame of two partitions."""
-    import pyarrow.parquet as pq  # noqa: PLC0415  only the benchmark writes parquet by itself
-
-    builder = local_builder("bench", threads=2).config("spark.jars.packages", JDBC)
-    with mariadb_server() as server, tempfile.TemporaryDirectory() as folder:
-        table, half = some_rows(ROWS), ROWS // 2
-        for number, part in enumerate((table.slice(0, half), table.slice(half))):
-            pq.write_table(part, Path(folder) / f"part{number}.parquet")
-        spark = builder.config("spark.sql.files.openCostInBytes", 1 << 30).getOrCreate()
-        try:
-            frame = spark.read.parquet(folder)
-            assert frame.rdd.getNumPartitions() == 2
-            yield server, frame
-        finally:
-            spark.stop()
-
-
-def _jdbc(frame: Any, server: Any) -> None:
+def _jdbc(batch: Any, server: Any) -> None:
     # By its older scheme, which Spark knows how to quote for.
     url = f"jdbc:mysql://127.0.0.1:{server.port}/bench?rewriteBatchedStatements=true&user=root"
     (
-        frame.write.format("jdbc")
+        batch.write.format("jdbc")
         .option("url", url)
         .option("driver", "org.mariadb.jdbc.Driver")
         .option("dbtable", "theirs")
@@ -86,38 +64,43 @@ def _jdbc(frame: Any, server: Any) -> None:
     )
 
 
-def _ours(frame: Any, server: Any, strategy: str) -> None:
-    sink = MySQL(server.url(database="bench"), table="ours", strategy=strategy)  # type: ignore[arg-type] # one of the two
-    with tempfile.TemporaryDirectory() as folder:
-        Pipeline("bench", sinks=[sink]).write(frame, run=f"{next(_runs)}", checkpoint=folder)
+def _ours(server: Any, strategy: Literal["staged", "prepared"]) -> Callable[[Any, str], Any]:
+    sink = MySQL(server.url(database="bench"), table="ours", strategy=strategy)
+
+    def start(frame: Any, checkpoint: str) -> Any:
+        return Pipeline("bench", [sink]).start(frame, checkpoint=checkpoint, availableNow=True)
+
+    return start
 
 
 def append_spark() -> Comparison:
     comparison = Comparison(
         name="mariadb_append_spark",
-        peer_name="Spark JDBC append, rewriteBatchedStatements",
+        peer_name="foreachBatch with Spark's JDBC append, rewriteBatchedStatements",
         unit="rows/s",
         is_rate=True,
     )
     staged: list[float] = []
-    with _stage() as (server, frame):
+    with (
+        mariadb_server() as server,
+        streaming(some_rows(ROWS), epochs=EPOCHS, packages=JDBC) as stream,
+    ):
         for table in ("ours", "theirs"):
             execute(server, f"CREATE TABLE bench.{table} ({COLUMNS})")
 
-        def rate(table: str, write: Callable[[], None]) -> float:
+        def rate(table: str, start: Callable[[Any, str], Any]) -> float:
             execute(server, f"TRUNCATE bench.{table}")
-            with stopwatch() as seconds:
-                write()
-                found = ROWS / seconds()
+            found = stream.rate(start)
             assert execute(server, f"SELECT COUNT(*) FROM bench.{table}") == (ROWS,)  # noqa: S608  our own
             return found
 
         def ours() -> float:
-            staged.append(rate("ours", lambda: _ours(frame, server, "staged")))
+            staged.append(rate("ours", _ours(server, "staged")))
             say(f"staged {staged[-1]:.0f}")
-            return rate("ours", lambda: _ours(frame, server, "prepared"))
+            return rate("ours", _ours(server, "prepared"))
 
-        comparison.run(ours, lambda: rate("theirs", lambda: _jdbc(frame, server)), rounds=ROUNDS)
+        theirs = each_batch(lambda batch: _jdbc(batch, server))
+        comparison.run(ours, lambda: rate("theirs", theirs), rounds=ROUNDS)
     comparison.beside["staged"] = round(statistics.median(staged[1:]))
     return comparison
 

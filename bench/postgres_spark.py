@@ -1,62 +1,35 @@
 """[postgres_append_spark, postgres_upsert_spark] From Spark to PostgreSQL, against what people use.
 
-Both sides read the same parquet rows in two partitions. The peers are at-least-once.
+Both sides read the same stream of parquet files, two tasks an epoch. The peers are at-least-once.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 
-from bench.harness import Comparison, say, stopwatch
+from bench.harness import Comparison, say
 from bench.postgres import execute, make_table, postgres_server, some_rows
+from bench.streams import Stream, each_batch, streaming
 from epochal.sinks.postgres import Postgres
-from epochal.spark.local import local_builder
 from epochal.spark.pipeline import Pipeline
 
 JDBC = "org.postgresql:postgresql:42.7.7"
-APPEND_ROWS = 1_000_000
-UPSERT_ROWS = 300_000
+APPEND_ROWS = 2_000_000
+UPSERT_ROWS = 400_000
+EPOCHS = 4
 ROUNDS = 3
-_runs = itertools.count()
 
 
-@contextmanager
-def _stage(rows: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Spark, a server, and a frame of two partitions."""
-    import pyarrow.parquet as pq  # noqa: PLC0415  only the benchmark writes parquet by itself
-
-    builder = local_builder("bench", threads=2).config("spark.jars.packages", JDBC)
-    with postgres_server() as server, tempfile.TemporaryDirectory() as folder:
-        half = rows // 2
-        table = some_rows(rows)
-        for number, part in enumerate((table.slice(0, half), table.slice(half))):
-            pq.write_table(part, Path(folder) / f"part{number}.parquet")
-        spark = builder.config("spark.sql.files.openCostInBytes", 1 << 30).getOrCreate()
-        try:
-            frame = spark.read.parquet(folder)
-            assert frame.rdd.getNumPartitions() == 2
-            yield spark, server, frame
-        finally:
-            spark.stop()
-
-
-def _jdbc_url(server: Any) -> str:
-    return f"jdbc:postgresql://127.0.0.1:{server.port}/postgres?reWriteBatchedInserts=true&user=postgres"
-
-
-def _jdbc(frame: Any, server: Any, table: str, mode: str = "append") -> None:
+def _jdbc(batch: Any, server: Any, table: str, mode: str = "append") -> None:
+    url = f"jdbc:postgresql://127.0.0.1:{server.port}/postgres?reWriteBatchedInserts=true"
     (
-        frame.write.format("jdbc")
-        .option("url", _jdbc_url(server))
+        batch.write.format("jdbc")
+        .option("url", f"{url}&user=postgres")
         .option("driver", "org.postgresql.Driver")
         .option("dbtable", table)
         .option("batchsize", 10_000)
@@ -66,15 +39,16 @@ def _jdbc(frame: Any, server: Any, table: str, mode: str = "append") -> None:
     )
 
 
-def _ours(frame: Any, server: Any, table: str, **options: Any) -> None:
-    pipeline = Pipeline(
-        f"bench {table}", sinks=[Postgres(server.url(), table=f"public.{table}", **options)]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline.write(frame, run=f"run {next(_runs)}", checkpoint=folder)
+def _ours(server: Any, **options: Any) -> Callable[[Any, str], Any]:
+    sink = Postgres(server.url(), table="public.ours", **options)
+
+    def start(frame: Any, checkpoint: str) -> Any:
+        return Pipeline("bench", [sink]).start(frame, checkpoint=checkpoint, availableNow=True)
+
+    return start
 
 
-def _bare_copy(frame: Any, server: Any, table: str) -> None:
+def _bare_copy(batch: Any, server: Any) -> None:
     """Our way of sending, with nothing that makes it safe."""
     conninfo = server.url()
 
@@ -83,55 +57,49 @@ def _bare_copy(frame: Any, server: Any, table: str) -> None:
 
         sent = 0
         with dbapi.connect(conninfo, autocommit=True) as connection, connection.cursor() as cursor:
-            for batch in batches:
-                sent += batch.num_rows
-                cursor.adbc_ingest(table, batch, mode="append")
+            for part in batches:
+                sent += part.num_rows
+                cursor.adbc_ingest("ours", part, mode="append")
         yield pa.record_batch([pa.array([sent])], names=["rows"])
 
-    frame.mapInArrow(copy, "rows long").collect()
-
-
-def _rate(server: Any, table: str, rows: int, write: Callable[[], None]) -> float:
-    execute(server, f"TRUNCATE {table}")
-    with stopwatch() as seconds:
-        write()
-        rate = rows / seconds()
-    assert execute(server, f"SELECT count(*) FROM {table}") == (rows,)  # noqa: S608  our own
-    return rate
+    batch.mapInArrow(copy, "rows long").collect()
 
 
 def append_spark() -> Comparison:
     comparison = Comparison(
         name="postgres_append_spark",
-        peer_name="Spark JDBC append, reWriteBatchedInserts",
+        peer_name="foreachBatch with Spark's JDBC append, reWriteBatchedInserts",
         unit="rows/s",
         is_rate=True,
     )
-    with _stage(APPEND_ROWS) as (_, server, frame):
+    beside: dict[str, list[float]] = {"staged": [], "bare_copy": []}
+    rows = some_rows(APPEND_ROWS)
+    with postgres_server() as server, streaming(rows, epochs=EPOCHS, packages=JDBC) as stream:
         for table in ("ours", "theirs"):
             make_table(server, table)
-        beside: dict[str, list[float]] = {"staged": [], "bare_copy": []}
 
-        def rate(write: Callable[[], None], table: str = "ours") -> float:
-            return _rate(server, table, APPEND_ROWS, write)
+        def rate(start: Callable[[Any, str], Any], table: str = "ours") -> float:
+            execute(server, f"TRUNCATE {table}")
+            found = stream.rate(start)
+            assert execute(server, f"SELECT count(*) FROM {table}") == (stream.rows,)  # noqa: S608  our own
+            return found
 
         def ours() -> float:
-            staged = rate(lambda: _ours(frame, server, "ours"))
-            bare = rate(lambda: _bare_copy(frame, server, "ours"))
-            mine = rate(lambda: _ours(frame, server, "ours", strategy="prepared"))
-            beside["staged"].append(staged)
-            beside["bare_copy"].append(bare)
-            say(f"staged {staged:.0f}, bare copy {bare:.0f}")
-            return mine
+            beside["staged"].append(rate(_ours(server)))
+            beside["bare_copy"].append(rate(each_batch(lambda batch: _bare_copy(batch, server))))
+            say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items()))
+            return rate(_ours(server, strategy="prepared"))
 
-        comparison.run(
-            ours, lambda: rate(lambda: _jdbc(frame, server, "theirs"), "theirs"), rounds=ROUNDS
-        )
-    for name, some in beside.items():
-        if some:
-            comparison.beside[name] = round(statistics.median(some[1:]))
-    ours_now = statistics.median(comparison.ours)
-    comparison.beside["of_bare_copy"] = round(ours_now / float(comparison.beside["bare_copy"]), 3)  # type: ignore[arg-type] # a number, as above
+        def theirs() -> float:
+            return rate(each_batch(lambda batch: _jdbc(batch, server, "theirs")), "theirs")
+
+        comparison.run(ours, theirs, rounds=ROUNDS)
+    medians = {name: statistics.median(some[1:]) for name, some in beside.items()}
+    of_bare = statistics.median(comparison.ours) / medians["bare_copy"]
+    comparison.beside = {
+        **{name: round(median) for name, median in medians.items()},
+        "of_bare_copy": round(of_bare, 3),
+    }
     return comparison
 
 
@@ -142,33 +110,36 @@ def upsert_spark() -> Comparison:
         unit="rows/s",
         is_rate=True,
     )
-    with _stage(UPSERT_ROWS) as (_, server, frame):
+    rows = some_rows(UPSERT_ROWS)
+    with postgres_server() as server, streaming(rows, epochs=EPOCHS, packages=JDBC) as stream:
         for table in ("ours", "theirs"):
             make_table(server, table, ", PRIMARY KEY (id)")
         make_table(server, "by_hand")
 
-        def by_hand() -> None:
-            _jdbc(frame, server, "by_hand", mode="overwrite")
+        def by_hand(batch: Any) -> None:
+            _jdbc(batch, server, "by_hand", mode="overwrite")
             with psycopg.connect(server.url()) as connection:
                 connection.execute(_ON_CONFLICT)
 
-        def rate(table: str, write: Callable[[], None]) -> float:
-            execute(server, f"TRUNCATE {table}")
-            execute(server, f"INSERT INTO {table} (id, title) {_BEFORE}")
-            execute(server, f"VACUUM ANALYZE {table}")
-            with stopwatch() as seconds:
-                write()
-                found = UPSERT_ROWS / seconds()
-            written = execute(server, f"SELECT count(*) FROM {table} WHERE customer IS NOT NULL")  # noqa: S608  our own
-            assert written == (UPSERT_ROWS,)
-            return found
-
+        ours = _ours(server, mode="upsert", keys="id")
         comparison.run(
-            lambda: rate("ours", lambda: _ours(frame, server, "ours", mode="upsert", keys="id")),
-            lambda: rate("theirs", by_hand),
+            lambda: _upsert_rate(server, stream, "ours", ours),
+            lambda: _upsert_rate(server, stream, "theirs", each_batch(by_hand)),
             rounds=ROUNDS,
         )
     return comparison
+
+
+def _upsert_rate(
+    server: Any, stream: Stream, table: str, start: Callable[[Any, str], Any]
+) -> float:
+    execute(server, f"TRUNCATE {table}")
+    execute(server, f"INSERT INTO {table} (id, title) {_BEFORE}")
+    execute(server, f"VACUUM ANALYZE {table}")
+    found = stream.rate(start)
+    written = execute(server, f"SELECT count(*) FROM {table} WHERE customer IS NOT NULL")  # noqa: S608  our own
+    assert written == (stream.rows,)
+    return found
 
 
 _BEFORE = f"SELECT n * 2, 'before' FROM generate_series(0, {UPSERT_ROWS // 2 - 1}) n"  # noqa: S608  constants
