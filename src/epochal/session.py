@@ -10,6 +10,7 @@ its rows again and writes none of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -223,8 +224,13 @@ class Session:
                     f"rows have the schema\n{batch.schema}\nthe session has\n{self._schema}",
                     "give the session the schema of its rows: schema=",
                 )
-            for writer in self._writers.values():
-                writer.write(batch)
+            for name, writer in self._writers.items():
+                with self._preparing(name):
+                    writer.write(batch)
+
+    def _preparing(self, sink: SinkName) -> AbstractContextManager[None]:
+        """Measures what one sink does before the decision."""
+        return self._coordinator.tracker.timing(sink, Phase.PREPARING)
 
     def _prepared(self) -> Receipts:
         receipts: dict[SinkName, tuple[Receipt, ...]] = {}
@@ -241,7 +247,8 @@ class Session:
         try:
             self._flush()
             for name in sinks:
-                receipts[name] = (self._writers[name].prepare(),)
+                with self._preparing(name):
+                    receipts[name] = (self._writers[name].prepare(),)
                 del self._writers[name]
         except Exception as error:
             self._give_up(receipts, because=error)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from epochal.contract import EpochLog
 from epochal.errors import EpochalError
-from epochal.logs import open_log
-from epochal.reports.finding import find_logs
+from epochal.reports.finding import find_logs, found_log
 from epochal.reports.model import Health, PipelineReport, StatusReport, UnreadableReport
 from epochal.reports.status import pipeline_status, unreadable_report
 
@@ -99,7 +98,8 @@ class Index:
 
     def log(self, key: str) -> EpochLog | None:
         """The log of a pipeline that was found, to be closed by whoever asks."""
-        return next((open_log(place) for place in self._places if key_of(place) == key), None)
+        found = (place for place in self._places if key_of(place) == key)
+        return next((found_log(self.root, place) for place in found), None)
 
     def refresh(self) -> None:
         try:
@@ -110,7 +110,7 @@ class Index:
             )
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="epochal-index") as readers:
-            told = list(readers.map(_read, self._places))
+            told = list(readers.map(self._read, self._places))
         self._snapshot = Snapshot(
             at=time.time(),
             pipelines={
@@ -138,12 +138,11 @@ class Index:
                 # The page then shows how old its figures are; a thread that died would not.
                 logger.exception("the pipelines below %s could not be read", self.root)
 
-
-def _read(place: str) -> PipelineReport | UnreadableReport:
-    log = open_log(place)
-    try:
-        return pipeline_status(log)
-    except (EpochalError, OSError) as error:
-        return unreadable_report(log, error)
-    finally:
-        log.close()
+    def _read(self, place: str) -> PipelineReport | UnreadableReport:
+        log = found_log(self.root, place)
+        try:
+            return pipeline_status(log)
+        except (EpochalError, OSError) as error:
+            return unreadable_report(log, error)
+        finally:
+            log.close()

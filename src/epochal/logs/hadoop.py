@@ -18,45 +18,22 @@ Other file systems are refused, unless a person vouches for their rename by writ
 
 from __future__ import annotations
 
-import re
-import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.errors import Misconfigured
 from epochal.logs.gateway import Java, hadoop_conf, jvm_of
-from epochal.logs.names import PROBE, first_line, record_name, record_number, without_secrets
+from epochal.logs.hadoop_folder import FAULTS, HadoopFolder, kinds_of, sorting_errors
+from epochal.logs.names import PROBE, record_name, record_number, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FAULTS = (Py4JError, PySparkException)
-"""What a call into the JVM raises: Spark turns some of the gateway's errors into its own."""
 _CREATES_ONCE = "fs.option.create.conditional.overwrite"
 _RENAMES_ONCE = {"hdfs", "webhdfs", "swebhdfs"}
 _HAS_NO_RENAME = {"cosn", "gs", "obs", "oss", "s3", "s3a", "s3n", "wasb", "wasbs"}
-_LEFTOVER_AGE_S = 3600.0
-_LEFTOVER_SUFFIX = ".tmp"
-
-_NEXT_PATH = re.compile(r", (?=[A-Za-z0-9+.-]+:/)")
 _TAKEN = {"FileAlreadyExistsException", "RemoteFileChangedException"}
-_MISSING = {"FileNotFoundException", "NoSuchFileException"}
-_NOTHING_WAS_DONE = {*_MISSING, "SafeModeException"}
-_FOR_A_PERSON = {
-    "AccessControlException",
-    "AccessDeniedException",
-    "ClassNotFoundException",
-    "IllegalArgumentException",
-    "NotDirectoryException",
-    "ParentNotDirectoryException",
-    "UnsupportedFileSystemException",
-    "UnsupportedOperationException",
-}
 
 
 class HadoopLog:
@@ -73,6 +50,14 @@ class HadoopLog:
             self._files = self._open_files()
             self._scheme = self._files.getUri().getScheme()
             self._creates_once = self._files.hasPathCapability(self._folder, _CREATES_ONCE)
+        self._records = HadoopFolder(
+            jvm=self._jvm,
+            conf=self._conf,
+            files=self._files,
+            folder=self._folder,
+            publishes_at_close=self._creates_once,
+            called=f"the epoch log {self.place}",
+        )
         self._refuse_what_could_fill_twice()
 
     @property
@@ -84,26 +69,18 @@ class HadoopLog:
         return self._fill(record_name(number), record)
 
     def numbers(self) -> Sequence[int]:
-        numbers = (record_number(name) for name in self._names())
+        numbers = (record_number(name) for name in self._records.names())
         return sorted(number for number in numbers if number is not None)
 
     def read(self, number: int) -> bytes | None:
-        with self._sorting_errors("read from"):
-            try:
-                stream = self._files.open(self._path(record_name(number)))
-            except _FAULTS as error:
-                if _is_missing(error):
-                    return None
-                raise
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+        return self._records.read(record_name(number))
 
     def delete(self, numbers: Sequence[int]) -> None:
-        with self._sorting_errors("delete from"):
-            for number in numbers:
-                self._files.delete(self._path(record_name(number)), False)
+        self._records.delete([record_name(number) for number in numbers])
+
+    def folder(self, name: str) -> HadoopFolder:
+        """A folder beside the records, for what nobody decides by."""
+        return self._records.inside(name, called=f"{self.place}/{name}")
 
     def close(self) -> None:
         """The file system is Spark's own, and stays open."""
@@ -141,7 +118,7 @@ class HadoopLog:
                     f"cannot create the folder of the epoch log {self.place}",
                     hint="the driver's user must be able to write there",
                 )
-        self._remove_leftovers()
+        self._records.remove_leftovers()
         if self._fill(PROBE, b"") and self._fill(PROBE, b""):
             raise Misconfigured(
                 f"the file system of {self.place} replaces a file where it was asked not to",
@@ -149,41 +126,17 @@ class HadoopLog:
             )
         self._is_ready = True
 
-    def _remove_leftovers(self) -> None:
-        """Remove what killed writers left. A living one that is this slow finds out and retries."""
-        oldest_ms = (time.time() - _LEFTOVER_AGE_S) * 1000
-        for name in self._names():
-            if name.startswith(".") and name.endswith(_LEFTOVER_SUFFIX):
-                with suppress(*_FAULTS):
-                    status = self._files.getFileStatus(self._path(name))
-                    if status.getModificationTime() < oldest_ms:
-                        self._files.delete(status.getPath(), False)
-
-    def _names(self) -> Sequence[str]:
-        """All files here, in one text of the JVM: to ask for each costs more than the listing."""
-        with self._sorting_errors("list"):
-            try:
-                statuses = self._files.listStatus(self._folder)
-            except _FAULTS as error:
-                if _is_missing(error):
-                    return []
-                raise
-            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(statuses)
-            text = self._jvm.scala.runtime.ScalaRunTime.stringOf(paths)
-        text = text.removeprefix("Array(").removesuffix(")")
-        return [path.rpartition("/")[2] for path in _NEXT_PATH.split(text)]
-
     def _fill(self, name: str, content: bytes) -> bool:
         if self._creates_once:
             with self._sorting_errors("write to", is_put=True):
                 return _is_new(lambda: self._create(self._path(name), content))
         with self._sorting_errors("write to"):
-            hidden = self._write_hidden(name, content)
+            hidden = self._records.write_hidden(name, content)
         try:
             with self._sorting_errors("write to", is_put=True):
                 return self._publish(hidden, self._path(name))
         finally:
-            with suppress(*_FAULTS):
+            with suppress(*FAULTS):
                 self._files.delete(hidden, False)
 
     def _create(self, path: Java, content: bytes) -> None:
@@ -191,16 +144,6 @@ class HadoopLog:
         # Closing is what publishes, so a stream that did not take all of it must stay open.
         stream.write(content)
         stream.close()
-
-    def _write_hidden(self, name: str, content: bytes) -> Java:
-        hidden = self._path(f".{name}.{secrets.token_hex(8)}{_LEFTOVER_SUFFIX}")
-        stream = self._files.create(hidden, False)
-        try:
-            stream.write(content)
-            stream.hsync()
-        finally:
-            stream.close()
-        return hidden
 
     def _publish(self, hidden: Java, visible: Java) -> bool:
         if self._scheme == "file":
@@ -224,61 +167,22 @@ class HadoopLog:
         return is_mine
 
     def _path(self, name: str) -> Java:
-        return self._jvm.org.apache.hadoop.fs.Path(self._folder, name)
+        return self._records.path(name)
 
     def _array(self, class_name: str) -> Java:
         """No options, for a call that takes any number of them."""
         kind = self._jvm.java.lang.Class.forName(class_name)
         return self._jvm.java.lang.reflect.Array.newInstance(kind, 0)
 
-    @contextmanager
-    def _sorting_errors(self, verb: str, *, is_put: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except _FAULTS as error:
-            raise self._sorted(error, verb, is_put=is_put) from None
-
-    def _sorted(self, error: Exception, verb: str, *, is_put: bool) -> EpochalError:
-        """The same error, by what the caller may do next."""
-        fact = f"cannot {verb} the epoch log {self.place}: {_told(error)}"
-        kinds = _kinds(error)
-        if kinds & _FOR_A_PERSON or "Permission denied" in fact:
-            return Misconfigured(fact, hint="Spark itself must be able to write to this folder")
-        if is_put and not kinds & _NOTHING_WAS_DONE:
-            return OutcomeUnknown(fact)
-        return TryAgain(fact)
+    def _sorting_errors(self, verb: str, *, is_put: bool = False) -> AbstractContextManager[None]:
+        return sorting_errors(verb, f"the epoch log {self.place}", is_put=is_put)
 
 
 def _is_new(publish: Callable[[], object]) -> bool:
     try:
         publish()
-    except _FAULTS as error:
-        if _kinds(error) & _TAKEN:
+    except FAULTS as error:
+        if kinds_of(error) & _TAKEN:
             return False
         raise
     return True
-
-
-def _is_missing(error: Exception) -> bool:
-    """Java tells a file that may not be read by the name of one that is not there."""
-    return bool(_kinds(error) & _MISSING) and "Permission denied" not in _told(error)
-
-
-def _kinds(error: Exception) -> set[str]:
-    """The class names of a Java exception and of its causes, without their packages."""
-    kinds = set()
-    thrown = _thrown(error)
-    while thrown is not None:
-        kinds.add(thrown.getClass().getSimpleName())
-        thrown = thrown.getCause()
-    return kinds
-
-
-def _told(error: Exception) -> str:
-    thrown = _thrown(error)
-    return first_line(str(error) if thrown is None else thrown.toString())
-
-
-def _thrown(error: Exception) -> Java | None:
-    """The Java exception behind an error of the gateway, or behind what Spark made of it."""
-    return getattr(error, "java_exception", None) or getattr(error, "_origin", None)

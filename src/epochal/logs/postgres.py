@@ -56,6 +56,7 @@ class PostgresLog:
             )
         self._name = unquote(name)
         self._parameters = _parsed(address)
+        self._schema_name = schema
         self._schema = sql.Identifier(schema)
         self._table = sql.Identifier(schema, "epoch_log")
         self._lock = threading.Lock()
@@ -103,6 +104,33 @@ class PostgresLog:
         with self._lock:
             self._hang_up()
 
+    @property
+    def name(self) -> str:
+        """Which of the logs of one database this is."""
+        return self._name
+
+    @property
+    def schema(self) -> str:
+        """Where the log's table is, and what lies beside it."""
+        return self._schema_name
+
+    def ask_beside(self, ask: Callable[[psycopg.Connection[Any]], T], verb: str) -> T:
+        """
+        Ask something of the log's database on a connection of its own, closed afterwards.
+
+        No epoch waits for it: what hangs here does not hold the connection that decides.
+        """
+        try:
+            connection = self._connect()
+        except psycopg.Error as error:
+            raise self._unreachable(error) from None
+        try:
+            return ask(connection)
+        except psycopg.Error as error:
+            raise self._sorted(error, verb, is_put=False) from error
+        finally:
+            connection.close()
+
     def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         def ask(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
             statement = sql.SQL(query).format(self._table)
@@ -138,6 +166,10 @@ class PostgresLog:
         if self._connection is not None and self._is_alive(self._connection):
             return self._connection
         self._hang_up()
+        self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(
             make_conninfo(
                 **{
@@ -157,7 +189,6 @@ class PostgresLog:
             "SELECT set_config('synchronous_commit', 'on', false)"
             " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
         )
-        self._connection = connection
         return connection
 
     def _is_alive(self, connection: psycopg.Connection[Any]) -> bool:
@@ -186,7 +217,7 @@ class PostgresLog:
         return Misconfigured(
             f"{fact} [{state}]",
             "the role needs CREATE on the database at the first start, then SELECT, INSERT and "
-            "DELETE on the table epochal.epoch_log",
+            "DELETE on the table epochal.epoch_log; the same and UPDATE on epochal.epoch_history",
         )
 
     def _unreachable(self, error: psycopg.Error) -> EpochalError:

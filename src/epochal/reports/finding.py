@@ -23,9 +23,17 @@ _NEVER_A_LOG = frozenset(
 """Folders that may hold many files and never a log: Spark's own, histories, a sink's manifests."""
 
 
+_DATABASES = ("sqlite:", "postgres:", "postgresql:")
+
+
+def found_log(root: str, place: str) -> EpochLog:
+    """A log that was found below a root, opened anew: its place tells no user and no password."""
+    return log_at(root) if root.startswith(_DATABASES) else open_log(place)
+
+
 def find_logs(root: str) -> Iterator[EpochLog]:
     """Every epoch log below a folder or a prefix, in the order of names."""
-    if root.startswith(("sqlite:", "postgres:", "postgresql:")):
+    if root.startswith(_DATABASES):
         yield log_at(root)
     elif "://" in root and not root.startswith("file:"):
         for place in _find_objects(root.rstrip("/")):

@@ -3,14 +3,15 @@
     <checkpoint>/epochal/log/00000000000000000042.json        a record of the log
     <checkpoint>/epochal/log/history/…                        what is told here
 
-An SQLite log has a folder of its own beside the file. Logs in PostgreSQL and behind Hadoop's file
-systems have no history: there the log's own records are all that operators see.
+An SQLite log has a folder of its own beside the file, a log in PostgreSQL a table beside its own.
+A log behind Hadoop's file systems has the same folder, written through Spark as its records are.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -109,4 +110,20 @@ def history_place(log: EpochLog) -> HistoryPlace | None:
         return HistoryFolder(Path(f"{log.place.removeprefix('sqlite://')}.{FOLDER}"))
     if isinstance(log, ObjectsLog):
         return HistoryObjects(open_store(f"{log.place.rstrip('/')}/{FOLDER}"))
+    return _of_an_extra(log)
+
+
+def _of_an_extra(log: EpochLog) -> HistoryPlace | None:
+    """Of logs whose packages may be missing: where one is open, its package has been loaded."""
+    if "epochal.logs.postgres" in sys.modules:
+        from epochal.logs.postgres import PostgresLog  # noqa: PLC0415  needs epochal[postgres]
+        from epochal.telemetry.tables import HistoryTable  # noqa: PLC0415  the same
+
+        if isinstance(log, PostgresLog):
+            return HistoryTable(log)
+    if "epochal.logs.hadoop" in sys.modules:
+        from epochal.logs.hadoop import HadoopLog  # noqa: PLC0415  needs epochal[spark]
+
+        if isinstance(log, HadoopLog):
+            return log.folder(FOLDER)
     return None

@@ -33,8 +33,8 @@ from epochal.terms import EpochNumber, Generation
 logger = logging.getLogger("epochal")
 
 FLUSH_EVERY_S = 5.0
-OBJECTS_FLUSH_EVERY_S = 15.0
-"""Object stores charge for every put."""
+REMOTE_FLUSH_EVERY_S = 15.0
+"""Object stores charge for every put, and a database keeps what was replaced for its vacuum."""
 _CLOSE_WAIT_MAX_S = 3.0
 _SEGMENT_EPOCHS = 500
 _WAITING_MAX = 10_000
@@ -52,7 +52,7 @@ def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None
         return
     if place is not None:
         is_local = isinstance(place, HistoryFolder)
-        every_s = FLUSH_EVERY_S if is_local else OBJECTS_FLUSH_EVERY_S
+        every_s = FLUSH_EVERY_S if is_local else REMOTE_FLUSH_EVERY_S
         tracker.listen(Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=every_s))
 
 
