@@ -186,6 +186,7 @@ def test_the_openapi_document_tells_what_is_really_answered(http):
         ("get", "/marks", {"params": {"pipeline": "p", "sink": "s"}}),
         ("delete", "/marks", {"params": {"uid": "x", "tag": "y", "below": "1"}}),
         ("get", "/rows", {}),
+        ("get", "/counts", {"params": {"uid": ME.uid, "tag": "x"}}),
     ]
     for method, path, options in asked:
         reply = http.request(method, path.format(txn=name), **options)

@@ -49,6 +49,7 @@ def make_app(store: Store, door: Door) -> Starlette:
         ("GET", "/marks", verbs.marks),
         ("DELETE", "/marks", verbs.forget),
         ("GET", "/rows", verbs.rows),
+        ("GET", "/counts", verbs.counts),
     ]
     return Starlette(
         routes=[
@@ -70,6 +71,7 @@ class _Verbs:
             "formats": list(FORMATS),
             "body_bytes_max": self._door.body_bytes_max,
             "rehearses": True,
+            "counts": self._store.counts,
         }
         return JSONResponse(about)
 
@@ -151,6 +153,11 @@ class _Verbs:
         found = await _in_thread(ask)
         more = found[-1]["seq"] if found and len(found) == limit else None
         return JSONResponse({"rows": found, "next": more})
+
+    async def counts(self, request: Request) -> Response:
+        query = request.query_params
+        ask = partial(self._store.count, _text(query, "uid"), _text(query, "tag"))
+        return JSONResponse({"epochs": await _in_thread(ask)})
 
     async def _json(self, request: Request) -> Mapping[str, Any]:
         try:

@@ -43,7 +43,9 @@ _SCHEMAS: dict[str, Any] = {
             "formats": {"type": "array", "items": _TEXT},
             "body_bytes_max": _COUNT,
             "rehearses": {"type": "boolean"},
-        }
+            "counts": {"type": "boolean", "description": "whether GET /counts can be asked"},
+        },
+        required=["protocol", "version", "formats", "body_bytes_max", "rehearses"],
     ),
     "Error": _object(
         {"error": _TEXT, "state": {"enum": [state.value for state in State]}}, required=["error"]
@@ -75,6 +77,9 @@ _SCHEMAS: dict[str, Any] = {
             },
             "next": {"type": ["integer", "null"]},
         }
+    ),
+    "Counts": _object(
+        {"epochs": {"type": "array", "items": _object({"epoch": _COUNT, "rows": _COUNT})}}
     ),
     "Health": _object({"status": _TEXT}),
 }
@@ -234,6 +239,14 @@ def _paths() -> dict[str, Any]:
                     _query("sink", _TEXT, "of this sink only"),
                     *page,
                 ),
+            )
+        },
+        "/counts": {
+            "get": _verb(
+                "How many rows of each epoch are visible, of one life of a pipeline's sink",
+                "Counts",
+                refusals=("400",),
+                parameters=life,
             )
         },
     }

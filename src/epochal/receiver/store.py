@@ -202,6 +202,21 @@ class Store:
         names = ("seq", "pipeline", "sink", "run", "epoch", "txn", "row")
         return [dict(zip(names, (*row[:-1], json.loads(row[-1])), strict=True)) for row in found]
 
+    @property
+    def counts(self) -> bool:
+        """Whether rows are kept, so that they can be counted."""
+        return self._keeps_rows
+
+    def count(self, uid: str, tag: str) -> Sequence[Mapping[str, int]]:
+        """How many rows of each epoch are visible, of one life of a pipeline's sink."""
+        with self._database.reading() as db:
+            found = db.execute(
+                "SELECT epoch, count(*) FROM rows WHERE uid = ? AND tag = ?"
+                " GROUP BY epoch ORDER BY epoch",
+                (uid, tag),
+            ).fetchall()
+        return [{"epoch": epoch, "rows": rows} for epoch, rows in found]
+
     # Proofs of epochs
 
     def mark(self, uid: str, tag: str, epoch: int, owner: Owner, txns: Sequence[str]) -> None:

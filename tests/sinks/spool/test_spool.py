@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -203,6 +204,9 @@ class Deliveries:
                 self.taken += one["n"].to_pylist()
         return {}
 
+    def kept(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -257,3 +261,27 @@ def test_what_a_commit_left_after_its_proof_is_cleared_by_a_listing(spool):
     receipt_of(spool, 1)
     assert committer.in_doubt() == []
     assert not spool.has(receipt.handle)
+
+
+def everything_in(place, folder="") -> list[str]:
+    files = [f"{folder}/{entry.name}" for entry in place.files(folder)]
+    below = [f"{folder}/{name}".lstrip("/") for name in place.folders(folder)]
+    return files + [file for one in below for file in everything_in(place, one)]
+
+
+def test_a_dropped_pipeline_leaves_nothing_of_its_own_and_all_of_others(spool):
+    committer, deliveries = committer_of(spool)
+    committer.commit(ZERO, [receipt_of(spool, 1, 2)])
+    deliveries.on_the_way = lambda: 1 / 0
+    undelivered = replace(receipt_of(spool, 3), handle=ME.handle(ONE, partition=0, attempt=2))
+    write(spool, undelivered.handle, batch(3))
+    with pytest.raises(ZeroDivisionError):
+        committer.commit(ONE, [undelivered])
+    SpoolLedger(spool.place, OTHER).settle(ZERO, frozenset(), {})
+    shown = committer.drop(is_dry_run=True)
+    assert shown.removed == [f"1 entries of the ledger in {spool.place.told}"]
+    assert committer.newest() != []
+    assert committer.drop(is_dry_run=False) == shown
+    (left,) = everything_in(spool.place)
+    assert OTHER.uid in left
+    assert committer.drop(is_dry_run=False).removed == []

@@ -73,5 +73,8 @@ class CallbackDelivery:
             )
         return {"rows": rows}
 
+    def kept(self) -> str:
+        return ""
+
     def close(self) -> None:
         """The function keeps what it opened."""

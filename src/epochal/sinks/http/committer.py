@@ -13,8 +13,9 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.contract import Limits
+from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.sinks.http.auditing import forget, recount
 from epochal.sinks.http.connecting import Client, Reply
 from epochal.sinks.http.json_schema import require_json
 from epochal.sinks.http.parts import NDJSON, Format
@@ -145,6 +146,12 @@ class HttpCommitter:
     def prune(self, below: EpochNumber) -> None:
         params = {"uid": self._identity.uid, "tag": self._identity.tag, "below": str(below)}
         self._client.ask("DELETE", "/marks", params=params)
+
+    def recount(self) -> Recount:
+        return recount(self._client, self._ask_about(), self._identity)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        return forget(self._client, self.newest(), self._identity, is_dry_run=is_dry_run)
 
     def close(self) -> None:
         self._client.close()

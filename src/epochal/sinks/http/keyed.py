@@ -146,6 +146,12 @@ class KeyedDelivery:
         rows = sum(receipt.rows for receipt in ordered)
         return {"rows": rows, "rejected": rejected.count()}
 
+    def kept(self) -> str:
+        place, folder = self._spool.place, _rejected_folder(self._identity)
+        if not place.folders(folder):
+            return ""
+        return f"{place.told}/{folder}: calls that the service refused, kept for a person"
+
     def close(self) -> None:
         self._client.close()
 
@@ -201,7 +207,7 @@ class _Rejected:
 
     def __init__(self, spool: RowSpool, identity: Identity, epoch: EpochNumber) -> None:
         self._place = spool.place
-        self._folder = f"rejected/{identity.uid}-s{identity.tag}/{epoch:020d}"
+        self._folder = f"{_rejected_folder(identity)}/{epoch:020d}"
 
     def keep(self, call: Call, key: str, error: RowRejected) -> None:
         told = {"key": key, "because": error.message, "rows": [json.loads(r) for r in call.rows]}
@@ -210,6 +216,10 @@ class _Rejected:
 
     def count(self) -> int:
         return len(self._place.files(self._folder))
+
+
+def _rejected_folder(identity: Identity) -> str:
+    return f"rejected/{identity.uid}-s{identity.tag}"
 
 
 def _body(rows: Sequence[bytes], body: str) -> tuple[bytes, str]:

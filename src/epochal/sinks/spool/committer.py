@@ -17,6 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from epochal.contract import Dropped
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.sinks.spool.ledger import Delivered, SpoolLedger
 from epochal.sinks.spool.rows import RowSpool
@@ -36,6 +37,9 @@ class Delivery(Protocol):
 
         Called for a decided epoch, perhaps again after a crash, perhaps by two drivers at a time.
         """
+
+    def kept(self) -> str:
+        """What stays here of a dropped pipeline, and why; empty where nothing does."""
 
     def close(self) -> None: ...
 
@@ -117,6 +121,14 @@ class SpoolCommitter:
 
     def prune(self, below: EpochNumber) -> None:
         self._ledger.prune(below)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        count = self._ledger.size()
+        if not is_dry_run:
+            self._spool.forget(self._identity.uid, self._identity.tag)
+            self._ledger.forget()
+        told = f"{count} entries of the ledger in {self._spool.place.told}"
+        return Dropped(removed=[told] if count else [], kept=self._delivery.kept())
 
     def close(self) -> None:
         self._delivery.close()

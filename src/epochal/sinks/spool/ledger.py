@@ -94,6 +94,16 @@ class SpoolLedger:
             self.forget_acknowledgements(epoch)
         self._place.remove([f"{self._folder}/{_entry(epoch)}" for epoch in settled])
 
+    def size(self) -> int:
+        """How many epochs it proves."""
+        return len(self._epochs(self._folder))
+
+    def forget(self) -> None:
+        """Every epoch, the newest too: of a pipeline that is dead for good."""
+        for folder in self._place.folders(self._folder):
+            self._place.remove_folder(f"{self._folder}/{folder}")
+        self._place.remove_folder(self._folder)
+
     def acknowledge(self, epoch: EpochNumber, acknowledged: Sequence[Json]) -> None:
         """Remember what a receiver has taken. With nothing in it: delivery is about to begin."""
         self._written += 1
