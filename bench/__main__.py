@@ -6,6 +6,7 @@ import sys
 
 from bench import (
     broker,
+    console_scale,
     coordinator,
     delta,
     epoch_overhead,
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "epoch_overhead": epoch_overhead.run,
     "files_parquet": files_parquet.run,
     **broker.RUNS,
+    **console_scale.RUNS,
     **delta.RUNS,
     **iceberg.RUNS,
     **kafka.RUNS,
