@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, TryAgain
-from epochal.sinks.mysql import checking
+from epochal.sinks.mysql import checking, connecting, writer
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import EpochNumber, Proof, Uid
@@ -183,6 +183,48 @@ def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
     held.close()
     life.commit(0, receipts)
     assert orders.rows() == [(1, "n1")]
+
+
+def slow_to_close(life) -> None:
+    """The next task finds a connection that takes the server long to clear up after."""
+    link = connecting.connect(life.sink.server)
+    with link.cursor() as cursor:
+        for number in range(2000):
+            cursor.execute(f"PREPARE s{number} FROM 'SELECT 1'")
+    writer._kept.keep(life.sink.server, link)
+
+
+@pytest.mark.parametrize("verb", ["commit", "abort"])
+def test_a_connection_that_is_slow_to_close_keeps_no_prepared_rows(orders, some, verb):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    for epoch in range(5):
+        slow_to_close(life)
+        receipts = [life.prepare(some(epoch), epoch)]
+        getattr(life.committer, verb)(EpochNumber(epoch), receipts)
+    assert len(orders.rows()) == (5 if verb == "commit" else 0)
+    assert orders.leftovers() == []
+    assert orders.sql("SELECT trx_id FROM information_schema.innodb_trx") == []
+
+
+def test_rows_can_be_committed_as_soon_as_they_are_prepared(orders, some, monkeypatch):
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    held = []
+    monkeypatch.setattr(writer._kept, "close", held.append)
+    receipts = [life.prepare(some(1), 0)]
+    life.commit(0, receipts)
+    assert orders.rows() == [(1, "n1")]
+    (link,) = held
+    link.close()
+
+
+def test_prepared_is_refused_where_an_account_may_not_detach(orders, some, monkeypatch):
+    monkeypatch.setattr(checking, "DETACH_AT_PREPARE", "SET GLOBAL max_connections = 120")
+    orders.sql("CREATE OR REPLACE USER lowly")
+    orders.sql(f"GRANT ALL ON {orders.schema}.* TO lowly")
+    with pytest.raises(Misconfigured, match=r"needs SET GLOBAL .* denied"):
+        orders.life(strategy="prepared", url=orders.url(user="lowly")).start(some(1))
 
 
 def test_prepared_transactions_that_vanished_are_told(orders, some):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
-from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import plan, require_table, sent_fields
 from epochal.sinks.mysql.sorting import ERRORS, number_of, told
 from epochal.sinks.mysql.types import Sent
@@ -52,6 +52,8 @@ class MySQLChecker(Checker):
                 self._require_rights(session, there)
         if sink.strategy == "prepared":
             about.require_detachable(sink)
+            if about.is_mariadb:
+                self._require_detaching(session)
             if there is not None:
                 self._require_no_unique(there)
         return self._abilities(about)
@@ -152,6 +154,18 @@ class MySQLChecker(Checker):
                     raise
                 raise Misconfigured(f"{told(error)}", "; ".join(self._sink.grants())) from error
 
+    def _require_detaching(self, session: Session) -> None:
+        try:
+            session.execute(DETACH_AT_PREPARE)
+            session.execute("SET SESSION pseudo_slave_mode = 0")
+        except ERRORS as error:
+            if number_of(error) not in _DENIED:
+                raise
+            raise Misconfigured(
+                f"strategy='prepared' needs {DETACH_AT_PREPARE}: {told(error)}",
+                "GRANT BINLOG REPLAY ON *.*; strategy='staged' (the default) needs none of this",
+            ) from error
+
     def _require_no_unique(self, table: Table) -> None:
         sent = self._sent
         written = (
@@ -248,6 +262,7 @@ class _About:
             " @@global.log_bin, @@global.binlog_format"
         )
         self._version = str(version)
+        self.is_mariadb = "mariadb" in self._version.lower()
         self._by_statement = bool(log) and form == "STATEMENT"
 
     def require_loading(self, sink: MySQL) -> None:
@@ -264,7 +279,7 @@ class _About:
 
     def require_detachable(self, sink: MySQL) -> None:
         """Whether a prepared XA transaction outlives its connection."""
-        needed = (10, 5, 2) if "mariadb" in self._version.lower() else (8, 0, 29)
+        needed = (10, 5, 2) if self.is_mariadb else (8, 0, 29)
         # Some MariaDB says 5.5.5 first, for clients that know no number above 5.
         words = re.findall(r"(\d+)\.(\d+)\.(\d+)", self._version.removeprefix("5.5.5-"))
         found = tuple(int(number) for number in words[0]) if words else ()

@@ -119,6 +119,8 @@ class Link(Connection):
     name it asks for: a server that asks at any other time is refused, as `local_infile` is off.
     """
 
+    is_mariadb: bool = False
+
     def _create_ssl_ctx(self, given: Any) -> ssl.SSLContext:
         """Without a CA nothing is verified: then reading the system's CAs anew costs 50 ms."""
         if given:
@@ -210,9 +212,10 @@ def _prepare_session(link: Link, server: Server) -> None:
                 f"{server.place} is read-only: a replica, or a server that was switched so",
                 "the url must reach the primary",
             )
+        link.is_mariadb = "mariadb" in str(version).lower()
         limit = (
             f"max_statement_time = {server.statement_timeout_s}"
-            if "mariadb" in str(version).lower()
+            if link.is_mariadb
             else f"max_execution_time = {round(server.statement_timeout_s * 1000)}"
         )
         cursor.execute(

@@ -14,6 +14,13 @@ from epochal.sinks.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.terms import Identity, InDoubt
 
 NAMES = NameRule(database="MySQL", length_max=64, unit="characters", quotes="`")
+DETACH_AT_PREPARE = "SET SESSION pseudo_slave_mode = 1"
+"""
+MariaDB only, and what MySQL does by itself: XA PREPARE lets go of the transaction before it answers.
+
+Without it, it is let go of while its connection is closed, and in two steps: whoever commits it in
+between is told OK, and the rows stay in the engine, where nothing lists them until a restart.
+"""
 _GENERATIONS_BACK = 100
 """How far back a driver that was left behind is looked for."""
 

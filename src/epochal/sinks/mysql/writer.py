@@ -2,7 +2,7 @@
 
 Staged: the rows go into a table of this attempt's own, and the transaction commits: durable and in
 nobody's way. Prepared: they go into the table itself inside an XA transaction, which is left
-prepared under the handle's name; its connection is closed, as nobody else can end it before.
+prepared under the handle's name and belongs to no connection any more once that is answered.
 
 LOAD DATA LOCAL turns errors into warnings, and cuts or skips what it can't take: so a load with a
 single warning, or that brought fewer rows than were sent, is refused, with the row named.
@@ -23,7 +23,7 @@ from epochal.errors import EpochalError, RowRejected
 from epochal.sinks.mysql import connecting
 from epochal.sinks.mysql.catalog import from_json
 from epochal.sinks.mysql.connecting import Link
-from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import Planned, plan, sent_fields
 from epochal.sinks.mysql.types import TEXT, microseconds
 from epochal.sinks.sql.keeping import Kept
@@ -190,7 +190,8 @@ class PreparedWriter(MySQLWriter):
         )
 
     def _finish(self, connection: Link) -> None:
-        statements = (*self._ledger_row(), f"XA END {self._xid}")
+        detach = (DETACH_AT_PREPARE,) if connection.is_mariadb else ()
+        statements = (*self._ledger_row(), *detach, f"XA END {self._xid}")
         self._sorted("write the ledger", lambda: self._run(connection, *statements))
         prepare = f"XA PREPARE {self._xid}"
         self._sorted("prepare", lambda: self._run(connection, prepare), is_commit=True)

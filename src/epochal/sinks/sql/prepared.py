@@ -2,7 +2,7 @@
 
 A transaction that is gone was committed or rolled back, and the server tells the same of both: the
 ledger row, written inside that transaction, tells them apart (I9). MySQL tells the same, too, while
-the connection that prepared it is still closing: so the listing is asked before the ledger.
+another session is ending it, or still holds it: so the listing is asked before the ledger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from epochal.sinks.sql.staged import Committing
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
 _CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
-"""How long a connection that was closed may take to be gone."""
+"""How long a session that holds a prepared transaction, or is ending it, may take."""
 
 
 class PreparedCommitter(Committing):
@@ -130,7 +130,7 @@ class PreparedCommitter(Committing):
             if wait_s is not None:
                 time.sleep(wait_s)
         raise TryAgain(
-            self._doing(f"{handle} is prepared, and the connection that prepared it is still open"),
+            self._doing(f"{handle} is prepared, and a connection that is still open holds it"),
             "it is asked again",
         )
 
