@@ -132,3 +132,27 @@ def test_a_table_says_not_whose_rows_it_holds_so_others_can_be_allowed(shop, pos
         connection.execute("DELETE FROM audited")
     missing = only(audit(shop.reached, shared=["orders"])).differences
     assert missing == ["4 rows are missing: 4 decided, 0 visible"]
+
+
+def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, postgres):
+    with postgres.connect() as connection:
+        connection.execute("CREATE TABLE picky (id bigint CHECK (id <> 1))")
+        shop.orders = Postgres(
+            postgres.url,
+            table="picky",
+            name="orders",
+            meta_schema="picky_meta",
+            on_reject=Memory(name="refused"),
+        )
+        shop.run(epochs=2, rows=3)
+        report = audit(shop.reached)
+        assert {one.sink: (one.verdict, one.visible_rows) for one in report.sinks} == {
+            "orders": ("agrees", 4),
+            "audit": ("agrees", 6),
+            "refused": ("agrees", 2),
+        }
+        connection.execute("DELETE FROM picky WHERE id = 2")
+        missing = ["2 rows are missing: 4 decided, 2 visible"]
+        assert only(audit(shop.reached)).differences == missing
+        connection.execute("INSERT INTO picky VALUES (2), (2), (2)")
+        assert only(audit(shop.reached)).verdict == "differs"

@@ -9,7 +9,7 @@ is visible must lie between what was settled before and what was decided after.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from epochal.assembly import Reached
@@ -41,7 +41,8 @@ def audit(
         counted = _counted(sink, before, reached)
         hashed = None if spark is None else _rehashed(sink, before, reached, spark)
         after = require_record(log).record.state
-        found = _compared(name, counted, before, after, is_shared=name in shared)
+        refused = _refused(sink, before, after, reached)
+        found = _compared(name, counted, before, after, refused, is_shared=name in shared)
         audits.append(found if hashed is None else _with_hash(found, hashed, before, after))
     state = require_record(log).record.state
     return AuditReport(
@@ -90,8 +91,39 @@ def _with_hash(found: SinkAudit, hashed: int, before: State, after: State) -> Si
     return replace(told, verdict="differs", differences=[*told.differences, difference])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """How many of a sink's decided rows its target refused: they are at another sink."""
+
+    at_least: int = 0
+    at_most: int = 0
+
+
+def _refused(sink: Sink, before: State, after: State, reached: Reached) -> _Refused:
+    taker = sink.rejects_to
+    if taker is None:
+        return _Refused()
+    sharers = [
+        one
+        for one in reached.require_sinks()
+        if one.rejects_to is not None and one.rejects_to.name == taker.name
+    ]
+    total = _total(after, taker.name)
+    return _Refused(
+        # Of several that send their rows to one sink, none is known to have sent all of them.
+        at_least=_settled_rows(before, taker.name) if len(sharers) == 1 else 0,
+        at_most=0 if total is None else total.fingerprint.rows,
+    )
+
+
 def _compared(
-    name: SinkName, counted: Recount, before: State, after: State, *, is_shared: bool
+    name: SinkName,
+    counted: Recount,
+    before: State,
+    after: State,
+    refused: _Refused,
+    *,
+    is_shared: bool,
 ) -> SinkAudit:
     decided = _total(after, name)
     blank = SinkAudit(
@@ -113,8 +145,8 @@ def _compared(
         *counted.faults,
         *_rows_differ(
             visible,
-            at_least=_settled_rows(before, name),
-            at_most=0 if decided is None else decided.fingerprint.rows,
+            at_least=_settled_rows(before, name) - refused.at_most,
+            at_most=(0 if decided is None else decided.fingerprint.rows) - refused.at_least,
             is_shared=is_shared,
             is_alone=counted.is_alone,
         ),
