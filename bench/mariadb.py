@@ -68,7 +68,9 @@ def _ours(server: Any, strategy: Literal["staged", "prepared"]) -> Callable[[Any
     sink = MySQL(server.url(database="bench"), table="ours", strategy=strategy)
 
     def start(frame: Any, checkpoint: str) -> Any:
-        return Pipeline("bench", [sink]).start(frame, checkpoint=checkpoint, availableNow=True)
+        # Each with a name of its own: a target remembers how far a pipeline has come.
+        pipeline = Pipeline(f"bench {checkpoint}", [sink])
+        return pipeline.start(frame, checkpoint=checkpoint, availableNow=True)
 
     return start
 

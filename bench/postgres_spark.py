@@ -43,7 +43,9 @@ def _ours(server: Any, **options: Any) -> Callable[[Any, str], Any]:
     sink = Postgres(server.url(), table="public.ours", **options)
 
     def start(frame: Any, checkpoint: str) -> Any:
-        return Pipeline("bench", [sink]).start(frame, checkpoint=checkpoint, availableNow=True)
+        # Each with a name of its own: a target remembers how far a pipeline has come.
+        pipeline = Pipeline(f"bench {checkpoint}", [sink])
+        return pipeline.start(frame, checkpoint=checkpoint, availableNow=True)
 
     return start
 
