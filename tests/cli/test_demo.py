@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -27,16 +33,77 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     """One demonstration with kills, its folder kept and its servers started again."""
     root = tmp_path_factory.mktemp("demo") / "kept"
     sizes = ["--rows", "3000", "--epochs", "6", "--kills", "1", "--seed", "11"]
-    done = subprocess.run(
-        [*COMMAND, "demo", *sizes, "--json", "--keep", str(root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with running_demo(*sizes, "--json", "--keep", str(root)) as (demo, address):
+        shown = seen_at_work(address, demo)
+        told, _ = demo.communicate()
+    assert demo.returncode == 0, told
+    assert not answers(address)
     with running_servers(Place(root)):
-        yield root, json.loads(done.stdout)
+        yield root, {**json.loads(told), "console": shown}
     forget(Place(root))
+
+
+@contextmanager
+def running_demo(*more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A demonstration in a process of its own, and the address that its console told."""
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        lines: list[str] = []
+        for line in demo.stderr:
+            lines.append(line)
+            if found := re.search(r"the console of this run: (http://127\.0\.0\.1:\d+/)", line):
+                yield demo, found[1]
+                return
+        raise AssertionError(f"no console was told: {''.join(lines)}")
+    finally:
+        if demo.poll() is None:
+            demo.send_signal(signal.SIGINT)
+        demo.communicate()
+
+
+def seen_at_work(address: str, demo: subprocess.Popen[str]) -> dict[str, object]:
+    """What the console tells about the pipeline once it has decided an epoch."""
+    while demo.poll() is None:
+        with urllib.request.urlopen(f"{address}api/status", timeout=30) as answer:
+            found = json.load(answer)["pipelines"]
+        if found and found[0]["last_epoch"] is not None:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                return {**found[0], "page": answer.read().decode()}
+        time.sleep(0.2)
+    raise AssertionError("the demonstration ended before its console showed an epoch")
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_console_shows_the_run_while_it_lasts(kept):
+    _, told = kept
+    shown = told["console"]
+    assert shown["pipeline"] == "demo"
+    assert {sink["name"] for sink in shown["sinks"]} == {"orders", "events", "amounts"}
+    assert ">demo<" in shown["page"]
+
+
+def test_ctrl_c_ends_demonstration_and_console_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    tmp_path.chmod(0o755)
+    with running_demo("--rows", "10", "--epochs", "1", "--kills", "0") as (demo, address):
+        assert answers(address)
+        started = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(signal.SIGINT)
+        _, talk = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "Traceback" not in talk
+    assert not answers(address)
+    assert psutil.wait_procs(started, timeout=30)[1] == []
+    assert [path.name for path in tmp_path.glob("epochal-demo-*")] == []
 
 
 def test_every_row_is_there_once_after_the_kills(kept):

@@ -46,6 +46,12 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
         str | None,
         typer.Option(metavar="HOST:PORT", help="Your Kafka instead of the embedded broker."),
     ] = None,
+    has_console: Annotated[
+        bool,
+        typer.Option(
+            "--console/--no-console", help="Show the run in a web page on loopback while it lasts."
+        ),
+    ] = True,
 ) -> None:
     """
     See exactly-once hold while the driver is killed again and again.
@@ -61,7 +67,7 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
         talk.print(f"{rows:,} rows in {parts} epochs, {kills} kills, seed {chosen}; in {root}")
         write_source(place.source, rows=rows, parts=parts)
         started_s = time.monotonic()
-        with running_servers(place, kafka):
+        with running_servers(place, kafka), _console(place, is_wanted=has_console):
             with _display(parts) as show:
                 progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
             verdict = audit(place, rows=rows, parts=parts)
@@ -81,10 +87,37 @@ def _room(keep: Path | None) -> Iterator[Path]:
         yield keep.absolute()
         return
     root = Path(tempfile.mkdtemp(prefix="epochal-demo-"))
-    yield root
-    # Only after a run that came to its end: after a failure the drivers' log is what one looks for.
+    try:
+        yield root
+    except Exception:
+        # Kept: after a failure the drivers' log is what one looks for.
+        raise
+    except BaseException:
+        _remove(root)
+        raise
+    _remove(root)
+
+
+def _remove(root: Path) -> None:
     forget(Place(root))
     shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _console(place: Place, *, is_wanted: bool) -> Iterator[None]:
+    """The run as an operator would see it; a demonstration without it is one all the same."""
+    if not is_wanted:
+        yield
+        return
+    try:
+        from epochal.console.serving import served  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as error:
+        talk.print(f'no console: {error.name} is not installed (pip install "epochal[console]")')
+        yield
+        return
+    with served(str(place.checkpoint)) as address:
+        talk.print(f"the console of this run: {address} (Ctrl-C ends both)", soft_wrap=True)
+        yield
 
 
 @contextmanager

@@ -5,4 +5,5 @@ door      who may come in: hosts, tokens, sessions, forms
 pages     what people see; `api` serves the same reports as JSON
 acting    what people may do, off unless a token is configured
 drawing   figures as SVG
+serving   the same beside another program, such as the demonstration
 """

@@ -122,7 +122,8 @@ class Index:
         )
 
     def _find_if_due(self) -> None:
-        if time.monotonic() - self._found_at < _FIND_EVERY_S:
+        # Where nothing is there yet, somebody may be waiting for the first one to start.
+        if self._places and time.monotonic() - self._found_at < _FIND_EVERY_S:
             return
         found = []
         for log in find_logs(self.root):
