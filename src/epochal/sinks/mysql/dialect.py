@@ -16,7 +16,7 @@ from epochal.terms import Identity, InDoubt
 NAMES = NameRule(database="MySQL", length_max=64, unit="characters", quotes="`")
 DETACH_AT_PREPARE = "SET SESSION pseudo_slave_mode = 1"
 """
-MariaDB only, and what MySQL does by itself: XA PREPARE lets go of the transaction before it answers.
+MariaDB only: XA PREPARE lets go of the transaction before it answers, as MySQL's does by itself.
 
 Without it, it is let go of while its connection is closed, and in two steps: whoever commits it in
 between is told OK, and the rows stay in the engine, where nothing lists them until a restart.
