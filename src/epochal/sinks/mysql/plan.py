@@ -33,6 +33,10 @@ class Planned:
     """What is made of the loaded text, where it is not read directly."""
 
     @property
+    def arrives_as(self) -> str:
+        return self.field
+
+    @property
     def staging_ddl(self) -> str:
         if self.column is not None:
             return self.column.ddl

@@ -10,9 +10,8 @@ single warning, or that brought fewer rows than were sent, is refused, with the 
 
 from __future__ import annotations
 
-import json
 import re
-from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,13 +21,13 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
 from epochal.sinks.mysql import connecting
 from epochal.sinks.mysql.catalog import from_json
-from epochal.sinks.mysql.connecting import Link
+from epochal.sinks.mysql.connecting import Link, Server
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import Planned, plan, sent_fields
 from epochal.sinks.mysql.types import TEXT, microseconds
 from epochal.sinks.sql.keeping import Kept
 from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.writing import TableWriter, whole_column
+from epochal.sinks.sql.writing import TableWriter, not_in_steps
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
@@ -38,7 +37,7 @@ _AT_ROW = re.compile(r"at row (\d+)")
 _NULL = "\\N"
 
 
-class MySQLWriter(TableWriter[Link]):
+class MySQLWriter(TableWriter[Link, Planned]):
     """What both strategies share: the plan, the load, and what is told of a bad row."""
 
     def __init__(self, sink: MySQL, task: Task) -> None:
@@ -47,71 +46,46 @@ class MySQLWriter(TableWriter[Link]):
         self._table = from_json(self._handout["table"])
         self._plan = plan(sent_fields(task.schema, sink), self._table, sink)
 
-    @abstractmethod
-    def _place(self) -> str:
-        """The table that the rows are loaded into, quoted."""
+    @property
+    def _idle(self) -> Kept[Link]:
+        return _kept
 
-    @abstractmethod
-    def _column(self, one: Planned) -> str | None:
-        """The column of that table for a field; None where the field does not go there."""
+    @property
+    def _server(self) -> Server:
+        return self._sink.server
 
     def _connect(self) -> Link:
-        server = self._sink.server
-        return _kept.take(
-            server,
-            lambda: connecting.connect(server),
-            idle_max_s=server.idle_max_s,
-            lifetime_max_s=server.lifetime_max_s,
-        )
-
-    def _close(self, connection: Link) -> None:
-        _kept.close(connection)
+        return connecting.connect(self._server)
 
     # Sending
 
     def _send(self, block: pa.Table, first: int) -> None:
         """Load one block; its first row is row `first` of this task."""
         link = self._get_ready()
-        going = [(one, name) for one in self._plan if (name := self._column(one)) is not None]
-        columns = [self._as_text(one, block.column(one.field), first) for one, _ in going]
+        going = self._going()
+        data = _rows_of([self._converted(one, block, first) for one, _ in going])
         statement = _load_statement(self._place(), going)
-        data = _rows_of(columns)
         arrived, warnings = self._sorted("load", lambda: link.load(statement, data))
         if warnings or arrived != block.num_rows:
             raise self._refused(link, block, first, arrived)
 
-    def _as_text(self, one: Planned, values: pa.ChunkedArray, first: int) -> pa.Array:
-        whole = whole_column(values)
-        self._require_fitting(one, whole, first)
-        try:
-            return one.sent.to_text(whole)
-        except pa.ArrowInvalid as error:
-            raise RowRejected(
-                f'{self._where()}: a value of "{one.field}" does not fit: {error}',
-                "cast it in the query",
-            ) from None
+    def _convert(self, one: Planned, values: pa.Array) -> pa.Array:
+        return one.sent.to_text(values)
 
-    def _require_fitting(self, one: Planned, values: pa.Array, first: int) -> None:
-        """What the server would take, and change without a word."""
-        column, field = one.column, one.field
+    def _unfitting(self, one: Planned, values: pa.Array) -> Iterator[tuple[pa.Array, str]]:
+        column = one.column
         if one.sent.kind == "float":
-            odd = pc.invert(pc.is_finite(values))
-            self._require_none(odd, field, values, first, "MySQL has no NaN and no infinities")
+            yield pc.invert(pc.is_finite(values)), "MySQL has no NaN and no infinities"
         if column is None:
             return
         is_delete_stream = self._sink.write_mode.delete_when is not None
         if column.is_not_null and not is_delete_stream and values.null_count:
-            why = f'column "{column.name}" is NOT NULL'
-            self._require_none(values.is_null(), field, values, first, why)
+            yield values.is_null(), f'column "{column.name}" is NOT NULL'
         is_cut = column.data_type in {"datetime", "timestamp", "time"} and column.scale < 6
         if one.sent.kind in {"timestamp", "time"} and is_cut:
-            self._require_whole_steps(
-                microseconds(values),
-                10 ** (6 - column.scale),
-                field,
-                values,
-                first=first,
-                why=f'column "{column.name}" is {column.ddl}, which would cut the second',
+            yield (
+                not_in_steps(microseconds(values), 10 ** (6 - column.scale)),
+                f'column "{column.name}" is {column.ddl}, which would cut the second',
             )
 
     def _refused(self, link: Link, block: pa.Table, first: int, arrived: int) -> EpochalError:
@@ -127,30 +101,11 @@ class MySQLWriter(TableWriter[Link]):
             )
         _, number, words = told
         found = _AT_ROW.search(words)
-        named = ""
-        if found is not None and 0 < int(found[1]) <= block.num_rows:
-            place = int(found[1]) - 1
-            row = block.slice(place, 1).to_pylist()[0]
-            shown = json.dumps(row, default=str, ensure_ascii=False)[:300]
-            named = f", row {first + place} {shown}"
-        return RowRejected(
-            f"{self._where()}{named}: {words} [{number}]",
-            "mend the row in the query or with where=, or alter the column",
-        )
-
-    def _run(self, link: Link, *statements: str) -> None:
-        with link.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        place = None if found is None else int(found[1]) - 1
+        return self._refusal(block, place, first, f"{words} [{number}]")
 
 
 class StagedWriter(MySQLWriter):
-    def _place(self) -> str:
-        return DIALECT.quote(self._sink.meta, staging_name(self._task.handle))
-
-    def _column(self, one: Planned) -> str:
-        return one.field
-
     def _begin(self, connection: Link) -> None:
         columns = ", ".join(
             f"{DIALECT.quote(one.field)} {one.staging_ddl} NULL" for one in self._plan
@@ -168,19 +123,13 @@ class StagedWriter(MySQLWriter):
 
     def _finish(self, connection: Link) -> None:
         self._sorted("commit staging", lambda: self._run(connection, "COMMIT"), is_commit=True)
-        _kept.keep(self._sink.server, connection)
+        _kept.keep(self._server, connection)
 
 
 class PreparedWriter(MySQLWriter):
     @property
     def _xid(self) -> str:
         return DIALECT.literal(staging_name(self._task.handle))
-
-    def _place(self) -> str:
-        return DIALECT.quote(self._table.schema, self._table.name)
-
-    def _column(self, one: Planned) -> str | None:
-        return None if one.column is None else one.column.name
 
     def _begin(self, connection: Link) -> None:
         self._run(

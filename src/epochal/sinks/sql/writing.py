@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,15 +15,48 @@ from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.sql.buffer import Buffer, BufferLimits
 from epochal.sinks.sql.declaring import TableSink
 from epochal.sinks.sql.dialect import Dialect
+from epochal.sinks.sql.keeping import Kept
 from epochal.sinks.sql.ledger import Ledger
+from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.pressure import Pressure
 from epochal.terms import Fingerprint, Identity, Receipt
 
+_SHOWN_CHARS_MAX = 300
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Located(Named, Protocol):
+    @property
+    def schema(self) -> str: ...
+
+
+class Planned(Protocol):
+    """One field that travels, and the column that takes it, if there is one."""
+
+    @property
+    def field(self) -> str: ...
+
+    @property
+    def arrives_as(self) -> str:
+        """What the rows that come call it."""
+
+    @property
+    def column(self) -> Named | None: ...
+
+
 C = TypeVar("C")
+P = TypeVar("P", bound=Planned)
 
 
-class TableWriter(ABC, Generic[C]):
+class TableWriter(ABC, Generic[C, P]):
     """One attempt of one task. A connection is opened with the first block that is sent."""
+
+    _table: Located
+    _plan: Sequence[P]
 
     def __init__(self, sink: TableSink, task: Task, dialect: Dialect) -> None:
         self._declared = sink
@@ -80,17 +114,24 @@ class TableWriter(ABC, Generic[C]):
         """Closing the connection is what takes everything back that is not prepared."""
         self._buffer.close()
         if self._connection is not None:
-            self._close(self._connection)
+            self._idle.close(self._connection)
             self._connection = None
 
     # For each database and strategy to say
 
+    @property
     @abstractmethod
-    def _connect(self) -> C:
-        """A connection, kept from an earlier task or new."""
+    def _idle(self) -> Kept[Any]:
+        """Connections of earlier tasks."""
+
+    @property
+    @abstractmethod
+    def _server(self) -> object:
+        """What they go by."""
 
     @abstractmethod
-    def _close(self, connection: C) -> None: ...
+    def _connect(self) -> C:
+        """A new connection."""
 
     @abstractmethod
     def _begin(self, connection: C) -> None:
@@ -104,13 +145,72 @@ class TableWriter(ABC, Generic[C]):
     def _finish(self, connection: C) -> None:
         """Make durable what was sent, and let the connection go."""
 
+    @abstractmethod
+    def _unfitting(self, one: P, values: pa.Array) -> Iterator[tuple[pa.Array, str]]:
+        """Values that the server would take, and change without a word; and why it would."""
+
+    @abstractmethod
+    def _convert(self, one: P, values: pa.Array) -> pa.Array:
+        """Values as they travel."""
+
     # Shared
 
     def _get_ready(self) -> C:
         if self._connection is None:
-            self._connection = connection = self._connect()
+            self._connection = connection = self._idle.take(
+                self._server,
+                self._connect,
+                idle_max_s=self._declared.idle_max_s,
+                lifetime_max_s=self._declared.lifetime_max_s,
+            )
             self._sorted("begin", lambda: self._begin(connection))
         return self._connection
+
+    def _run(self, connection: Any, *statements: str) -> None:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    @property
+    def _is_staged(self) -> bool:
+        return self._declared.strategy == "staged"
+
+    def _place(self) -> str:
+        """The table that the rows are sent to, quoted: one of this attempt's own, or the table."""
+        if self._is_staged:
+            return self._dialect.quote(self._declared.meta, staging_name(self._task.handle))
+        return self._dialect.quote(self._table.schema, self._table.name)
+
+    def _going(self) -> list[tuple[P, str]]:
+        """What is sent, and to which column there: only staging has one for every field."""
+        if self._is_staged:
+            return [(one, one.field) for one in self._plan]
+        return [(one, one.column.name) for one in self._plan if one.column is not None]
+
+    def _converted(self, one: P, block: pa.Table, first: int) -> pa.Array:
+        """A column as it travels, or the first row named that can't."""
+        values = whole_column(block.column(one.arrives_as))
+        for bad, why in self._unfitting(one, values):
+            self._require_none(bad, one.arrives_as, values, first, why)
+        try:
+            return self._convert(one, values)
+        except pa.ArrowInvalid as error:
+            raise RowRejected(
+                f'{self._where()}: a value of "{one.field}" does not fit: {error}',
+                "cast it in the query",
+            ) from None
+
+    def _refusal(self, block: pa.Table, place: int | None, first: int, told: str) -> RowRejected:
+        """A row that the server refuses, shown where its place in the block is known."""
+        named = ""
+        if place is not None and 0 <= place < block.num_rows:
+            row = block.slice(place, 1).to_pylist()[0]
+            shown = json.dumps(row, default=str, ensure_ascii=False)[:_SHOWN_CHARS_MAX]
+            named = f", row {first + place} {shown}"
+        return RowRejected(
+            f"{self._where()}{named}: {told}",
+            "mend the row in the query or with where=, or alter the column",
+        )
 
     def _ledger_row(self) -> list[str]:
         """This attempt's own proof, for the transaction that holds its rows."""
@@ -142,13 +242,6 @@ class TableWriter(ABC, Generic[C]):
                 "mend it in the query or with where=, or alter the column",
             )
 
-    def _require_whole_steps(
-        self, counted: pa.Array, step: int, field: str, values: pa.Array, *, first: int, why: str
-    ) -> None:
-        # Arrow has no remainder: whole steps, times the step, give the value back or don't.
-        rest = pc.subtract(counted, pc.multiply(pc.divide(counted, step), step))
-        self._require_none(pc.not_equal(rest, 0), field, values, first, why)
-
     def _sorted(self, verb: str, call: Callable[[], Any], *, is_commit: bool = False) -> Any:
         try:
             return call()
@@ -156,6 +249,12 @@ class TableWriter(ABC, Generic[C]):
             self._pressure.failed(is_lock_wait=self._dialect.is_lock_wait(error))
             doing = f"{self._where()}: {verb}"
             raise self._dialect.sort(error, doing, is_commit=is_commit) from None
+
+
+def not_in_steps(counted: pa.Array, step: int) -> pa.Array:
+    """Which of these numbers are no multiples of a step."""
+    # Arrow has no remainder: whole steps, times the step, give the value back or don't.
+    return pc.not_equal(pc.multiply(pc.divide(counted, step), step), counted)
 
 
 def whole_column(values: pa.ChunkedArray) -> pa.Array:
