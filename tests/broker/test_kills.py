@@ -6,11 +6,12 @@ import os
 import random
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import OurServer
 from conftest_tools import new_topic
+from servers.embedded import EmbeddedServer
 from wire import Transaction, add_partition, end, fetch, produce, values
 
 from epochal.coordinator.clock import SystemClock
@@ -79,6 +80,15 @@ class Writer(threading.Thread):
             self.committed += whole
 
 
+def await_more(writers: Sequence[Writer], within_s: float = 60.0) -> None:
+    """Until some transaction more is acknowledged: a kill among none would prove nothing."""
+    before = sum(len(writer.committed) for writer in writers)
+    deadline = time.monotonic() + within_s
+    while sum(len(writer.committed) for writer in writers) == before:
+        assert time.monotonic() < deadline, "nothing is committed any more"
+        time.sleep(0.005)
+
+
 def seen(client: Client, topic: str) -> list[bytes]:
     rows: list[bytes] = []
     for partition in (0, 1):
@@ -115,7 +125,7 @@ def aborted_of(client: Client, topic: str, partition: int) -> list[tuple[int, in
 def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
     tmp_path: Path, fsync: bool
 ) -> None:
-    server = OurServer(tmp_path / "data", fsync=fsync)
+    server = EmbeddedServer(tmp_path / "data", fsync=fsync)
     server.start()
     with Client(server.address(), clock=SystemClock()) as client:
         topic = new_topic(client, 2, segment_bytes="20000")
@@ -125,9 +135,11 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
         writer.start()
     chance = random.Random(1)
     for _ in range(KILLS if not fsync else KILLS // 3):
+        await_more(writers)
         time.sleep(chance.uniform(0.05, 0.4))
         server.kill()
         server.start()
+    await_more(writers)
     is_over.set()
     for writer in writers:
         writer.join(30)
@@ -147,4 +159,3 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
         assert not set(writer.aborted) & found, "an aborted row is visible"
         for whole in writer.unknown:
             assert whole <= found or not whole & found, "half a transaction is visible"
-    assert sum(len(writer.committed) for writer in writers) > 10

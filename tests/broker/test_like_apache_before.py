@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import scenarios
-from conftest import SETTINGS, OurServer
 from scenarios import Teller
+from servers.embedded import EmbeddedServer
 from servers.kafka import KafkaServer
 from test_like_apache import told_by
 from wire import fetch, values
@@ -43,8 +43,8 @@ def addresses(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
     level: int = request.param
-    settings = {**SETTINGS, "transaction_version": level}
-    ours = OurServer(tmp_path_factory.mktemp("ours"), settings=settings)
+    settings = {"transaction_version": level}
+    ours = EmbeddedServer(tmp_path_factory.mktemp("ours"), settings=settings)
     theirs = KafkaServer(
         tmp_path_factory.mktemp("theirs"),
         features={"transaction.version": level},

@@ -10,13 +10,14 @@ from typing import Any
 
 import confluent_kafka
 import spark_client
-from conftest import MakeTopic, OurServer
+from conftest import MakeTopic
+from servers.embedded import EmbeddedServer
 
 COMMITTED, ABORTED = range(100), range(100, 150)
 
 
 def test_spark_moves_committed_rows_once_from_topic_to_topic_and_goes_on_later(
-    broker: OurServer, make_topic: MakeTopic, tmp_path: Path
+    broker: EmbeddedServer, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     source, target = make_topic(partitions=3), make_topic(partitions=2)
     _transact(broker, source, COMMITTED)
@@ -36,7 +37,7 @@ def test_spark_moves_committed_rows_once_from_topic_to_topic_and_goes_on_later(
     assert headers[1000] is None
 
 
-def _transact(broker: OurServer, topic: str, numbers: range) -> None:
+def _transact(broker: EmbeddedServer, topic: str, numbers: range) -> None:
     writer = confluent_kafka.Producer(
         {"bootstrap.servers": broker.address(), "transactional.id": f"writer-{topic}"}
     )
@@ -52,7 +53,7 @@ def _transact(broker: OurServer, topic: str, numbers: range) -> None:
         writer.commit_transaction(20)
 
 
-def _run_spark(broker: OurServer, source: str, target: str, folder: Path) -> dict[str, Any]:
+def _run_spark(broker: EmbeddedServer, source: str, target: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, spark_client.__file__, broker.address(), source, target]
     done = subprocess.run(
         [*command, str(folder / "checkpoint")],
@@ -66,7 +67,7 @@ def _run_spark(broker: OurServer, source: str, target: str, folder: Path) -> dic
     return told
 
 
-def _read(broker: OurServer, topic: str) -> list[Any]:
+def _read(broker: EmbeddedServer, topic: str) -> list[Any]:
     reader = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.address(),

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import OurServer
 from conftest_tools import new_topic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from servers.embedded import EmbeddedServer
 from servers.kafka import Certificates
 from table import Table
 from wire import produce, produce_request
@@ -44,7 +44,9 @@ def frame(api_key: int, version: int, body: bytes) -> bytes:
     return struct.pack(">i", len(head) + len(body)) + head + body
 
 
-def test_random_frames_leave_the_broker_alive_and_small(broker: OurServer, client: Client) -> None:
+def test_random_frames_leave_the_broker_alive_and_small(
+    broker: EmbeddedServer, client: Client
+) -> None:
     chance = random.Random(7)
     topic = new_topic(client)
     good = b"".join(bytes(part) for part in produce_request(topic, [b"row"]).encode(9))
@@ -89,7 +91,7 @@ def test_random_frames_leave_the_broker_alive_and_small(broker: OurServer, clien
     ],
 )
 def test_what_is_no_request_ends_its_connection_only(
-    broker: OurServer, client: Client, garbage: bytes
+    broker: EmbeddedServer, client: Client, garbage: bytes
 ) -> None:
     with connected(broker.address()) as sock:
         sock.sendall(garbage)
@@ -106,7 +108,7 @@ def _is_ended(sock: socket.socket) -> bool:
 
 
 def test_an_unknown_version_of_the_first_request_is_answered_in_version_0(
-    broker: OurServer,
+    broker: EmbeddedServer,
 ) -> None:
     with connected(broker.address()) as sock:
         sock.sendall(frame(18, 99, b""))
@@ -144,7 +146,7 @@ def test_any_bytes_are_a_batch_or_refused(data: bytes) -> None:
 
 
 def test_a_client_that_reads_nothing_does_not_fill_the_memory(
-    broker: OurServer, client: Client
+    broker: EmbeddedServer, client: Client
 ) -> None:
     topic = new_topic(client)
     for _ in range(8):
@@ -183,7 +185,7 @@ def test_a_data_folder_has_one_broker(tmp_path: Path) -> None:
     first.stop()
 
 
-def test_names_of_topics_never_become_paths(broker: OurServer, client: Client) -> None:
+def test_names_of_topics_never_become_paths(broker: EmbeddedServer, client: Client) -> None:
     topic = new_topic(client)
     assert produce(client, topic, [b"x" * 300_000]) == Code.NONE
     made = [path.relative_to(broker.folder) for path in broker.folder.rglob("*")]
@@ -192,10 +194,10 @@ def test_names_of_topics_never_become_paths(broker: OurServer, client: Client) -
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> OurServer:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedServer:
     folder = tmp_path_factory.mktemp("locked")
     certificates = Certificates(folder)
-    server = OurServer(
+    server = EmbeddedServer(
         folder / "data",
         host="localhost",
         users={"alice": "alice-secret", "bob": "b,o=b"},
@@ -215,7 +217,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> OurServer:
         Scram(username="bob", password="b,o=b", mechanism="SCRAM-SHA-512"),
     ],
 )
-def test_those_who_know_the_password_come_in(locked: OurServer, mechanism) -> None:
+def test_those_who_know_the_password_come_in(locked: EmbeddedServer, mechanism) -> None:
     security = Security(tls=Tls(ca_file=str(locked.certificates.ca)), sasl=mechanism)
     with Client(locked.address(), clock=SystemClock(), security=security) as client:
         topic = new_topic(client)
@@ -232,7 +234,7 @@ def test_those_who_know_the_password_come_in(locked: OurServer, mechanism) -> No
         Scram(username="nobody", password="x", mechanism="SCRAM-SHA-256"),
     ],
 )
-def test_those_who_do_not_stay_outside(locked: OurServer, mechanism) -> None:
+def test_those_who_do_not_stay_outside(locked: EmbeddedServer, mechanism) -> None:
     security = Security(tls=Tls(ca_file=str(locked.certificates.ca)), sasl=mechanism)
     with (
         Client(locked.address(), clock=SystemClock(), security=security) as client,

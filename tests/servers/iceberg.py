@@ -3,16 +3,12 @@ A REST catalog of the tests' own: Iceberg's reference implementation, from Maven
 
 The adapter and the servlet are those that Iceberg tests its own client against (they are in the
 jar with its tests); a few lines of Java put them behind a Jetty that listens on loopback only. Its
-tables are in SQLite and a folder, so they outlive SIGKILL. A server that can't be had fails the
-tests that ask for it, with the reason.
+tables are in SQLite and a folder, so they outlive SIGKILL.
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +16,12 @@ from pathlib import Path
 
 from servers.maven import dependencies
 from servers.ports import free_port
+from servers.processes import ServerProcess
 from servers.programs import jdk_java
 
 RELEASE = "1.10.0"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "tests" / "sinks" / "iceberg" / "java" / "Rest.java"
-_READY_WITHIN_S = 120.0
 _ARTIFACTS = (
     f"org.apache.iceberg:iceberg-core:{RELEASE}",
     f"org.apache.iceberg:iceberg-core:{RELEASE}:tests",
@@ -42,40 +38,22 @@ def jars() -> Path:
     return dependencies(f"iceberg-rest-{RELEASE}", *_ARTIFACTS)
 
 
-class RestCatalog:
-    """One process over one folder. `kill` and `start` may follow each other any number of times."""
+class RestCatalog(ServerProcess):
+    title = "the REST catalog"
+    ready_within_s = 120.0
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def _command(self) -> list[str]:
         quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(jdk_java(), *quick, "-cp", f"{jars()}/*", str(SOURCE)),
-                    *(str(self.port), str(self._folder)),
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the REST catalog did not start:\n{self._log()}")
-            time.sleep(0.1)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        program = [jdk_java(), *quick, "-cp", f"{jars()}/*", str(SOURCE)]
+        return [*program, str(self.port), str(self.folder)]
 
     def _is_ready(self) -> bool:
         try:
@@ -83,9 +61,6 @@ class RestCatalog:
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-    def _log(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
 
 
 @contextmanager

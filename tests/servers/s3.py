@@ -3,16 +3,12 @@ An S3 server of the tests' own: s3proxy on loopback, from Maven's jar, its objec
 
 It stands for S3 in what the sink relies on: incomplete multipart uploads are invisible, listed by
 prefix, completed from any process and outlive SIGKILL; If-None-Match is honoured. It has no
-lifecycle rules and no encryption: those answers come from `s3_faults`. A server that can't be had
-fails the tests that ask for it, with the reason.
+lifecycle rules and no encryption: those answers come from `s3_faults`.
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -24,12 +20,12 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from servers.maven import artifact
 from servers.ports import free_port
+from servers.processes import ServerProcess
 from servers.programs import program
 
 RELEASE = "4.1.0"
 ACCESS_KEY = "somebody"
 SECRET = "hunter2hunter2"
-_READY_WITHIN_S = 60.0
 _SETTINGS = """s3proxy.endpoint=http://127.0.0.1:{port}
 s3proxy.authorization=aws-v2-or-v4
 s3proxy.identity={identity}
@@ -43,13 +39,12 @@ def jar() -> Path:
     return artifact(f"s3proxy-{RELEASE}", f"org.gaul:s3proxy:{RELEASE}:jar:jar-with-dependencies")
 
 
-class S3Server:
-    """One process over one folder. `kill` and `start` may follow each other any number of times."""
+class S3Server(ServerProcess):
+    title = "s3proxy"
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         (folder / "objects").mkdir()
         settings = _SETTINGS.format(
             port=self.port, identity=ACCESS_KEY, credential=SECRET, folder=folder / "objects"
@@ -82,26 +77,10 @@ class S3Server:
             config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
         )
 
-    def start(self) -> None:
+    def _command(self) -> list[str | Path]:
         java = program("java", "default-jre-headless")
         quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-DLOG_LEVEL=error"]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [java, *quick, "-jar", jar(), "--properties", self._folder / "s3proxy.conf"],
-                stdout=log,
-                stderr=log,
-            )
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"s3proxy did not start:\n{self._log()}")
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        return [java, *quick, "-jar", jar(), "--properties", self.folder / "s3proxy.conf"]
 
     def _is_ready(self) -> bool:
         try:
@@ -109,9 +88,6 @@ class S3Server:
         except (BotoCoreError, ClientError):
             return False
         return True
-
-    def _log(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
 
 
 @contextmanager

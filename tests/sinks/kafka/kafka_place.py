@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,9 @@ from typing import Any
 import confluent_kafka
 import pyarrow as pa
 from confluent_kafka import TopicPartition
+from servers.embedded import EmbeddedServer
 from servers.kafka import RELEASE, KafkaServer
 
-from epochal.broker.embedded import BrokerProcess
 from epochal.contract import Limits, Task
 from epochal.coordinator.clock import SystemClock
 from epochal.kafka import batch_reader
@@ -45,35 +44,13 @@ APACHE_SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms"
 _numbers = itertools.count(1)
 
 
-class Embedded:
-    """Our broker with the handles that Apache Kafka's has."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self._process = BrokerProcess(folder, settings={"topics_auto_created": False, **settings})
-
-    def address(self) -> str:
-        return self._process.address
-
-    def start(self) -> None:
-        self._process.start()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-
 def apache_at(folder: Path, **options: Any) -> KafkaServer:
     settings = {**APACHE_SETTINGS, **options.pop("settings", {})}
     return KafkaServer(folder, settings=settings, release=APACHE_RELEASE, **options)
 
 
 def server_at(folder: Path) -> Any:
-    return apache_at(folder) if IS_APACHE else Embedded(folder)
+    return apache_at(folder) if IS_APACHE else EmbeddedServer(folder)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,42 @@
+"""Our own broker with the handles that Apache Kafka's server has in the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from epochal.broker.embedded import BrokerProcess
+
+SETTINGS = {"topics_auto_created": False}
+"""As Apache Kafka is set up here."""
+
+
+class EmbeddedServer:
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        settings = {**SETTINGS, **options.pop("settings", {})}
+        self._process = BrokerProcess(folder, settings=settings, **options)
+
+    def address(self, _listener: str = "PLAIN") -> str:
+        return self._process.address
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process.start()
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def pause(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)

@@ -1,0 +1,106 @@
+"""What all servers of the tests are: a process over a folder, that can be killed and started again.
+
+A server that can't be had fails the tests that ask for it, with the reason: a skipped proof is
+none.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+_LOOK_EVERY_S = 0.02
+_STOP_WITHIN_S = 20.0
+_TAIL_CHARS = 4000
+
+
+class NoServer(RuntimeError):
+    """Why there is no server to prove anything on."""
+
+
+def as_nobody() -> Mapping[str, Any]:
+    """For servers that refuse to run as root: then they run as nobody."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+class ServerProcess(ABC):
+    """`kill` and `start` may follow each other any number of times."""
+
+    title: str
+    ready_within_s = 60.0
+    process_options: Mapping[str, Any] = MappingProxyType({})
+    """Of the process: whose it is, its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def _command(self) -> Sequence[str | Path]: ...
+
+    @abstractmethod
+    def _is_ready(self) -> bool: ...
+
+    def start(self) -> None:
+        """Returns when it can be used."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), stdout=log, stderr=log, cwd=self.folder, **self.process_options
+            )
+
+    def await_ready(self) -> None:
+        deadline = time.monotonic() + self.ready_within_s
+        while not self._is_ready():
+            is_over = self._process is None or self._process.poll() is not None
+            if is_over or time.monotonic() > deadline:
+                self.kill()
+                said = self._log.read_text(errors="replace")[-_TAIL_CHARS:]
+                raise NoServer(f"{self.title} did not start:\n{said}")
+            time.sleep(_LOOK_EVERY_S)
+
+    def pause(self) -> None:
+        """The process stands still: connections stay, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """As when the machine dies."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        self._signal(by)
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
