@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from epochal.spark import register
 from epochal.spark.checkpoint import open_checkpoint
 from epochal.spark.options import from_options
 from epochal.spark.versions import DATA_SOURCE_OLDEST, require_supported
+from epochal.telemetry.history import History, PastEpoch
+from epochal.telemetry.places import history_place
 from epochal.terms import Identity
 
 
@@ -37,6 +40,15 @@ def _ids(path: Path) -> list[int]:
 def _state(checkpoint: Path) -> State:
     log = checkpoint_log(checkpoint)
     return decode(log.read(log.numbers()[-1]) or b"", "newest").state
+
+
+def _history(checkpoint: Path, *, epochs_awaited: int) -> list[PastEpoch]:
+    """What the committer's process writes right after each epoch, on a thread of its own."""
+    history = History(place=history_place(checkpoint_log(checkpoint)))
+    deadline_s = time.monotonic() + 30
+    while len(told := list(history.all())) < epochs_awaited and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return told
 
 
 def _left_behind(checkpoint: Path, path: Path) -> list[Any]:
@@ -60,6 +72,15 @@ def test_each_epoch_is_written_once_also_over_restarts_and_empty_ones(
     state = _state(checkpoint)
     assert state.generation == 2, "one claim for each run that declares something new"
     assert (state.last.epoch, state.unsettled) == (3, None)
+    told = _history(checkpoint, epochs_awaited=4)
+    assert [(one.epoch, one.generation, one.outcome, one.rows) for one in told] == [
+        (0, 1, "committed", 10),
+        (1, 1, "committed", 10),
+        (2, 1, "committed", 0),
+        (3, 2, "committed", 10),
+    ]
+    assert all(one.seconds["preparing"] > 0 for one in told if one.rows)
+    assert History(place=history_place(checkpoint_log(checkpoint))).live() is None
 
 
 def test_a_driver_that_died_before_spark_took_note_drains_the_epoch_again(

@@ -74,7 +74,7 @@ class Door:
         self.attempts += 1
         rows = pa.record_batch([pa.array(ids, pa.int64())], names=["id"])
         receipt = prepare(planned.job, iter([rows]), partition=0, attempt=self.attempts)
-        return Message(json.dumps(receipt_out(receipt)), planned.record, planned.offsets)
+        return planned._message(json.dumps(receipt_out(receipt)))
 
     def commit(self, message: Message, epoch: int) -> None:
         DecidingWriter(self.settings)._commit([message], EpochNumber(epoch))

@@ -54,14 +54,17 @@ def place():
     return Place()
 
 
-def recorded(place, epochs_kept=100_000):
+def recorded(place, epochs_kept=100_000, **how):
     tracker = Tracker(SystemClock())
-    recorder = Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=0.02)
+    recorder = Recorder(tracker, place, **{"flush_every_s": 0.02, **how}, epochs_kept=epochs_kept)
     tracker.listen(recorder)
-    tracker.claimed(
-        State(uid=Uid("a" * 12), pipeline="p", location="/", generation=Generation(1), driver="d")
-    )
+    claim(tracker, generation=1)
     return tracker
+
+
+def claim(tracker, *, generation):
+    who = {"uid": Uid("a" * 12), "pipeline": "p", "location": "/", "driver": "d"}
+    tracker.claimed(State(**who, generation=Generation(generation)))
 
 
 def lived(tracker, first, last):
@@ -114,6 +117,37 @@ def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(place, caplo
     tracker.close()
     assert written(place) == list(range(10))
     assert [one.levelno for one in caplog.records].count(logging.WARNING) == 1
+
+
+def test_a_lasting_one_writes_each_epoch_when_it_ends_and_gives_no_word(place):
+    tracker = recorded(place, flush_every_s=3600.0, is_lasting=True)
+    for epoch in range(3):
+        lived(tracker, epoch, epoch + 1)
+        deadline_s = time.monotonic() + 10
+        while written(place) != list(range(epoch + 1)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    assert History(place=place).live() is None
+    tracker.close()
+
+
+def test_a_segment_is_of_one_generation(place):
+    place.may_go_on.clear()
+    tracker = recorded(place)
+    lived(tracker, 0, 2)
+    claim(tracker, generation=2)
+    lived(tracker, 2, 3)
+    place.may_go_on.set()
+    tracker.close()
+    assert [(one.epoch, one.generation) for one in History(place=place).all()] == [
+        (0, 1),
+        (1, 1),
+        (2, 2),
+    ]
+    assert [name.split("-")[1] for name in History(place=place).segments()] == [
+        "0000000001",
+        "0000000002",
+    ]
 
 
 def test_a_listener_that_raises_changes_nothing(caplog):

@@ -77,12 +77,15 @@ class Coordinator:
         gates: Iterable[Gate] = (),
         limits: Limits = DEFAULT_LIMITS,
         around: Surroundings | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
+        """`tracker` is one that outlives this coordinator, and is not closed with it."""
         self._around = around or Surroundings()
         self._limits = limits
         self._sinks = by_name(sinks)
         clock = self._around.clock
-        self.tracker = Tracker(clock)
+        self.tracker = tracker or Tracker(clock)
+        self._is_tracker_own = tracker is None
         self._voice = Voice(
             Journal(
                 log,
@@ -315,13 +318,22 @@ class Coordinator:
         """Carry out what the last process left decided, and clear up."""
         self._recover()
 
-    def take_up(self, epoch: EpochNumber, *, query_id: str | None, offsets: Offsets) -> Admission:
+    def take_up(
+        self,
+        epoch: EpochNumber,
+        *,
+        query_id: str | None,
+        offsets: Offsets,
+        begun_at: float | None = None,
+    ) -> Admission:
         """Go on with an epoch that another process of this driver began: its rows are prepared."""
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         if admission is Admission.FRESH:
             self._open(epoch)
             self._targets.tell_offsets(epoch, offsets)
             self._move(Move.PREPARE)
+            if begun_at is not None:
+                self.tracker.begun_elsewhere(begun_at)
             if query_id is not None:
                 self._voice.keep(bound(self.state, query_id))
         return admission
@@ -337,7 +349,8 @@ class Coordinator:
         """Close connections and say nothing: another process of this driver goes on."""
         self._targets.close()
         self._voice.journal.close()
-        self.tracker.close()
+        if self._is_tracker_own:
+            self.tracker.close()
 
     # Starting
 

@@ -56,6 +56,7 @@ from epochal.spark.options import SinkMaker, default_sinks, unfinished_from
 from epochal.spark.selecting import arrow_schema
 from epochal.spark.task import CarriedError, Preparing, prepare
 from epochal.spark.telling import presented, typed
+from epochal.telemetry.recording import lasting_tracker
 from epochal.terms import EpochNumber, Offsets, Receipt
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ class Settings:
 
     def coordinator(self) -> Coordinator:
         return Coordinator(log=self.open_log(), sinks=[self.sink])
+
+    def recorded_coordinator(self) -> Coordinator:
+        """In the process that sees epochs end: it keeps their history."""
+        log = self.open_log()
+        tracker = lasting_tracker(log, epochs_kept=DEFAULT_LIMITS.history_epochs_kept)
+        return Coordinator(log=log, sinks=[self.sink], tracker=tracker)
 
     def open_log(self) -> EpochLog:
         return checkpoint_log(self.checkpoint) if self.log is None else open_log(self.log)
@@ -126,6 +133,7 @@ class Message(WriterCommitMessage):
     record: int
     """The newest record of the log when the epoch was planned."""
     offsets: Offsets
+    planned_at: float
 
 
 @dataclass
@@ -137,6 +145,7 @@ class PlannedWriter(DataSourceStreamArrowWriter):
     query_id: str
     record: int
     offsets: Offsets
+    planned_at: float
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         from pyspark import TaskContext  # noqa: PLC0415  the worker's own
@@ -151,14 +160,17 @@ class PlannedWriter(DataSourceStreamArrowWriter):
         if self.admission is Admission.REPLAY:
             for _ in iterator:
                 pass
-            return Message(None, self.record, self.offsets)
+            return self._message(None)
         partition, attempt = context.partitionId(), context.taskAttemptId()
         try:
             receipt = prepare(self.job, iterator, partition=partition, attempt=attempt)
         except CarriedError as error:
             shown = presented(typed(error, f"epoch {self.job.epoch}"))
             raise shown from shown.__cause__
-        return Message(json.dumps(receipt_out(receipt)), self.record, self.offsets)
+        return self._message(json.dumps(receipt_out(receipt)))
+
+    def _message(self, receipt: str | None) -> Message:
+        return Message(receipt, self.record, self.offsets, self.planned_at)
 
     def _require_planned(self, query_id: str | None, epoch: str | None) -> None:
         if (query_id, epoch) != (self.query_id, str(self.job.epoch)):
@@ -197,13 +209,15 @@ class DecidingWriter(DataSourceStreamArrowWriter):
         """Clear what the tasks that succeeded have prepared, and what else their targets list."""
         told = [one for one in messages if isinstance(one, Message)]
         folder, epoch = open_checkpoint(self.settings.checkpoint), EpochNumber(batchId)
-        coordinator = self.settings.coordinator()
+        coordinator = self.settings.recorded_coordinator()
         try:
             coordinator.resume(self.settings.driver.key, record=_record(told))
             # A decision that was never answered can't come after this: what it named may go.
             coordinator.restate(RecordKind.PROGRESS)
             offsets = folder.offsets(epoch)
-            admission = coordinator.take_up(epoch, query_id=folder.query_id, offsets=offsets)
+            admission = coordinator.take_up(
+                epoch, query_id=folder.query_id, offsets=offsets, begun_at=_planned_at(told)
+            )
             if admission is Admission.FRESH:
                 coordinator.abort({self.settings.sink.name: _receipts(told)})
         finally:
@@ -213,12 +227,14 @@ class DecidingWriter(DataSourceStreamArrowWriter):
         if any(message.receipt is None for message in told):
             return
         folder = open_checkpoint(self.settings.checkpoint)
-        coordinator = self.settings.coordinator()
+        coordinator = self.settings.recorded_coordinator()
         try:
             coordinator.resume(self.settings.driver.key, record=_record(told))
             # Without a task there is no message: then nothing was prepared that could differ.
             offsets = told[0].offsets if told else folder.offsets(epoch)
-            admission = coordinator.take_up(epoch, query_id=folder.query_id, offsets=offsets)
+            admission = coordinator.take_up(
+                epoch, query_id=folder.query_id, offsets=offsets, begun_at=_planned_at(told)
+            )
             if admission is Admission.REPLAY:
                 return
             coordinator.conclude(
@@ -244,6 +260,10 @@ def _sweep(coordinator: Coordinator) -> None:
 
 def _record(told: Sequence[Message]) -> int | None:
     return told[0].record if told else None
+
+
+def _planned_at(told: Sequence[Message]) -> float | None:
+    return told[0].planned_at if told else None
 
 
 def _receipts(told: Sequence[Message]) -> tuple[Receipt, ...]:
@@ -282,6 +302,7 @@ def _plan(settings: Settings, schema: StructType) -> PlannedWriter:
             query_id=query_id,
             record=record,
             offsets=offsets,
+            planned_at=time.time(),
         )
     finally:
         coordinator.leave()

@@ -10,11 +10,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from operator import attrgetter
 
 from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, Tracker, Trouble
+from epochal.coordinator.clock import SystemClock
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.history import (
@@ -41,7 +44,25 @@ _WAITING_MAX = 10_000
 _RATE_EPOCHS = 20
 
 
-def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None:
+_lasting: dict[str, Tracker] = {}
+
+
+def lasting_tracker(log: EpochLog, *, epochs_kept: int) -> Tracker:
+    """
+    The tracker of a log in a process that opens it anew for every epoch, with its history.
+
+    Nobody tells such a process when the pipeline stops, so it gives no word that a driver lives.
+    """
+    if log.place not in _lasting:
+        tracker = Tracker(SystemClock())
+        record_history(tracker, log, epochs_kept=epochs_kept, is_lasting=True)
+        _lasting[log.place] = tracker
+    return _lasting[log.place]
+
+
+def record_history(
+    tracker: Tracker, log: EpochLog, *, epochs_kept: int, is_lasting: bool = False
+) -> None:
     """Keep a history of what this tracker sees, where the log's storage has room for one."""
     if epochs_kept <= 0:
         return
@@ -53,13 +74,31 @@ def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None
     if place is not None:
         is_local = isinstance(place, HistoryFolder)
         every_s = FLUSH_EVERY_S if is_local else REMOTE_FLUSH_EVERY_S
-        tracker.listen(Recorder(tracker, place, epochs_kept=epochs_kept, flush_every_s=every_s))
+        tracker.listen(
+            Recorder(
+                tracker,
+                place,
+                epochs_kept=epochs_kept,
+                flush_every_s=every_s,
+                is_lasting=is_lasting,
+            )
+        )
 
 
 @dataclass(slots=True)
 class _Segment:
     name: str
+    generation: Generation
     lines: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """Compared by identity: a full queue may drop its oldest while they are written."""
+
+    epoch: EpochNumber
+    generation: Generation
+    text: bytes
 
 
 class Recorder:
@@ -72,14 +111,18 @@ class Recorder:
         *,
         epochs_kept: int,
         flush_every_s: float,
+        is_lasting: bool = False,
     ) -> None:
+        """One that is lasting is never closed: it writes each epoch when it ends, and no word."""
         self._tracker = tracker
         self._place = place
         self._segments_kept = max(1, -(-epochs_kept // _SEGMENT_EPOCHS))
         self._flush_every_s = flush_every_s
-        self._waiting: deque[tuple[EpochNumber, bytes]] = deque(maxlen=_WAITING_MAX)
+        self._is_lasting = is_lasting
+        self._waiting: deque[_Line] = deque(maxlen=_WAITING_MAX)
         self._lock = threading.Lock()
-        self._is_closing = threading.Event()
+        self._is_closing = False
+        self._is_woken = threading.Event()
         self._thread: threading.Thread | None = None
         self._state: State | None = None
         self._segment: _Segment | None = None
@@ -100,25 +143,30 @@ class Recorder:
     def ended(self, epoch: EpochFigures) -> None:
         line = epoch_line(past(epoch, self._generation))
         with self._lock:
-            self._waiting.append((epoch.epoch, line))
+            self._waiting.append(_Line(epoch.epoch, self._generation, line))
+        if self._is_lasting:
+            self._is_woken.set()
 
     def close(self) -> None:
-        self._is_closing.set()
+        self._is_closing = True
+        self._is_woken.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_WAIT_MAX_S)
 
     # On a thread of its own
 
     def _run(self) -> None:
-        while not self._is_closing.is_set():
+        while not self._is_closing:
             self._say(is_last=False)
-            self._is_closing.wait(self._flush_every_s)
+            self._is_woken.wait(self._flush_every_s)
+            self._is_woken.clear()
         self._say(is_last=True)
 
     def _say(self, *, is_last: bool) -> None:
         try:
             self._flush()
-            self._tell_live(is_last=is_last)
+            if not self._is_lasting:
+                self._tell_live(is_last=is_last)
             self._is_failing = False
         except Exception as error:  # noqa: BLE001  a history must not stop what it tells about
             level = logging.DEBUG if self._is_failing else logging.WARNING
@@ -127,34 +175,35 @@ class Recorder:
 
     def _flush(self) -> None:
         while self._waiting:
-            first = self._waiting[0][0]
-            segment = self._segment or self._begin(first)
+            segment = self._segment_for(self._waiting[0])
             room = _SEGMENT_EPOCHS + 1 - len(segment.lines)
             with self._lock:
-                waiting = list(self._waiting)[:room]
-            taken = [line for _, line in waiting]
+                waiting = list(islice(_of_one_generation(self._waiting), room))
+            taken = [line.text for line in waiting]
             self._place.put(segment.name, b"".join([*segment.lines, *taken]))
             segment.lines += taken
             with self._lock:
-                # By identity: a full queue may have dropped its oldest meanwhile.
-                while self._waiting and any(self._waiting[0] is one for one in waiting):
+                while self._waiting and self._waiting[0] in waiting:
                     self._waiting.popleft()
             self._segment = segment if len(segment.lines) <= _SEGMENT_EPOCHS else None
 
-    def _begin(self, first: EpochNumber) -> _Segment:
+    def _segment_for(self, first: _Line) -> _Segment:
+        """The one that is written to, or a new one: a segment is of one generation."""
+        if self._segment is not None and self._segment.generation == first.generation:
+            return self._segment
         state = self._state
         if state is None:
             raise RuntimeError("an epoch ended before its driver claimed")
-        name = segment_name(first, state.generation, self._parts)
+        name = segment_name(first.epoch, first.generation, self._parts)
         self._parts += 1
         told = header(
             uid=state.uid,
             pipeline=state.pipeline,
-            generation=state.generation,
+            generation=first.generation,
             driver=state.driver,
         )
         self._forget_old()
-        return _Segment(name, [told])
+        return _Segment(name, first.generation, [told])
 
     def _forget_old(self) -> None:
         segments = History(place=self._place).segments()
@@ -190,6 +239,11 @@ class Recorder:
     @property
     def _generation(self) -> Generation:
         return Generation(0) if self._state is None else self._state.generation
+
+
+def _of_one_generation(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """The first ones, up to where another driver's begin."""
+    return next((some for _, some in groupby(lines, attrgetter("generation"))), iter(()))
 
 
 def _rates(epochs: Sequence[EpochFigures], now: float) -> tuple[float, float]:
