@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from epochal.assembly.reaching import Reached, log_at, reach
+from epochal.assembly.reaching import Reached, Streaming, log_at, reach, streaming_by
 
-__all__ = ["Reached", "log_at", "reach"]
+__all__ = ["Reached", "Streaming", "log_at", "reach", "streaming_by"]

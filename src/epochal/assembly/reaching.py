@@ -11,16 +11,33 @@ of secrets, and says what it can't ask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from epochal.assembly.frames import session_of, stream_of
 from epochal.assembly.names import imported, is_import_path
 from epochal.assembly.pipelines import file_at, is_file, pipeline_of
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.errors import Misconfigured
 from epochal.logs import checkpoint_log, open_log
+from epochal.spark.local import local_session
 from epochal.spark.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How a pipeline's stream is made anew."""
+
+    session: Callable[[], SparkSession]
+    stream: Callable[[SparkSession], DataFrame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +52,8 @@ class Reached:
     """The declared name; None where only the log is known."""
     sinks: Sequence[Sink] | None = None
     limits: Limits = field(default=DEFAULT_LIMITS)
+    streaming: Streaming | None = None
+    """None where nothing but the sinks is declared."""
 
     def require_log(self) -> EpochLog:
         if self.log is None:
@@ -53,19 +72,44 @@ class Reached:
             )
         return self.sinks
 
+    def require_streaming(self) -> Streaming:
+        if self.streaming is None:
+            raise Misconfigured(
+                f"{self.target} does not say what its stream is",
+                "give --stream module:function, a function of the session that returns the stream",
+            )
+        return self.streaming
+
 
 def reach(target: str, *, checkpoint: str | None = None) -> Reached:
     """The log and, where a pipeline was named, the sinks that a person means."""
     if is_import_path(target):
         return _of_pipeline(target, _pipeline(target, imported(target)), checkpoint)
     if is_file(target):
-        return _of_pipeline(target, pipeline_of(file_at(Path(target))), checkpoint)
+        file = file_at(Path(target))
+        reached = _of_pipeline(target, pipeline_of(file), checkpoint)
+        return replace(
+            reached,
+            streaming=Streaming(session=partial(session_of, file), stream=partial(stream_of, file)),
+        )
     if checkpoint is not None:
         raise Misconfigured(
             f"{target} is a place, and so is --checkpoint {checkpoint}",
             "give one of them; or name the pipeline object: `module:pipeline --checkpoint PLACE`",
         )
     return Reached(target=target, log=log_at(target))
+
+
+def streaming_by(function: str) -> Streaming:
+    """The stream that a function of the session returns, in a local Spark or a submitted one."""
+    stream = imported(function)
+    if not callable(stream):
+        raise Misconfigured(
+            f"{function} is a {type(stream).__name__}, not a function",
+            "name a function that takes the session and returns the streaming DataFrame",
+        )
+    session = partial(local_session, "epochal verify", threads=_THREADS)
+    return Streaming(session=session, stream=stream)
 
 
 def log_at(place: str) -> EpochLog:

@@ -18,20 +18,31 @@ from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
 from epochal.reports.model import AuditReport, SinkAudit
+from epochal.reports.sourcing import against_source
 from epochal.reports.status import hash_told, require_record
 from epochal.reports.surveying import committer_of, told
 from epochal.terms import SinkName
 
 _DIFFERENCES_SHOWN = 20
+_NO_SOURCE = (
+    "not compared: what a source gave is counted again only by running the query; --source does "
+    "that, for a pipeline's file or with --stream"
+)
+_SOURCE = "read again, by the same query, for all decided epochs"
 
 
 def audit(
-    reached: Reached, *, shared: Collection[str] = (), spark: Any | None = None
+    reached: Reached,
+    *,
+    shared: Collection[str] = (),
+    spark: Any | None = None,
+    stream: Any | None = None,
 ) -> AuditReport:
     """
     Count every sink. `shared` names those whose target others write to as well: there more rows
     than were decided prove nothing. With a Spark session rows are read back and hashed, where the
-    target gives them back as they were written.
+    target gives them back as they were written. With the pipeline's stream its source is read
+    again, too.
     """
     log = reached.require_log()
     declared = by_name(reached.require_sinks())
@@ -50,8 +61,8 @@ def audit(
         pipeline=state.pipeline,
         up_to=None if state.last is None else state.last.epoch,
         sinks=audits,
-        source="not compared: what a source gave can be counted again only by running the query; "
-        "gates see the batch and the receipts of each epoch side by side",
+        source=_NO_SOURCE if stream is None else _SOURCE,
+        sources=() if stream is None else against_source(declared, state, stream),
     )
 
 
@@ -66,11 +77,13 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
 
 
 def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:
-    from epochal.spark.hashing import hash_sum  # noqa: PLC0415  only where Spark is there
+    from epochal.spark.hashing import fingerprint_of  # noqa: PLC0415  only where Spark is there
 
     try:
         with committer_of(sink, state, reached.limits) as committer:
-            return hash_sum(committer.reread(spark)) if isinstance(committer, Rereadable) else None
+            if not isinstance(committer, Rereadable):
+                return None
+            return fingerprint_of(committer.reread(spark)).hash_sum
     except (EpochalError, OSError):
         return None
 

@@ -321,6 +321,22 @@ class SinkAudit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAudit:
+    """What a sink was given, against what the source gives now."""
+
+    sink: str
+    verdict: str
+    """agrees, differs, can't be compared."""
+    decided_rows: int | None
+    source_rows: int | None
+    since: int | None
+    decided_hash: str | None
+    source_hash: str | None
+    differences: Sequence[str]
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     location: str
     pipeline: str
@@ -329,10 +345,13 @@ class AuditReport:
     sinks: Sequence[SinkAudit]
     source: str
     """What was compared with the source, or why nothing was."""
+    sources: Sequence[SourceAudit] = ()
+    """Where the source was read again: one a sink."""
 
     @property
     def differs(self) -> bool:
-        return any(sink.verdict == "differs" for sink in self.sinks)
+        verdicts = [sink.verdict for sink in self.sinks] + [one.verdict for one in self.sources]
+        return "differs" in verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

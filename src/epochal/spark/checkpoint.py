@@ -199,6 +199,30 @@ class Checkpoint:
         self._ends[epoch] = sources
         return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX], sources=tuple(sources))
 
+    def files(self, since: EpochNumber, last: EpochNumber) -> Sequence[str]:
+        """Every file that file sources gave to these epochs."""
+        ends = [_log_offset(end) for end in self._sources(last) or ()]
+        return [
+            file
+            for at, end in enumerate(ends)
+            if end is not None
+            for file in self._entries(at, self._files_before(at, since) + 1, end)
+        ]
+
+    def read(self, name: str) -> bytes | None:
+        """One of its files as it is."""
+        return self._folder.read(name)
+
+    def source_files(self) -> Sequence[str]:
+        """The names of all that sources keep for themselves."""
+        count = len(self._sources(self._highest("offsets") or EpochNumber(0)) or ())
+        return [
+            f"sources/{at}/{name}"
+            for at in range(count)
+            for name in self._folder.names(f"sources/{at}")
+            if not name.startswith(".")
+        ]
+
     def _highest(self, folder: str) -> EpochNumber | None:
         numbers = [int(name) for name in self._folder.names(folder) if name.isdecimal()]
         return EpochNumber(max(numbers)) if numbers else None
@@ -230,16 +254,26 @@ class Checkpoint:
             data = self._folder.read(f"sources/{at}/{name}")
             if data is not None:
                 return self._files_of(data, entry, name)
-        compacted = sorted(
-            int(name.removesuffix(".compact"))
-            for name in self._folder.names(f"sources/{at}")
-            if name.endswith(".compact") and name.removesuffix(".compact").isdecimal()
-        )
-        for later in compacted:
+        for later in self._compacted(at):
             data = self._folder.read(f"sources/{at}/{later}.compact") if later > entry else None
             if data is not None:
                 return self._files_of(data, entry, f"{later}.compact")
         return []
+
+    def _entries(self, at: int, first: int, last: int) -> list[str]:
+        """The files of many entries: the newest compaction is read once for all that it holds."""
+        compacted = max(self._compacted(at), default=-1)
+        data = self._folder.read(f"sources/{at}/{compacted}.compact")
+        lines = [] if data is None else data.splitlines()[1:]
+        held = [self._json(line, f"{compacted}.compact") for line in lines if line.strip()]
+        found = [str(file["path"]) for file in held if first <= file["batchId"] <= last]
+        later = range(max(first, compacted + 1), last + 1)
+        return found + [file for entry in later for file in self._entry(at, entry)]
+
+    def _compacted(self, at: int) -> list[int]:
+        names = self._folder.names(f"sources/{at}")
+        stems = [name.removesuffix(".compact") for name in names if name.endswith(".compact")]
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _files_of(self, data: bytes, entry: int, name: str) -> Sequence[str]:
         files = (self._json(line, name) for line in data.splitlines()[1:] if line.strip())

@@ -82,6 +82,12 @@ def _keeps_nothing(plan: Any) -> bool:
     return is_known and all(_keeps_nothing(child) for child in children)
 
 
+def leaves(frame: DataFrame) -> list[Any]:
+    """What a query reads, as nodes of its plan."""
+    found = frame._jdf.queryExecution().analyzed().collectLeaves()
+    return [found.apply(at) for at in range(found.size())]
+
+
 def _children(plan: Any) -> list[Any]:
     children = plan.children()
     return [children.apply(at) for at in range(children.size())]

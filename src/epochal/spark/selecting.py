@@ -24,12 +24,23 @@ _NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
 
 def taken_by(sink: Sink, batch: Rows) -> DataFrame:
     """The sink's own rows: `where` first, then `select`, then the shape it wants."""
+    part = _part_of(sink, batch)
+    return _shaped(part, sink.shape) if isinstance(sink, Shaped) else part
+
+
+def columns_taken_by(sink: Sink, batch: Rows) -> DataFrame:
+    """The same rows, in any order and anywhere: for sums."""
+    part = _part_of(sink, batch)
+    return part.selectExpr(*sink.shape.select) if isinstance(sink, Shaped) else part
+
+
+def _part_of(sink: Sink, batch: Rows) -> DataFrame:
     part: DataFrame = batch if sink.where is None else batch.where(sink.where)
     if callable(sink.select):
         part = sink.select(part)
     elif sink.select is not None:
         part = part.selectExpr(*sink.select)
-    return _shaped(part, sink.shape) if isinstance(sink, Shaped) else part
+    return part
 
 
 def _shaped(part: DataFrame, shape: Shape) -> DataFrame:
