@@ -269,11 +269,11 @@ def test_many_partition_values_stay_within_open_files_and_bytes(drive, root):
     driver = drive(sink)
     rows = pa.table({"n": list(range(5000)), "p": [n % 50 for n in range(5000)]})
     writer = sink.writer(driver.task(rows, 0))
-    most_open = most_bytes = 0
+    gathering, most_open, most_bytes = writer._rows, 0, 0
     for batch in rows.to_batches(max_chunksize=500):
         writer.write(batch)
-        most_open = max(most_open, len(writer._open))
-        most_bytes = max(most_bytes, writer._waiting_bytes + writer._arrived.bytes)
+        most_open = max(most_open, len(gathering._open))
+        most_bytes = max(most_bytes, gathering._waiting_bytes + gathering._arrived.bytes)
     receipt = writer.prepare()
     assert 0 < most_open <= 3
     assert most_bytes <= 20_000

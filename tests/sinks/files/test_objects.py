@@ -98,9 +98,10 @@ def test_a_writer_that_gives_up_leaves_nothing(drive, folder, sink, by_obstore):
     driver = drive(sink() if by_obstore else manifest)
     writer = driver.sink.writer(driver.task(rows(), 0))
     writer.write(rows(1, 2).to_batches()[0])
-    writer._sort_in()
-    for where in list(writer._waiting):
-        writer._write_out(where)
+    gathering = writer._rows
+    gathering._sort_in()
+    for where in list(gathering._waiting):
+        gathering._write_out(where)
     writer.abort()
     assert [key for key in folder.every_key() if key.startswith("_epochal/data")] == []
     assert folder.leftovers() == []

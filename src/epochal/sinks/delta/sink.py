@@ -17,7 +17,8 @@ from epochal.contract import APPEND_ONLY, Committer, Limits, Task
 from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.delta.place import Place, local_folder, not_installed
-from epochal.sinks.delta.writer import DeltaWriter, Shape
+from epochal.sinks.delta.writer import GROUP_ROWS, DeltaWriter, Shape
+from epochal.sinks.files.gathering import Room
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.terms import Identity, Json
 
@@ -130,13 +131,17 @@ class Delta(Declaration):
         is_staged = self.mode == "merge"
         declared = handout.get("partition_by", self.partition_by) or ()
         shape = Shape(
-            partition_by=() if is_staged else _names(declared),  # type: ignore[arg-type]
+            room=Room(
+                partition_by=() if is_staged else _names(declared),  # type: ignore[arg-type]
+                gathered_rows=task.limits.buffer_rows,
+                group_rows=GROUP_ROWS,
+                max_file_bytes=self.max_file_bytes,
+                buffer_bytes_max=self.buffer_bytes_max,
+                open_files_max=self.open_files_max,
+            ),
             is_staged=is_staged,
             types=_types(task.schema, handout.get("types")),
             compression=self.compression,
-            max_file_bytes=self.max_file_bytes,
-            buffer_bytes_max=self.buffer_bytes_max,
-            open_files_max=self.open_files_max,
             stats_columns_max=int(str(handout.get("stats_columns", 32))),
         )
         return DeltaWriter(task, self.place(), shape)

@@ -9,10 +9,9 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from epochal.errors import Misconfigured
-from epochal.sinks import json_lines
+from epochal.sinks import json_lines, parquet
 
 
 class Encoder(Protocol):
@@ -20,7 +19,7 @@ class Encoder(Protocol):
 
     def write(self, rows: pa.Table) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,8 @@ class Format:
     compressions: Mapping[str, str]
     """Each one's part of the file's name."""
     default: str
-    open: Callable[[pa.NativeFile, pa.Schema, str], Encoder]
+    encoder: Callable[[pa.Table, str], Callable[[pa.NativeFile], Encoder]]
+    """What makes files, by a sample of their rows and the compression."""
     refusal: Callable[[pa.DataType], str | None]
     rows_at_once: int
     """Rows that are worth waiting for: a parquet row group is better large, text does not care."""
@@ -39,31 +39,6 @@ class Format:
         return (
             f"{mark}{self.extension}" if self.extension == ".parquet" else f"{self.extension}{mark}"
         )
-
-
-_DICTIONARY_BYTES_MAX = 128 * 1024
-"""
-A column with more distinct values than fit is written plainly from there on. Arrow's own limit of
-1 MiB costs columns of mostly distinct values two thirds more CPU, and larger files.
-"""
-
-
-class _Parquet:
-    def __init__(self, stream: pa.NativeFile, schema: pa.Schema, compression: str) -> None:
-        self._writer = pq.ParquetWriter(
-            stream,
-            schema,
-            compression=compression,
-            version="2.6",
-            use_dictionary=True,
-            dictionary_pagesize_limit=_DICTIONARY_BYTES_MAX,
-        )
-
-    def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _Csv:
@@ -90,7 +65,7 @@ class _Csv:
 
 
 class _JsonLines:
-    def __init__(self, stream: pa.NativeFile, schema: pa.Schema, compression: str) -> None:  # noqa: ARG002
+    def __init__(self, stream: pa.NativeFile, compression: str) -> None:
         self._stream = _compressed(stream, compression)
 
     def write(self, rows: pa.Table) -> None:
@@ -99,6 +74,14 @@ class _JsonLines:
 
     def close(self) -> None:
         _finish(self._stream)
+
+
+def _csv(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encoder]:
+    return lambda stream: _Csv(stream, sampled.schema, compression)
+
+
+def _json_lines(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encoder]:  # noqa: ARG001
+    return lambda stream: _JsonLines(stream, compression)
 
 
 def _is_instant(kind: pa.DataType) -> bool:
@@ -160,7 +143,7 @@ FORMATS: Mapping[str, Format] = {
             "none": "",
         },
         default="snappy",
-        open=_Parquet,
+        encoder=parquet.encoder,
         refusal=_parquet_refusal,
         rows_at_once=1_000_000,
     ),
@@ -168,7 +151,7 @@ FORMATS: Mapping[str, Format] = {
         extension=".jsonl",
         compressions=_TEXT_COMPRESSIONS,
         default="none",
-        open=_JsonLines,
+        encoder=_json_lines,
         refusal=json_lines.refusal,
         rows_at_once=_TEXT_ROWS_AT_ONCE,
     ),
@@ -176,7 +159,7 @@ FORMATS: Mapping[str, Format] = {
         extension=".csv",
         compressions=_TEXT_COMPRESSIONS,
         default="none",
-        open=_Csv,
+        encoder=_csv,
         refusal=_csv_refusal,
         rows_at_once=_TEXT_ROWS_AT_ONCE,
     ),

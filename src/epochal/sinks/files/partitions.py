@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from epochal.errors import Misconfigured, RowRejected
+from epochal.sinks.grouping import grouped
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES_MAX = 255
@@ -65,24 +65,12 @@ def split(
     encoded = [
         batch.column(name).dictionary_encode(null_encoding="encode") for name in partition_by
     ]
-    codes = _combined(encoded)
-    order = pc.array_sort_indices(codes)
-    runs = pc.run_end_encode(codes.take(order))
-    start = 0
-    for end in runs.run_ends.to_pylist():
-        rows = order.slice(start, end - start)
-        first = rows[0].as_py()
-        values = tuple(column[first].as_py() for column in encoded)
+    order, groups = grouped(encoded)
+    for first, count in groups:
+        rows = order.slice(first, count)
+        at = rows[0].as_py()
+        values = tuple(column[at].as_py() for column in encoded)
         yield _folder(tuple(partition_by), tuple(map(_text, values))), rest.take(rows)
-        start = end
-
-
-def _combined(encoded: Sequence[pa.DictionaryArray]) -> pa.Array:
-    """One number a row that says which combination of values it has."""
-    codes = encoded[0].indices.cast(pa.int64())
-    for column in encoded[1:]:
-        codes = pc.add(pc.multiply(codes, len(column.dictionary)), column.indices.cast(pa.int64()))
-    return codes
 
 
 def _text(value: object) -> str | None:

@@ -13,6 +13,7 @@ from epochal.sinks.declaration import Declaration
 from epochal.sinks.files.backends import BackEnd, LocalBackEnd, Uploads, back_end
 from epochal.sinks.files.committer import FileCommitter
 from epochal.sinks.files.formats import FORMATS
+from epochal.sinks.files.gathering import Room
 from epochal.sinks.files.grants import policy
 from epochal.sinks.files.options import storage_options
 from epochal.sinks.files.spark_log import SparkLog
@@ -171,10 +172,14 @@ class Files(Declaration):
         plan = Plan(
             format=form,
             compression=self.compression or form.default,
-            partition_by=tuple(self.partition_by),
-            max_file_bytes=self.max_file_bytes,
-            buffer_bytes_max=self.buffer_bytes_max,
-            open_files_max=self.open_files_max,
+            room=Room(
+                partition_by=tuple(self.partition_by),
+                gathered_rows=task.limits.buffer_rows,
+                group_rows=form.rows_at_once,
+                max_file_bytes=self.max_file_bytes,
+                buffer_bytes_max=self.buffer_bytes_max,
+                open_files_max=self.open_files_max,
+            ),
         )
         attempt = self._back_end.attempt(task.handle, file_bytes_max=self.max_file_bytes)
         return FileWriter(task, plan, attempt)

@@ -17,6 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from epochal.errors import TryAgain
+from epochal.sinks import parquet
 from epochal.sinks.iceberg.inside import ParquetFile
 from epochal.sinks.iceberg.layout import Layout
 from epochal.sinks.iceberg.splitting import in_order, split
@@ -51,6 +52,7 @@ class Attempt:
         self._order = metadata.sort_order()
         self._open: OrderedDict[str, ParquetFile] = OrderedDict()
         self._done: list[DataFile] = []
+        self._dictionaries: list[str] | None = None
         self._is_marked = False
         self._number = 0
 
@@ -68,6 +70,8 @@ class Attempt:
         if not self._is_marked:
             self._storage.put(self._layout.marker(self._handle))
             self._is_marked = True
+        if self._dictionaries is None:
+            self._dictionaries = parquet.repeating(parquet.sample(rows))
         if self.is_sorted:
             rows = in_order(rows, self._order, self._schema)
         for partition, some in split(rows, self._metadata.spec(), self._schema):
@@ -114,7 +118,13 @@ class Attempt:
         location = self._layout.file(self._handle, f"{self._number:05d}.parquet")
         self._number += 1
         self._storage.make_room(location)
-        return ParquetFile(self._storage.io, self._metadata, location, partition)
+        return ParquetFile(
+            self._storage.io,
+            self._metadata,
+            location,
+            partition,
+            dictionaries=self._dictionaries or (),
+        )
 
     def _close(self, key: str) -> None:
         file = self._open.pop(key)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyiceberg.io.fileformat import FileFormatFactory
+from pyiceberg.io.pyarrow import ParquetFormatWriter
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -38,8 +38,12 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _ManifestMergeMana
 from pyiceberg.typedef import Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
+from epochal.sinks.parquet import DICTIONARY_BYTES_MAX
+
 RELEASE = "0.12."
 """What this module was written for; a test holds it against what is installed."""
+_OWN_DEFAULTS = {TableProperties.PARQUET_DICT_SIZE_BYTES: str(DICTIONARY_BYTES_MAX)}
+"""How files are written where the table does not say."""
 
 
 class Stale(Exception):
@@ -196,15 +200,23 @@ class ParquetFile:
     """One data file on its way: row groups are written as they come."""
 
     def __init__(
-        self, table_io: Any, metadata: TableMetadata, location: str, partition: Record
+        self,
+        table_io: Any,
+        metadata: TableMetadata,
+        location: str,
+        partition: Record,
+        *,
+        dictionaries: Sequence[str],
     ) -> None:
         self._output = table_io.new_output(location)
         self._metadata = metadata
         self._partition = partition
         self.location = location
         self.arrow_bytes = 0
-        model = FileFormatFactory.get(FileFormat.PARQUET)
-        self._writer = model.create_writer(self._output, metadata.schema(), metadata.properties)
+        self._writer = ParquetFormatWriter(
+            self._output, metadata.schema(), {**_OWN_DEFAULTS, **metadata.properties}
+        )
+        self._writer._parquet_writer_kwargs["use_dictionary"] = list(dictionaries)
 
     def write(self, rows: Any) -> None:
         self.arrow_bytes += rows.nbytes

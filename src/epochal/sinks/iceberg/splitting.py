@@ -19,6 +19,8 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, StringType
 
+from epochal.sinks.grouping import grouped
+
 _HOUR_US = 3_600_000_000
 _FIRST_YEAR = 1970
 
@@ -34,12 +36,9 @@ def split(rows: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[tuple
         )
         for field in spec.fields
     ]
-    code = pa.array([0] * rows.num_rows, type=pa.int64())
-    for column in values:
-        code = pc.add(pc.multiply(code, len(column.dictionary)), column.indices.cast(pa.int64()))
-    order = pc.sort_indices(code)
-    sorted_rows, sorted_code = rows.take(order), code.take(order)
-    for first, count in _stretches(sorted_code):
+    order, groups = grouped(values)
+    sorted_rows = rows.take(order)
+    for first, count in groups:
         at = order[first].as_py()
         partition = Record(
             *(column.dictionary[column.indices[at].as_py()].as_py() for column in values)
@@ -82,15 +81,6 @@ def order_by(keys: Sequence[SortKey]) -> pa.Array:
 
 def _direction(*, is_rising: bool) -> str:
     return "ascending" if is_rising else "descending"
-
-
-def _stretches(code: pa.Array) -> Iterator[tuple[int, int]]:
-    """Where equal values begin, and how many there are."""
-    counted = pc.run_end_encode(code)
-    first = 0
-    for end in counted.run_ends.to_pylist():
-        yield first, end - first
-        first = end
 
 
 def _transformed(

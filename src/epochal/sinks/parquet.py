@@ -1,0 +1,102 @@
+"""
+Parquet files, and which of their columns are worth a dictionary: those whose values come again.
+
+Arrow tries one for every column and gives it up where it grows too large. Columns of distinct
+values then pay for a table of hashes that nobody needs, in every row group anew; where row groups
+are smaller than what a dictionary may hold, as in a table with many partitions, they also keep it:
+files of twice the size, for twice the CPU. So some of the first rows are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+DICTIONARY_BYTES_MAX = 128 * 1024
+"""A column that seemed to repeat and does not is written plainly from there on."""
+_SAMPLE_ROWS = 10_000
+_SAMPLE_SLICES = 10
+"""From all over the rows: values may come in long runs, or once in a round of thousands."""
+_DISTINCT_MAX = 0.75
+"""Of so many sampled values, 17,000 different numbers show this share: about what fits above."""
+
+
+class Encoder:
+    """One file. Every table that is written becomes one row group."""
+
+    def __init__(
+        self,
+        stream: pa.NativeFile,
+        schema: pa.Schema,
+        *,
+        compression: str,
+        dictionaries: Sequence[str],
+    ) -> None:
+        self._writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression=compression,
+            version="2.6",
+            use_dictionary=dictionaries,
+            dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
+        )
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+
+    def close(self) -> pq.FileMetaData:
+        """Finish the file and leave the stream open. Returns the footer."""
+        self._writer.close()
+        return self._writer.writer.metadata
+
+
+def encoder(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encoder]:
+    """What makes files of such rows, each on a stream of its own."""
+    dictionaries = repeating(sampled)
+    return lambda stream: Encoder(
+        stream, sampled.schema, compression=compression, dictionaries=dictionaries
+    )
+
+
+def sample(rows: pa.Table) -> pa.Table:
+    """A copy of some rows from all over a table, for `repeating`."""
+    if rows.num_rows <= _SAMPLE_ROWS:
+        return rows.combine_chunks()
+    step, count = rows.num_rows // _SAMPLE_SLICES, _SAMPLE_ROWS // _SAMPLE_SLICES
+    slices = [rows.slice(at * step, count) for at in range(_SAMPLE_SLICES)]
+    return pa.concat_tables(slices).combine_chunks()
+
+
+def repeating(sampled: pa.Table) -> list[str]:
+    """The columns worth a dictionary, by their paths in the file; of nested ones all."""
+    return [
+        path
+        for column, values in zip(sampled.schema, sampled.columns, strict=True)
+        for path in _leaves(column.name, column.type)
+        if pa.types.is_nested(column.type) or _repeats(values.combine_chunks())
+    ]
+
+
+def _repeats(values: pa.Array) -> bool:
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    valid = values.drop_null()
+    try:
+        return len(valid.unique()) <= _DISTINCT_MAX * len(valid)
+    except pa.ArrowNotImplementedError:
+        return True  # of a type that Arrow can't compare: let it try
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    if pa.types.is_struct(kind):
+        for child in kind:
+            yield from _leaves(f"{path}.{child.name}", child.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path
