@@ -89,6 +89,25 @@ def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
     assert (len(page.epochs), len(older.epochs)) == (50, 50)
 
 
+def test_what_is_rare_is_found_far_below_in_pages_that_end(shop):
+    shop.run(epochs=1)
+    place = history_place(shop.log)
+    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    for at in range(50):
+        first, rare = 1 + at * 500, 7 if at in (2, 45) else None
+        lines = [line(first + n, "aborted" if n == rare else "committed") for n in range(500)]
+        place.put(segment_name(EpochNumber(first), Generation(1), at), told + b"".join(lines))
+    found, cursors = [], [None]
+    while len(cursors) == 1 or cursors[-1] is not None:
+        page = epochs(shop.log, limit=5, cursor=cursors[-1], only="aborted")
+        found += [one.epoch for one in page.epochs]
+        cursors.append(page.cursor)
+        assert page.because == ""
+    assert found == [45 * 500 + 8, 2 * 500 + 8]
+    assert len(cursors) == 4, "51 segments are looked through in three pages"
+    assert epochs(shop.log, only="failed").epochs == []
+
+
 def test_what_the_history_lacks_is_told_from_the_log(shop):
     shop.run(epochs=1)
     driver = shop.die("decided")

@@ -14,6 +14,8 @@ from epochal.telemetry.history import Page, PastEpoch
 from epochal.terms import EpochNumber
 
 EPOCHS_MAX = 1000
+_DECIDED = "decided"
+"""Told by the log alone: in a history an epoch has come to rest."""
 _NO_HISTORY = (
     "this log's storage has no room for a history (or history_epochs_kept is 0): only the epochs "
     "of the log's newest records are shown"
@@ -23,7 +25,11 @@ _NO_HISTORY = (
 def epochs(
     log: EpochLog, *, limit: int = 20, cursor: str | None = None, only: str | None = None
 ) -> EpochsReport:
-    """A page of epochs, newest first; `only` keeps one outcome, within the epochs of the page."""
+    """
+    A page of epochs, newest first; `only` keeps one outcome.
+
+    What is decided and not in the history yet is told from the log, on the first page.
+    """
     state = require_record(log).record.state
     if not 1 <= limit <= EPOCHS_MAX:
         raise Misconfigured(f"limit={limit}", f"1 to {EPOCHS_MAX}")
@@ -32,12 +38,13 @@ def epochs(
         page = (
             Page(epochs=[], cursor=None)
             if history is None
-            else history.page(limit=limit, cursor=cursor)
+            else history.page(limit=limit, cursor=cursor, only=None if only == _DECIDED else only)
         )
     except ValueError as error:
         raise Misconfigured(f"{error}", "take the cursor from the page before") from error
+    is_kept = history is not None and bool(page.epochs or history.segments())
     told = [past_report(one) for one in page.epochs]
-    if cursor is None:
+    if cursor is None and only in (None, _DECIDED):
         told = sorted(
             [*_from_log(log, told, is_all=page.cursor is None), *told],
             key=lambda one: (-one.epoch, -one.generation),
@@ -47,7 +54,7 @@ def epochs(
         pipeline=state.pipeline,
         epochs=[one for one in told if only in (None, one.outcome)],
         cursor=page.cursor,
-        because="" if page.epochs or cursor is not None else _NO_HISTORY,
+        because="" if is_kept else _NO_HISTORY,
     )
 
 
@@ -128,7 +135,7 @@ def _decided(record: Record) -> EpochReport | None:
     return EpochReport(
         epoch=decision.epoch,
         generation=decision.generation,
-        outcome="decided",
+        outcome=_DECIDED,
         opened_at=None,
         finished_at=decision.decided_at,
         rows=sum(int(str(sink["rows"])) for sink in sinks.values()),

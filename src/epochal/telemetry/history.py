@@ -31,6 +31,7 @@ _VERSION = 1
 _SEGMENT = re.compile(r"(?P<first>\d{20})-(?P<generation>\d{10})-(?P<part>\d{4,})\.jsonl")
 _CURSOR = re.compile(r"(?P<segment>\d{20}-\d{10}-\d{4,}\.jsonl):(?P<line>\d+)")
 _DIGITS = 6
+_SEGMENTS_SEARCHED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,27 +154,48 @@ class History:
     def segments(self) -> list[str]:
         return [name for name in self.place.names() if _SEGMENT.fullmatch(name)]
 
-    def page(self, *, limit: int, cursor: str | None = None) -> Page:
-        """The newest epochs, or those older than a cursor."""
-        segments = self.segments()
-        below: int | None = None
-        if cursor is not None:
-            found = _CURSOR.fullmatch(cursor)
-            if found is None:
-                raise ValueError(f"{cursor!r} is not a cursor")
-            segments = [name for name in segments if name <= found["segment"]]
-            below = int(found["line"]) if found["segment"] in segments else None
+    def page(self, *, limit: int, cursor: str | None = None, only: str | None = None) -> Page:
+        """
+        The newest epochs, or those older than a cursor; of one outcome, where `only` names it.
+
+        What is rare is looked for in a bounded part of the history: a page may then hold less than
+        `limit`, or nothing, and the next one goes on from there.
+        """
+        segments, below = self._before(cursor)
+        searched_max = len(segments) if only is None else _SEGMENTS_SEARCHED_MAX
         taken: list[PastEpoch] = []
-        while segments:
-            name = segments.pop()
-            epochs = self.read(name)
-            for at in range(min(len(epochs), len(epochs) if below is None else below) - 1, -1, -1):
-                taken.append(epochs[at])
+        for name in reversed(segments[-searched_max:]):
+            for at, epoch in self._newest_first(name, below, only):
+                taken.append(epoch)
                 if len(taken) == limit:
-                    is_last = at == 0 and not segments
+                    is_last = at == 0 and name == segments[0]
                     return Page(epochs=taken, cursor=None if is_last else f"{name}:{at}")
             below = None
-        return Page(epochs=taken, cursor=None)
+        is_all = len(segments) <= searched_max
+        return Page(epochs=taken, cursor=None if is_all else f"{segments[-searched_max]}:0")
+
+    def _before(self, cursor: str | None) -> tuple[list[str], int | None]:
+        """The segments up to a cursor, and how many lines of the newest of them."""
+        segments = self.segments()
+        if cursor is None:
+            return segments, None
+        found = _CURSOR.fullmatch(cursor)
+        if found is None:
+            raise ValueError(f"{cursor!r} is not a cursor")
+        older = [name for name in segments if name <= found["segment"]]
+        return older, int(found["line"]) if found["segment"] in older else None
+
+    def _newest_first(
+        self, segment: str, below: int | None, only: str | None
+    ) -> Iterator[tuple[int, PastEpoch]]:
+        lines = self._lines(segment)
+        mark = b"" if only is None else b'"%s"' % only.encode()
+        for at in reversed(range(len(lines))[:below]):
+            # Most lines of a long search are not wanted: to look for the word costs far less.
+            if mark in lines[at]:
+                epoch = _decoded(segment, lines[at])
+                if only in (None, epoch.outcome):
+                    yield at, epoch
 
     def attempts(self, epoch: EpochNumber) -> list[PastEpoch]:
         """Every attempt at one epoch, oldest first."""
@@ -185,20 +207,21 @@ class History:
         return found
 
     def read(self, segment: str) -> list[PastEpoch]:
+        return [_decoded(segment, line) for line in self._lines(segment)]
+
+    def _lines(self, segment: str) -> list[bytes]:
+        """All but the first, which says whose they are and how to read them."""
         lines = (self.place.read(segment) or b"").splitlines()
         try:
-            if lines and json.loads(lines[0])["history"] > _VERSION:
-                raise CorruptRecord(
-                    f"{segment}: history of version {json.loads(lines[0])['history']}, this "
-                    f"release reads {_VERSION}",
-                    "read it with the release that wrote it, or a newer one",
-                )
-            return [_epoch_in(line) for line in lines[1:]]
+            version = json.loads(lines[0])["history"] if lines else _VERSION
         except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(segment, error) from error
+        if version > _VERSION:
             raise CorruptRecord(
-                f"{segment}: not a readable part of a history: {error!r}",
-                "the history is for people: the file may be removed, nothing depends on it",
-            ) from error
+                f"{segment}: history of version {version}, this release reads {_VERSION}",
+                "read it with the release that wrote it, or a newer one",
+            )
+        return lines[1:]
 
     def live(self) -> Live | None:
         """What the newest driver said last; None where nothing readable is there."""
@@ -215,6 +238,20 @@ class History:
         """Every epoch, oldest first."""
         for name in self.segments():
             yield from self.read(name)
+
+
+def _decoded(segment: str, line: bytes) -> PastEpoch:
+    try:
+        return _epoch_in(line)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(segment, error) from error
+
+
+def _unreadable(segment: str, error: Exception) -> CorruptRecord:
+    return CorruptRecord(
+        f"{segment}: not a readable part of a history: {error!r}",
+        "the history is for people: the file may be removed, nothing depends on it",
+    )
 
 
 def _first(segment: str) -> int:
