@@ -8,8 +8,9 @@ import pytest
 from epochal.errors import RowRejected
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres.applying import read_apply
-from epochal.sinks.postgres.rejects import REJECTED, Search
+from epochal.sinks.postgres.rejects import Search
 from epochal.sinks.sql.names import staging_name
+from epochal.sinks.sql.rejects import REJECTED
 
 
 def with_bad(count: int, *bad: int) -> pa.Table:

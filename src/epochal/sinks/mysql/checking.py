@@ -15,8 +15,8 @@ from epochal.sinks.mysql.plan import plan, require_table, sent_fields
 from epochal.sinks.mysql.sorting import ERRORS, number_of, told
 from epochal.sinks.mysql.types import Sent
 from epochal.sinks.sql.columns import columns_of, created_columns, missing_columns
+from epochal.sinks.sql.committing import Checker
 from epochal.sinks.sql.dialect import Session
-from epochal.sinks.sql.staged import Checker
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:

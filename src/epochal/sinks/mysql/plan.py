@@ -19,6 +19,7 @@ from epochal.sinks.sql.columns import (
     staged_fields,
 )
 from epochal.sinks.sql.declaring import TableSink
+from epochal.sinks.sql.dialect import UNFIT
 from epochal.sinks.sql.modes import WriteMode
 
 
@@ -57,10 +58,11 @@ def sent_fields(schema: pa.Schema, sink: TableSink) -> dict[str, Sent]:
         else:
             sent[NAMES.require(field.name, "field")] = how
     folded = {name.lower() for name in schema.names}
-    if len(folded) < len(schema.names) or DIALECT.at in folded:
+    ours = {DIALECT.at, *UNFIT}
+    if len(folded) < len(schema.names) or folded & ours:
         problems.add(
-            f"two fields have one name (in any case), or one is called {DIALECT.at}: "
-            f"{', '.join(schema.names)}",
+            f"two fields have one name (in any case), or one has a name of ours "
+            f"({', '.join(sorted(ours))}): {', '.join(schema.names)}",
             "rename it in select=",
         )
     problems.raise_if_any(sink.table)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from epochal.contract import Committer, Limits, Task
+from epochal.contract import Committer, Limits, Sink, Task
 from epochal.errors import Misconfigured
 from epochal.sinks.sql.declaring import TableSink
+from epochal.sinks.sql.modes import require_reject
 from epochal.sinks.sql.names import NameRule
 from epochal.terms import Identity, SinkName
 
@@ -15,6 +16,7 @@ try:
     from epochal.sinks.mysql.connecting import Server, parse_url
     from epochal.sinks.mysql.dialect import DIALECT, NAMES
     from epochal.sinks.mysql.grants import grants
+    from epochal.sinks.mysql.unfit import KeepingWriter
     from epochal.sinks.mysql.writer import MySQLWriter, PreparedWriter, StagedWriter
 except ImportError as error:
     raise Misconfigured(
@@ -37,12 +39,18 @@ class MySQL(TableSink):
     kind: ClassVar[str] = "mysql"
     called: ClassVar[str] = "MySQL"
     names: ClassVar[NameRule] = NAMES
+    sends_rejects: ClassVar[bool] = True
 
+    on_reject: Literal["fail"] | Sink = "fail"
+    """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
+    rejects_max: int = 1000
+    """Rejected rows of one epoch beyond which it fails all the same."""
     meta_schema: str = "epochal"
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         NAMES.require(self.meta_schema, "meta_schema")
+        require_reject(self.called, self.on_reject, self.strategy)
         super().__post_init__()
 
     def _get_ready(self) -> None:
@@ -73,12 +81,22 @@ class MySQL(TableSink):
     def meta(self) -> str:
         return self.meta_schema
 
+    @property
+    def rejects_to(self) -> Sink | None:
+        return None if isinstance(self.on_reject, str) else self.on_reject
+
+    @property
+    def rejects_limit(self) -> int:
+        return self.rejects_max
+
     def grants(self, account: str = "") -> list[str]:
         """Statements that give an account the least this sink needs; the url's user by default."""
         return grants(self, account or f"{DIALECT.literal(self.server.user)}@'%'")
 
     def writer(self, task: Task) -> MySQLWriter:
-        return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
+        if self.strategy == "prepared":
+            return PreparedWriter(self, task)
+        return (StagedWriter if self.rejects_to is None else KeepingWriter)(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         # Only on the driver: the pool's package is large, and a task needs none of it.

@@ -11,7 +11,7 @@ single warning, or that brought fewer rows than were sent, is refused, with the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
 
 _kept: Kept[Link] = Kept(answers=connecting.answers)
-_AT_ROW = re.compile(r"at row (\d+)")
+AT_ROW = re.compile(r" at row (\d+)")
 _NULL = "\\N"
 
 
@@ -63,8 +63,8 @@ class MySQLWriter(TableWriter[Link, Planned]):
         """Load one block; its first row is row `first` of this task."""
         link = self._get_ready()
         going = self._going()
-        data = _rows_of([self._converted(one, block, first) for one, _ in going])
-        statement = _load_statement(self._place(), going)
+        data = rows_of([self._converted(one, block, first) for one, _ in going])
+        statement = load_statement(self._place(), [(name, one.expression) for one, name in going])
         arrived, warnings = self._sorted("load", lambda: link.load(statement, data))
         if warnings or arrived != block.num_rows:
             raise self._refused(link, block, first, arrived)
@@ -100,16 +100,18 @@ class MySQLWriter(TableWriter[Link, Planned]):
                 "a trigger may have skipped rows",
             )
         _, number, words = told
-        found = _AT_ROW.search(words)
+        found = AT_ROW.search(words)
         place = None if found is None else int(found[1]) - 1
         return self._refusal(block, place, first, f"{words} [{number}]")
 
 
 class StagedWriter(MySQLWriter):
+    def _columns(self) -> list[tuple[str, str]]:
+        """Of the staging table: names and types."""
+        return [(one.field, one.staging_ddl) for one in self._plan]
+
     def _begin(self, connection: Link) -> None:
-        columns = ", ".join(
-            f"{DIALECT.quote(one.field)} {one.staging_ddl} NULL" for one in self._plan
-        )
+        columns = ", ".join(f"{DIALECT.quote(name)} {ddl} NULL" for name, ddl in self._columns())
         at = DIALECT.quote(DIALECT.at)
         # One row of a private table can't break a key: without the checks an empty table is
         # filled page by page.
@@ -147,15 +149,16 @@ class PreparedWriter(MySQLWriter):
         _kept.close(connection)
 
 
-def _load_statement(place: str, going: list[tuple[Planned, str]]) -> str:
+def load_statement(place: str, going: Sequence[tuple[str, str | None]]) -> str:
+    """Columns in the order of the data, each with what is made of its text, if anything is."""
     read, made = [], []
-    for number, (one, column) in enumerate(going):
+    for number, (column, expression) in enumerate(going):
         name = DIALECT.quote(column)
-        if one.expression is None:
+        if expression is None:
             read.append(name)
         else:
             read.append(f"@v{number}")
-            made.append(f"{name} = {one.expression.format(f'@v{number}')}")
+            made.append(f"{name} = {expression.format(f'@v{number}')}")
     return (
         f"LOAD DATA LOCAL INFILE 'epochal' INTO TABLE {place} CHARACTER SET utf8mb4"
         " FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'"
@@ -163,7 +166,7 @@ def _load_statement(place: str, going: list[tuple[Planned, str]]) -> str:
     )
 
 
-def _rows_of(columns: list[pa.Array]) -> memoryview:
+def rows_of(columns: list[pa.Array]) -> memoryview:
     """Tabs between, a newline after each row. What Arrow joined lies in one buffer."""
 
     def joined(parts: list[Any], between: str) -> pa.Array:

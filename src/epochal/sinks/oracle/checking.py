@@ -15,10 +15,10 @@ from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Arriving, plan, sent_fields
 from epochal.sinks.oracle.sorting import ERRORS, is_network, told
 from epochal.sinks.sql.columns import created_columns, missing_columns
+from epochal.sinks.sql.committing import Checker
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.ledger import Ledger
 from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.staged import Checker
 from epochal.terms import Ability, EpochNumber, Fingerprint, Identity, Json, Receipt
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from epochal.contract import Committer, Limits, Task
 from epochal.errors import Misconfigured
@@ -43,10 +43,17 @@ class Oracle(TableSink):
     called: ClassVar[str] = "Oracle"
     names: ClassVar[NameRule] = NAMES
 
+    on_reject: Literal["fail"] = "fail"
+    """What becomes of rows that the table refuses: the epoch fails, with the row named."""
     meta_schema: str | None = None
     server: Server = field(init=False, repr=False)
 
     def _get_ready(self) -> None:
+        if self.on_reject != "fail":
+            raise Misconfigured(
+                f"Oracle: on_reject={self.on_reject!r}",
+                'on_reject="fail": the epoch fails, and the row and the reason are named',
+            )
         user, dsn, password = parse_url(self.url, self.held_password)
         self._set("password", password)
         self._set(

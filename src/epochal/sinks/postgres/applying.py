@@ -10,10 +10,11 @@ import psycopg
 from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.postgres.catalog import read_table
 from epochal.sinks.postgres.plan import plan
-from epochal.sinks.postgres.rejects import Rejected, Search
+from epochal.sinks.postgres.rejects import Search
 from epochal.sinks.postgres.sorting import CARDINALITY, sqlstate_of
 from epochal.sinks.postgres.sql import Apply, Source
 from epochal.sinks.sql.names import TableName
+from epochal.sinks.sql.rejects import Rejected
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres

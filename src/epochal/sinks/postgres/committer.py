@@ -16,11 +16,12 @@ from epochal.sinks.postgres.auditing import forget, recount, server_time
 from epochal.sinks.postgres.checking import Checker
 from epochal.sinks.postgres.connecting import Pool, Server, driver_name
 from epochal.sinks.postgres.ledger import Ledger
-from epochal.sinks.postgres.rejects import REJECTED, SetApart, rows_of
+from epochal.sinks.postgres.rejects import removal
 from epochal.sinks.postgres.sorting import is_missing, sorted_error, sorting
 from epochal.sinks.postgres.transaction import Transaction
 from epochal.sinks.sql.auditing import recountable
 from epochal.sinks.sql.names import staging_name
+from epochal.sinks.sql.rejects import REJECTED, SetApart, rows_of
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -104,7 +105,7 @@ class Committing:
 class StagedCommitter(Committing):
     def __init__(self, sink: Postgres, identity: Identity, limits: Limits) -> None:
         super().__init__(sink, identity, limits)
-        self.apart = SetApart()
+        self.apart = SetApart(sink.table, sink.rejects_max)
         self._transaction = Transaction(limits)
         self._transaction.add(self)
 
@@ -178,7 +179,9 @@ class StagedCommitter(Committing):
 
     def remove_apart(self) -> None:
         """Take out of staging, durably, what was set apart. May be repeated, so a lost reply is."""
-        statements = list(self.apart.removals())
+        statements = [
+            removal(self.sink.meta_schema, table, places) for table, places in self.apart.removals()
+        ]
         if not statements:
             return
         try:
@@ -202,10 +205,6 @@ class StagedCommitter(Committing):
     @property
     def takes_rejects(self) -> bool:
         return self.sink.rejects_to is not None
-
-    @property
-    def rejects_max(self) -> int:
-        return self.sink.rejects_max
 
     def get_ready(self) -> None:
         self._get_ready()

@@ -8,45 +8,17 @@ rows. A bad row costs as many subtransactions as a number has bits, and the time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
 from epochal.errors import RowRejected
 from epochal.sinks.postgres.sorting import is_data_error, sqlstate_of, told
 from epochal.sinks.postgres.sql import Apply, Source
-from epochal.terms import EpochNumber, Handle, Receipt
-
-REJECTED = pa.schema(
-    [
-        pa.field("sink", pa.string(), nullable=False),
-        pa.field("epoch", pa.int64(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("sqlstate", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("row", pa.string(), nullable=False),
-    ]
-)
-"""What another sink gets of a rejected row: the row itself as JSON text."""
-_SHOWN_CHARS_MAX = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    source: Source
-    at: str
-    """The row's place in its staging table."""
-    row: str
-    """The row as JSON text."""
-    sqlstate: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"partition {self.source.part}, row {self.row[:_SHOWN_CHARS_MAX]}: {self.reason}"
+from epochal.sinks.sql.rejects import Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,74 +126,20 @@ class Search:
             )
         ).fetchone()
         return Rejected(
-            source=source,
+            table=source.table,
             at=place,
+            part=source.part,
             row=row[0] if row else "",
             sqlstate=sqlstate_of(error) or "",
             reason=told(error),
         )
 
 
-def rows_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
-    """Rejected rows as another sink takes them."""
-    return pa.Table.from_pylist(
-        [
-            {
-                "sink": sink,
-                "epoch": epoch,
-                "partition": one.source.part,
-                "sqlstate": one.sqlstate,
-                "reason": one.reason,
-                "row": one.row,
-            }
-            for one in rejected
-        ],
-        schema=REJECTED,
+def removal(schema: str, table: str, places: Sequence[str]) -> sql.Composed:
+    """Take these rows out of a staging table."""
+    return sql.SQL("DELETE FROM {} s WHERE {}").format(
+        sql.Identifier(schema, table), _Rows(tuple(places)).condition
     )
-
-
-class SetApart:
-    """
-    The rows of one rehearsal that the table refuses.
-
-    They are gathered over all its attempts: what was once set apart stays so, or a row that another
-    attempt would take after all could be both in the table and among the rejected.
-    """
-
-    def __init__(self) -> None:
-        self._of: tuple[EpochNumber, frozenset[Handle]] | None = None
-        self._found: dict[tuple[str, str], Rejected] = {}
-        self.is_removed = True
-        """All of them are out of staging, durably."""
-
-    def begin(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        of = (epoch, frozenset(receipt.handle for receipt in receipts))
-        if of != self._of:
-            self._of, self._found, self.is_removed = of, {}, True
-
-    def add(self, found: Sequence[Rejected]) -> bool:
-        """False where all of them were set apart before."""
-        known = len(self._found)
-        self._found |= {(one.source.table, one.at): one for one in found}
-        self.is_removed = False
-        return len(self._found) > known
-
-    @property
-    def rows(self) -> Sequence[Rejected]:
-        return tuple(self._found.values())
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def removals(self) -> Iterator[sql.Composed]:
-        """Statements that take them out of staging; none where that is done."""
-        if self.is_removed:
-            return
-        for source in {one.source.table: one.source for one in self.rows}.values():
-            places = tuple(one.at for one in self.rows if one.source.table == source.table)
-            yield sql.SQL("DELETE FROM {} s WHERE {}").format(
-                source.identifier, _Rows(places).condition
-            )
 
 
 def refusal(

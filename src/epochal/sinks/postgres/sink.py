@@ -11,7 +11,7 @@ from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.sinks.sql.columns import column_map, require_choice
-from epochal.sinks.sql.modes import Mode, Strategy, WriteMode, write_mode
+from epochal.sinks.sql.modes import Mode, Strategy, WriteMode, require_reject, write_mode
 from epochal.sinks.sql.names import TableName
 from epochal.sinks.sql.pressure import DEFAULT_PRESSURE, PressureLimits
 from epochal.terms import Identity, Json, SinkName
@@ -93,13 +93,7 @@ class Postgres(Declaration):
         require_identifier(self.meta_schema, "meta_schema")
         require_choice("Postgres", "create_table", self.create_table, ("never", "if_missing"))
         require_choice("Postgres", "evolve", self.evolve, ("never", "add_columns"))
-        if isinstance(self.on_reject, str):
-            require_choice("Postgres", "on_reject", self.on_reject, ("fail",))
-        elif self.strategy != "staged":
-            raise Misconfigured(
-                "Postgres: on_reject=<sink> with strategy='prepared', which looks at no row again",
-                "strategy='staged'",
-            )
+        require_reject("Postgres", self.on_reject, self.strategy)
         if not self.name:
             database = self.server.parameter("dbname") or self.server.parameter("service")
             self._set("name", SinkName(f"{self.kind}:{database}.{self.table_name}"))

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from epochal.contract import Limits
-from epochal.errors import EpochalError, InvariantBroken, PreparedLost, RowRejected, TryAgain
+from epochal.errors import EpochalError, PreparedLost, RowRejected, TryAgain
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import find_rejected
 from epochal.sinks.postgres.connecting import roll_back
-from epochal.sinks.postgres.rejects import Rejected, refusal
+from epochal.sinks.postgres.rejects import refusal
 from epochal.sinks.postgres.sorting import is_data_error, is_lock_wait, sorted_error, sorting
+from epochal.sinks.sql.rejects import Rejected
 from epochal.terms import EpochNumber, Handle, Receipt, Receipts, SinkName
 
 if TYPE_CHECKING:
@@ -228,21 +229,10 @@ class Transaction:
         member = refused.part.member
         if not member.takes_rejects or isinstance(refused.error, EpochalError):
             raise self._refusal(epoch, refused) from refused.error
-        left = member.rejects_max - len(member.apart)
-        found = self._find_rejected(epoch, refused, left + 1)
+        found = self._find_rejected(epoch, refused, member.apart.left + 1)
         if not found:
             raise refusal(member.table, epoch, found, refused.error) from refused.error
-        if len(found) > left:
-            raise RowRejected(
-                f"epoch {epoch}: {member.table} refuses more than {member.rejects_max} rows, among "
-                f"them {found[0]}",
-                "so many are not bad rows but a wrong query or table; rejects_max= is the limit",
-            )
-        if not member.apart.add(found):
-            raise InvariantBroken(
-                f"epoch {epoch}: {member.table} refuses {found[0]}, which was taken out of staging",
-                "somebody else writes to the staging tables; nothing was decided",
-            )
+        member.apart.add(found)
         member.remove_apart()
 
     def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> Exception:

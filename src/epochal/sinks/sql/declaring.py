@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from epochal.errors import Misconfigured
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.sinks.sql.columns import column_map, require_choice
@@ -24,6 +23,8 @@ class TableSink(Declaration):
     called: ClassVar[str]
     """How messages name the sink."""
     names: ClassVar[NameRule]
+    sends_rejects: ClassVar[bool] = False
+    """Whether rows that the table refuses may go to another sink."""
 
     url: str = field(kw_only=False)
     table: str
@@ -39,8 +40,6 @@ class TableSink(Declaration):
     strategy: Strategy = "staged"
     create_table: Literal["never", "if_missing"] = "never"
     evolve: Literal["never", "add_columns"] = "never"
-    on_reject: Literal["fail"] = "fail"
-    """What becomes of rows that the table refuses: the epoch fails, with the row named."""
     password: Secret | str | None = None
     """`env("NAME")` or `file(path)`."""
     pool_min: int = 2
@@ -64,11 +63,6 @@ class TableSink(Declaration):
         self._set("column_map", column_map(self.called, self.columns, self.names.require))
         require_choice(self.called, "create_table", self.create_table, ("never", "if_missing"))
         require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
-        if self.on_reject != "fail":
-            raise Misconfigured(
-                f"{self.called}: on_reject={self.on_reject!r}",
-                'on_reject="fail": the epoch fails, and the row and the reason are named',
-            )
         self._get_ready()
         super().__post_init__()
 
@@ -105,6 +99,11 @@ class TableSink(Declaration):
         """The schema that holds staging tables and the ledger."""
 
     @property
+    def rejects_limit(self) -> int:
+        """How many rows of an epoch may go to another sink."""
+        return 0
+
+    @property
     def target(self) -> str:
         return f"{self.place} {self.table_name}"
 
@@ -119,4 +118,5 @@ class TableSink(Declaration):
             "mode": self.mode,
             "strategy": self.strategy,
             "meta_schema": self.meta,
+            "rejects_to": None if self.rejects_to is None else self.rejects_to.name,
         }

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from epochal.sinks.sql.apply import Apply
 
 
+UNFIT = ("epochal_row", "epochal_why")
+"""
+Columns of a staging table whose sink sends refused rows elsewhere: a row that its own columns could
+not hold, as text, and why not. Such rows stand below 0 in the order in which rows came.
+"""
+
+
 class Session(Protocol):
     """One connection of the driver's. What the database's library throws passes through."""
 
@@ -130,6 +137,10 @@ class Dialect(ABC):
     @abstractmethod
     def is_data_error(self, error: Exception) -> bool:
         """The server refuses what is in the rows, whoever asks and however often."""
+
+    def sqlstate(self, error: Exception) -> str:
+        """The standard's code for it, where the library tells it."""
+        return str(getattr(error, "sqlstate", None) or "")
 
     @abstractmethod
     def is_lock_wait(self, error: Exception) -> bool: ...

@@ -77,6 +77,18 @@ def write_mode(
     return chosen
 
 
+def require_reject(kind: str, on_reject: object, strategy: str) -> None:
+    """`on_reject` is the word "fail", or a sink that the strategy can send rows to."""
+    if isinstance(on_reject, str):
+        _require_known(kind, "on_reject", on_reject, ("fail",))
+    else:
+        _require(
+            strategy == "staged",
+            f"{kind}: on_reject=<sink> with strategy='prepared', which looks at no row again",
+            "strategy='staged'",
+        )
+
+
 def _names(given: Sequence[str] | str) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from epochal.errors import PreparedLost, TryAgain
+from epochal.sinks.sql.committing import Committing
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.names import parse_staging_name, staging_name, staging_prefix
-from epochal.sinks.sql.staged import Committing
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
 _CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)

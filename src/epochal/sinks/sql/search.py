@@ -8,27 +8,15 @@ the time of a few passes.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from epochal.errors import RowRejected
 from epochal.sinks.sql.apply import Apply, Source
-from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.dialect import UNFIT, Session
+from epochal.sinks.sql.rejects import Rejected, row_text
 
-_SHOWN_CHARS_MAX = 300
 _SAVEPOINT = "epochal_half"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    part: int
-    row: str
-    """The row as JSON text."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"partition {self.part}, row {self.row[:_SHOWN_CHARS_MAX]}: {self.reason}"
 
 
 class Search:
@@ -46,7 +34,8 @@ class Search:
         """The rejected rows, at most `limit` of them."""
         for source in self._apply.sources:
             ((first, last),) = self._session.query(
-                f"SELECT MIN({self._at}), MAX({self._at}) FROM {self._table(source)}"
+                f"SELECT MIN(s.{self._at}), MAX(s.{self._at}) FROM {self._table(source)} s"
+                f" WHERE {source.condition}"
             )
             if first is not None:
                 self._look(source, int(first), int(last))
@@ -62,12 +51,13 @@ class Search:
     def _look(self, source: Source, first: int, last: int) -> None:
         if len(self.found) >= self._limit:
             return
-        part = replace(source, condition=f"s.{self._at} BETWEEN {first} AND {last}")
+        between = f"{source.condition} AND s.{self._at} BETWEEN {first} AND {last}"
+        part = replace(source, condition=between)
         error = self._attempt(part)
         if error is None:
             return
         if first == last:
-            self.found.append(self._rejected(part, error))
+            self.found.append(self._rejected(part, first, error))
             return
         middle = (first + last) // 2
         self._look(source, first, middle)
@@ -87,21 +77,26 @@ class Search:
             return error
         return None
 
-    def _rejected(self, source: Source, error: Exception) -> Rejected:
+    def _rejected(self, source: Source, at: int, error: Exception) -> Rejected:
         names = self._dialect.columns(self._session, source.schema, source.table)
         rows = self._session.query(
             f"SELECT s.* FROM {self._table(source)} s WHERE {source.condition}"
         )
         values: dict[str, Any] = dict(zip(names, rows[0], strict=False)) if rows else {}
-        values.pop(self._dialect.at, None)
+        ours = {self._dialect.at, *UNFIT}
         return Rejected(
+            table=source.table,
+            at=str(at),
             part=source.part,
-            row=json.dumps(values, default=str, ensure_ascii=False),
+            row=row_text({name: value for name, value in values.items() if name not in ours}),
+            sqlstate=self._dialect.sqlstate(error),
             reason=self._dialect.told(error),
         )
 
 
-def refusal(table: object, epoch: int, rejected: list[Rejected], told: str) -> RowRejected:
+def refusal(
+    table: object, epoch: int, rejected: list[Rejected], told: str, *, may_leave: bool
+) -> RowRejected:
     """What is told of rows that the table will never take as they are."""
     if not rejected:
         return RowRejected(
@@ -110,5 +105,6 @@ def refusal(table: object, epoch: int, rejected: list[Rejected], told: str) -> R
         )
     return RowRejected(
         f"epoch {epoch}: {table} refuses {'; '.join(map(str, rejected))}",
-        "mend the row in the query or with where=",
+        "mend the row in the query or with where="
+        + (", or send such rows elsewhere: on_reject=<sink>" if may_leave else ""),
     )

@@ -5,174 +5,40 @@ open; `commit` commits it, and drops the staging tables after that, as dropping 
 Where the transaction was lost, or another process commits, the same is applied again from the
 staging tables, unless the ledger shows that it is done: a staging table that the ledger proves
 committed is only litter, and goes with the next commit of its epoch.
+
+Rows that the table refuses are taken out of staging for good before the decision, so that whoever
+applies again leaves out the same ones.
 """
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Recount
-from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
+from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, RowRejected, TryAgain
 from epochal.sinks.sql.apply import Apply, Mapped, Source
-from epochal.sinks.sql.auditing import forget, recount, recountable
 from epochal.sinks.sql.columns import columns_of
-from epochal.sinks.sql.declaring import TableSink
-from epochal.sinks.sql.dialect import Dialect, Pool, Session
-from epochal.sinks.sql.ledger import Ledger
+from epochal.sinks.sql.committing import Committing
+from epochal.sinks.sql.dialect import UNFIT, Session
 from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.search import Rejected, Search, refusal
+from epochal.sinks.sql.rejects import REJECTED, Rejected, SetApart, rows_of
+from epochal.sinks.sql.search import Search, refusal
 from epochal.terms import (
-    Ability,
     EpochNumber,
     Handle,
-    Identity,
     InDoubt,
     Json,
-    Mark,
     Proof,
     Receipt,
 )
 
-T = TypeVar("T")
 _CLAIM_WAIT_S = 2.0
 """How long to wait for another driver's open transaction before it is looked for and ended."""
-
-
-class Checker(ABC):
-    """Asks a server what it can promise, and makes what is missing once the start is sure."""
-
-    is_ready: bool = False
-
-    @abstractmethod
-    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]: ...
-
-    @abstractmethod
-    def make_ready(self, session: Session) -> None:
-        """Our schema, and the table or columns where that was asked. May commit by itself."""
-
-    @abstractmethod
-    def handout(self, session: Session) -> Json:
-        """What tasks must know of the table."""
-
-    @abstractmethod
-    def columns(self, session: Session) -> dict[str, bool]:
-        """The columns of the table, and whether each is NOT NULL."""
-
-
-class Committing:
-    """What all strategies share: the pool, the ledger, the checks."""
-
-    def __init__(
-        self,
-        *,
-        sink: TableSink,
-        identity: Identity,
-        limits: Limits,
-        dialect: Dialect,
-        pool: Pool,
-        checker: Checker,
-    ) -> None:
-        self._sink = sink
-        self._identity = identity
-        self._limits = limits
-        self._dialect = dialect
-        self._pool = pool
-        self._checker = checker
-        self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
-        self._handout: Json = None
-
-    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
-        return self._ask("check", lambda session: self._checker.check(session, schema))
-
-    def newest(self) -> Sequence[Mark]:
-        return self._ask("read the ledger", self._ledger.newest, missing=[])
-
-    def prune(self, below: EpochNumber) -> None:
-        self._in_transaction(
-            "prune the ledger",
-            lambda session: session.execute(self._ledger.prune(below)),
-            missing=0,
-        )
-
-    def recount(self) -> Recount:
-        if because := recountable(self._sink.write_mode):
-            return Recount(rows=None, because=because)
-        table = self._dialect.quote(*self._sink.table_name.parts)
-        absent = Recount(rows=None, because=f"there is no table {self._sink.table}")
-        return self._ask(
-            "count rows", lambda ask: recount(ask, table, self._sink.table), missing=absent
-        )
-
-    def drop(self, *, is_dry_run: bool) -> Dropped:
-        return self._in_transaction(
-            "forget",
-            lambda session: forget(session, self._ledger, is_dry_run=is_dry_run),
-            missing=Dropped(),
-        )
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _doing(self, verb: str) -> str:
-        return f"sink {self._identity.sink!r} on {self._sink.place}: {verb}"
-
-    def _get_ready(self) -> Json:
-        """Make what is missing, once a start; what tasks must know of the table."""
-        if not self._checker.is_ready or self._handout is None:
-            self._ask("make what is missing", self._checker.make_ready)
-            self._handout = self._ask("read the table", self._checker.handout)
-            self._checker.is_ready = True
-        return self._handout
-
-    def _forget(self) -> None:
-        """After an epoch that failed the table is looked at again: perhaps it was altered."""
-        self._checker.is_ready = False
-
-    def _ask(self, verb: str, ask: Callable[[Session], T], *, missing: T | None = None) -> T:
-        """Ask on the primary; a schema that nobody made yet holds nothing."""
-        session = self._pool.take()
-        try:
-            return ask(session)
-        except self._dialect.errors as error:
-            if missing is not None and self._dialect.is_missing(error):
-                return missing
-            raise self._dialect.sort(error, self._doing(verb)) from error
-        finally:
-            self._pool.give_back(session)
-
-    def _in_transaction(
-        self, verb: str, work: Callable[[Session], T], *, missing: T | None = None
-    ) -> T:
-        """A short transaction, committed at its end."""
-
-        def whole(session: Session) -> T:
-            session.begin()
-            try:
-                done = work(session)
-            except BaseException:
-                session.roll_back()
-                raise
-            with self._dialect.sorting(self._doing(verb), is_commit=True):
-                session.commit()
-            return done
-
-        return self._ask(verb, whole, missing=missing)
-
-    def _insist(self, attempt: Callable[[], T]) -> T:
-        """Repeat what the server marks as transient: a new transaction has no memory of the old."""
-        for wait_ms in self._limits.retry_backoff_ms:
-            try:
-                return attempt()
-            except TryAgain:
-                time.sleep(wait_ms / 1000)
-        return attempt()
+_DATA_EXCEPTION = "22000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +50,20 @@ class _Open:
     session: Session
 
 
+class _RowsRefused(Exception):
+    """The table refuses what is in the rows."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class StagedCommitter(Committing):
     _open: _Open | None = None
+
+    @cached_property
+    def apart(self) -> SetApart:
+        return SetApart(self._sink.table, self._sink.rejects_limit)
 
     def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
         self._give_up()
@@ -193,6 +71,7 @@ class StagedCommitter(Committing):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._give_up()
+        self.apart.begin(epoch, receipts)
         self._insist(lambda: self._rehearse(epoch, receipts))
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -201,7 +80,7 @@ class StagedCommitter(Committing):
         if open_ is None or (open_.epoch, open_.handles) != (epoch, handles):
             self._give_up()
             self._get_ready()
-            open_ = self._insist(lambda: self._apply(epoch, receipts))
+            open_ = self._insist(lambda: self._apply_decided(epoch, receipts))
         self._open = None
         if open_ is not None:
             try:
@@ -252,7 +131,9 @@ class StagedCommitter(Committing):
 
     def _rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         try:
-            self._open = self._apply(epoch, receipts)
+            self._note_unfit(epoch, receipts)
+            self.remove_apart()
+            self._open = self._apply_what_fits(epoch, receipts)
         except PreparedLost as error:
             raise TryAgain(
                 f"{error.message}; no decision was made", "the epoch is tried again whole"
@@ -276,6 +157,20 @@ class StagedCommitter(Committing):
             "with a run= of its own",
         )
 
+    def _apply_what_fits(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
+        """Before the decision: rows are set apart until the table refuses none."""
+        while True:
+            try:
+                return self._apply(epoch, receipts)
+            except _RowsRefused as refused:
+                self._set_apart(epoch, receipts, refused.error)
+
+    def _apply_decided(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
+        try:
+            return self._apply(epoch, receipts)
+        except _RowsRefused as refused:
+            raise self._refusal(epoch, receipts, refused.error) from refused.error
+
     def _apply(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
         """Everything but COMMIT, in a new transaction; None where it is committed already."""
         session = self._pool.take()
@@ -284,7 +179,7 @@ class StagedCommitter(Committing):
                 return _Open(epoch, frozenset(one.handle for one in receipts), session)
         except self._dialect.errors as error:
             self._let_go(session)
-            raise self._explained(epoch, receipts, error) from error
+            raise self._explained(epoch, error) from error
         except BaseException:
             self._let_go(session)
             raise
@@ -309,7 +204,8 @@ class StagedCommitter(Committing):
         sink, dialect = self._sink, self._dialect
         there = self._checker.columns(session)
         known = dialect.columns(session, sink.meta, next(iter(tables)))
-        fields = [name for name in known if name != dialect.at]
+        fields = [name for name in known if name not in {dialect.at, *UNFIT}]
+        fits = f"s.{dialect.quote(dialect.at)} >= 0" if UNFIT[0] in known else "1 = 1"
         wanted = columns_of(fields, there, sink.column_map, sink.write_mode)
         return Apply(
             dialect=dialect,
@@ -320,7 +216,8 @@ class StagedCommitter(Committing):
                 for name, column in wanted.items()
             ],
             sources=[
-                Source(schema=sink.meta, table=name, part=part) for name, part in tables.items()
+                Source(schema=sink.meta, table=name, part=part, condition=fits)
+                for name, part in tables.items()
             ],
         )
 
@@ -370,16 +267,96 @@ class StagedCommitter(Committing):
 
         self._insist(drop_or_end_the_holder)
 
+    # Rows that the table refuses (`Rejecting`)
+
+    rejected_schema = REJECTED
+
+    def rejected(self, epoch: EpochNumber) -> pa.Table | None:
+        found = self.apart.rows
+        return rows_of(self._identity.sink, epoch, found) if found else None
+
+    def remove_apart(self) -> None:
+        """Take out of staging, durably, what was set apart. May be repeated, so a lost reply is."""
+        quote, at = self._dialect.quote, self._dialect.quote(self._dialect.at)
+        statements = [
+            f"DELETE FROM {quote(self._sink.meta, table)} WHERE {at} IN ({', '.join(places)})"
+            for table, places in self.apart.removals()
+        ]
+        if not statements:
+            return
+        try:
+            self._in_transaction(
+                "set rejected rows apart", lambda session: [*map(session.execute, statements)]
+            )
+        except OutcomeUnknown as error:
+            raise TryAgain(error.message, error.hint) from error
+        self.apart.is_removed = True
+
+    def _note_unfit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        if self._sink.rejects_to is not None:
+            self.apart.note(
+                self._ask("read unfit rows", lambda one: self._unfit(one, epoch, receipts))
+            )
+
+    def _unfit(
+        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> list[Rejected]:
+        """What tasks could not put into staging but as text."""
+        at, row, why = map(self._dialect.quote, (self._dialect.at, *UNFIT))
+        return [
+            Rejected(
+                table=table, at=str(at_), part=part, row=text, sqlstate=_DATA_EXCEPTION, reason=told
+            )
+            for table, part in self._staged(session, epoch, receipts).items()
+            for at_, text, told in session.query(
+                f"SELECT {at}, {row}, {why} FROM {self._dialect.quote(self._sink.meta, table)}"
+                f" WHERE {at} < 0 ORDER BY {at} DESC"
+            )
+        ]
+
+    def _set_apart(self, epoch: EpochNumber, receipts: Sequence[Receipt], error: Exception) -> None:
+        if self._sink.rejects_to is None:
+            raise self._refusal(epoch, receipts, error) from error
+        found = self._find_refused(epoch, receipts, self.apart.left + 1)
+        if not found:
+            raise self._refusal_of(epoch, found, error) from error
+        self.apart.add(found)
+        self.remove_apart()
+
+    def _refusal(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], error: Exception
+    ) -> RowRejected:
+        return self._refusal_of(epoch, self._find_refused(epoch, receipts, 1), error)
+
+    def _refusal_of(
+        self, epoch: EpochNumber, found: list[Rejected], error: Exception
+    ) -> RowRejected:
+        told = self._dialect.told(error)
+        may_leave = self._sink.sends_rejects
+        return refusal(self._sink.table, epoch, found, told, may_leave=may_leave)
+
+    def _find_refused(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], limit: int
+    ) -> list[Rejected]:
+        """Search in a transaction that is thrown away."""
+
+        def search(session: Session) -> list[Rejected]:
+            session.begin()
+            try:
+                tables = self._staged(session, epoch, receipts)
+                return Search(session, self._read_apply(session, tables), limit=limit).run()
+            finally:
+                session.roll_back()
+
+        return self._ask("find refused rows", search)
+
     # Trouble
 
-    def _explained(
-        self, epoch: EpochNumber, receipts: Sequence[Receipt], error: Exception
-    ) -> Exception:
+    def _explained(self, epoch: EpochNumber, error: Exception) -> Exception:
         """Why an epoch could not be applied; a zombie that stood in the way is ended."""
         self._end_older_sessions(error)
         if self._dialect.is_data_error(error):
-            found = self._ask("find refused rows", lambda one: self._search(one, epoch, receipts))
-            return refusal(self._sink.table, epoch, found, self._dialect.told(error))
+            return _RowsRefused(error)
         return self._dialect.sort(error, self._doing(f"apply epoch {epoch}"))
 
     def _end_older_sessions(self, error: BaseException | None) -> None:
@@ -388,14 +365,3 @@ class StagedCommitter(Committing):
             with suppress(*self._dialect.errors):
                 self._dialect.end_older_sessions(session, self._identity)
             self._pool.give_back(session)
-
-    def _search(
-        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> list[Rejected]:
-        """In a transaction that is thrown away."""
-        session.begin()
-        try:
-            tables = self._staged(session, epoch, receipts)
-            return Search(session, self._read_apply(session, tables), limit=1).run()
-        finally:
-            session.roll_back()

@@ -1,0 +1,146 @@
+"""Rows that the table refuses, when they are loaded or when they are applied, are set apart."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from epochal.errors import Misconfigured, RowRejected
+from epochal.sinks.memory import Memory
+from epochal.sinks.sql.rejects import REJECTED
+
+LONG = "too long for its column"
+
+
+def with_bad(count: int, *bad: int) -> pa.Table:
+    names = ["ok" if n not in bad else LONG for n in range(count)]
+    return pa.table({"id": pa.array(range(count), pa.int64()), "name": names})
+
+
+@pytest.fixture
+def narrow(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint CHECK (id <> 13), name varchar(3)) ")
+    return place
+
+
+def told_of(life) -> list[dict]:
+    return life.committer.rejected(0).to_pylist()
+
+
+def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(narrow):
+    life = narrow.life(on_reject=Memory(name="bad orders"))
+    life.start(with_bad(1))
+    receipts = [life.prepare(with_bad(40, 7, 30), 0, 0), life.prepare(with_bad(5), 0, 1)]
+    assert [receipt.rows for receipt in receipts] == [40, 5]
+    life.rehearse(0, receipts)
+    assert life.committer.rejected(0).schema == REJECTED == life.committer.rejected_schema
+    told = told_of(life)
+    assert [json.loads(row["row"]) for row in told] == [
+        {"id": 7, "name": LONG},
+        {"id": 30, "name": LONG},
+        {"id": 13, "name": "ok"},
+    ]
+    assert [row["sqlstate"] for row in told] == ["22000", "22000", "23000"]
+    assert "Data truncated for column" in told[0]["reason"]
+    assert "CONSTRAINT" in told[2]["reason"]
+    assert {(row["sink"], row["epoch"], row["partition"]) for row in told} == {
+        (life.sink.name, 0, 0)
+    }
+    assert narrow.rows() == []
+    # Another process applies exactly the same rows.
+    life.close()
+    narrow.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert [key for (key, _) in narrow.rows()] == sorted(
+        [n for n in range(40) if n not in {7, 13, 30}] + list(range(5))
+    )
+    assert narrow.leftovers() == []
+
+
+def test_rows_of_many_blocks_are_numbered_through(narrow):
+    life = narrow.life(on_reject=Memory(name="bad orders"), buffer_bytes=20_000)
+    life.start(with_bad(1))
+    rows = pa.concat_tables([with_bad(13), with_bad(9000, 500, 4000, 8999).slice(14)])
+    receipt = life.prepare(rows, 0)
+    assert receipt.token["blocks"] > 3
+    life.rehearse(0, [receipt])
+    assert [json.loads(row["row"])["id"] for row in told_of(life)] == [500, 4000, 8999]
+    life.commit(0, [receipt])
+    assert len(narrow.rows()) == 9000 - 1 - 3
+
+
+UNFIT = [
+    ("int", pa.array([1, 2**40], pa.int64()), "Out of range"),
+    ("int", pa.array(["1", "one"]), "Incorrect integer"),
+    ("int NOT NULL", pa.array([1, None], pa.int32()), "NOT NULL"),
+    ("double", pa.array([1.0, float("nan")]), "no NaN"),
+    ("decimal(4,1)", pa.array(["1.5", "1.55"]), "truncated"),
+    (
+        "datetime",
+        pa.array([0, 5], pa.timestamp("us")),
+        "would cut the second",
+    ),
+    ("varchar(9) CHARACTER SET latin1", pa.array(["a", "世"]), "Incorrect string"),
+    ("varbinary(2)", pa.array([b"ab", b"abc"]), "truncated"),
+]
+
+
+@pytest.mark.parametrize(("column", "values", "reason"), UNFIT, ids=str)
+def test_a_value_that_no_column_holds_goes_elsewhere_and_the_rest_arrives(
+    place, column, values, reason
+):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int, v {column})")
+    life = place.life(on_reject=Memory(name="bad orders"))
+    rows = pa.table({"id": pa.array([1, 2], pa.int32()), "v": values})
+    life.start(rows)
+    receipt = life.prepare(rows, 0)
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    assert place.rows(columns="id") == [(1,)]
+    (told,) = told_of(life)
+    assert json.loads(told["row"])["id"] == 2
+    assert reason in told["reason"]
+
+
+def test_rows_that_exclude_each_other_are_found_too(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY)")
+    place.sql(f"INSERT INTO {place.schema}.orders VALUES (3)")
+    life = place.life(on_reject=Memory(name="twice"))
+    rows = pa.table({"id": pa.array([1, 2, 2, 3, 4], pa.int64())})
+    life.start(rows)
+    receipt = life.prepare(rows, 0)
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    assert [row["row"] for row in told_of(life)] == ['{"id": 2}', '{"id": 3}']
+    assert place.rows() == [(1,), (2,), (3,), (4,)]
+
+
+def test_bad_rows_of_an_upsert_go_elsewhere(keyed, some):
+    keyed.sql(f"ALTER TABLE {keyed.schema}.orders MODIFY name varchar(3)")
+    life = keyed.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0, 0), life.prepare(some(3, 1234), 0, 1)]
+    life.rehearse(0, receipts)
+    life.commit(0, receipts)
+    assert [row["row"] for row in told_of(life)] == ['{"id": 1234, "name": "n1234"}']
+    assert keyed.rows(columns="id, name") == [(1, "n1"), (2, "n2"), (3, "n3")]
+
+
+@pytest.mark.parametrize(("bad", "limit"), [((3, 5, 7), 2), ((3, 5), 2)])
+def test_too_many_rejected_rows_fail_the_epoch(narrow, bad, limit):
+    life = narrow.life(on_reject=Memory(name="bad orders"), rejects_max=limit)
+    life.start(with_bad(1))
+    with pytest.raises(RowRejected, match="more than 2 rows"):
+        life.rehearse(0, [life.prepare(with_bad(20, *bad), 0)])
+    assert narrow.rows() == []
+
+
+def test_refused_rows_need_staging_and_names_of_ours_stay_ours(place):
+    with pytest.raises(Misconfigured, match="looks at no row again"):
+        place.sink(on_reject=Memory(name="bad"), strategy="prepared")
+    with pytest.raises(Misconfigured, match="on_reject='perhaps'"):
+        place.sink(on_reject="perhaps")
+    place.sql(f"CREATE TABLE {place.schema}.orders (epochal_why text)")
+    with pytest.raises(Misconfigured, match="a name of ours"):
+        place.life().start(pa.table({"epochal_why": ["x"]}))
