@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochal.kafka import batch_reader, batches
+from epochal.kafka import batch_reader, batches, varints
 from epochal.kafka.batches import Columns, Marker, Producer
 from epochal.kafka.compression import Compression, compress, decompress
 from epochal.kafka.primitives import Malformed
@@ -97,6 +98,31 @@ def test_uncompressed_batches_are_byte_for_byte_those_of_the_java_client(java: J
         assert encoded(columns(rows), producer=PRODUCER).hex() == made
 
 
+def by_hand(keys: list[bytes | None], values: list[bytes | None]) -> bytes:
+    """The records section of rows of one time, a record after the other."""
+
+    def sized(blob: bytes | None) -> bytes:
+        return varints.one(-1) if blob is None else varints.one(len(blob)) + blob
+
+    records = (
+        b"\x00\x00" + varints.one(at) + sized(key) + sized(value) + b"\x00"
+        for at, (key, value) in enumerate(zip(keys, values, strict=True))
+    )
+    return b"".join(varints.one(len(record)) + record for record in records)
+
+
+@pytest.mark.parametrize("beyond", [-2, -1, 0, 1], ids=lambda beyond: f"{beyond:+}")
+def test_numbers_are_the_same_on_both_sides_of_where_they_are_looked_up(beyond: int) -> None:
+    count = varints.TABLED_BELOW + beyond
+    keys = [None if at % 3 else b"k" * (at % 70) for at in range(count)]
+    values = [None if at % 5 == 1 else b"v" * (at % 9) for at in range(count)]
+    values[7] = b"w" * count
+    rows = Columns(value=pa.array(values, pa.binary()), key=pa.array(keys, pa.binary()))
+    assert encoded(rows)[batches.HEADER_BYTES :] == by_hand(keys, values)
+    keyless = encoded(Columns(value=rows.value))[batches.HEADER_BYTES :]
+    assert keyless == by_hand([None] * count, values)
+
+
 def test_what_the_java_client_compresses_is_read(java: Java) -> None:
     rows = random_rows(9, 400)
     lines = [
@@ -161,6 +187,27 @@ def test_split_keeps_every_row_in_order_and_batches_within_the_limit(
     assert all(
         len(piece) <= limit or len(part) == 1 for piece, part in zip(data, parts, strict=True)
     )
+
+
+@FEW
+@given(
+    pieces=st.lists(st.lists(st.integers(1, 90), max_size=20), max_size=8),
+    limit=st.integers(61, 300),
+)
+def test_portions_of_pieces_are_full_within_the_limit_and_leave_no_row_out(
+    pieces: list[list[int]], limit: int
+) -> None:
+    found = list(batches.portions([np.array(piece, dtype=np.int64) for piece in pieces], limit))
+    taken = [[(at, n) for at, a, b in portion for n in range(a, b)] for portion in found]
+    wanted = [(at, n) for at, piece in enumerate(pieces) for n in range(len(piece))]
+    assert [row for portion in taken for row in portion] == wanted
+    room = limit - batches.HEADER_BYTES
+    sums = [sum(pieces[at][n] for at, n in portion) for portion in taken]
+    assert all(
+        spent <= room or len(portion) == 1 for spent, portion in zip(sums, taken, strict=True)
+    )
+    for spent, (at, n), *_ in zip(sums, [portion[0] for portion in taken[1:]], strict=False):
+        assert spent + pieces[at][n] > room
 
 
 def test_a_batch_that_was_cut_short_is_left_out() -> None:

@@ -5,19 +5,20 @@ A batch is a header of 61 bytes and a records section, compressed as a whole. A 
     length attributes timestamp-delta offset-delta key-length key value-length value headers
 
 with variable-length numbers, so that record 7 begins where record 6 ends. Written a column at a
-time: the numbers before a key become one binary column, those before a value another, and one
-element-wise join of [numbers, key, numbers, value, headers] is a column whose data buffer *is* the
-records section. No Python runs per row.
+time: each number becomes a binary column, looked up in a table of those that were written before,
+and one element-wise join of all these with keys, values and headers is a column whose data buffer
+*is* the records section. No Python runs per row.
 
 `batch_reader` is the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,7 +44,7 @@ from epochal.kafka.batch_format import (
 )
 from epochal.kafka.compression import Compression, compress
 from epochal.kafka.primitives import Part
-from epochal.kafka.varints import Ints, data_of, join, numbers
+from epochal.kafka.varints import Ints, data_of, join
 
 __all__ = [
     "ANYBODY",
@@ -66,12 +67,17 @@ __all__ = [
     "as_binary",
     "encode",
     "encode_marker",
+    "ends_of",
     "next_sequence",
+    "portions",
     "row_bytes",
     "split",
 ]
 
 _INT32_MAX = (1 << 31) - 1
+_NO_ATTRIBUTES = b"\x00"
+_NO_DELTA = varints.one(0)
+_NULL = varints.one(-1)
 RECORD_BYTES_MAX_OVERHEAD = 36
 """The numbers of a record without headers never take more than this."""
 
@@ -117,10 +123,19 @@ def as_binary(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _lengths(column: pa.Array) -> Ints:
-    """The length of each element, -1 for null: as it stands in a record."""
-    found = pc.fill_null(pc.binary_length(column), -1)
-    lengths: Ints = found.to_numpy(zero_copy_only=False).astype(np.int64)
+    """The length of each element of a plain binary array, -1 for null: as it stands in a record."""
+    lengths: Ints = np.diff(ends_of(column)).astype(np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
     return lengths
+
+
+def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
+    """Where in its data the elements of a plain binary array begin, and where the last one ends."""
+    if not len(column):
+        return np.zeros(1, dtype=np.int32)
+    ends = np.frombuffer(column.buffers()[1], dtype=np.int32)
+    return ends[column.offset : column.offset + len(column) + 1]
 
 
 def row_bytes(rows: Columns) -> Ints:
@@ -135,16 +150,33 @@ def row_bytes(rows: Columns) -> Ints:
 
 def split(rows: Columns, batch_bytes_max: int) -> Iterator[Columns]:
     """Runs of rows whose batches stay within the limit, uncompressed. A longer row is alone."""
-    if not len(rows):
-        return
-    ends = np.cumsum(row_bytes(rows))
-    start, spent = 0, 0
-    limit = max(batch_bytes_max - HEADER_BYTES, 0)
-    while start < len(rows):
-        end = int(np.searchsorted(ends, spent + limit, side="right"))
-        end = max(end, start + 1)
+    for ((_, start, end),) in portions([row_bytes(rows)], batch_bytes_max):
         yield rows.slice(start, end - start)
-        start, spent = end, int(ends[end - 1])
+
+
+def portions(pieces: Sequence[Ints], batch_bytes_max: int) -> Iterator[list[tuple[int, int, int]]]:
+    """
+    The same over several pieces, each given by what its rows take: which rows of which pieces make
+    a batch, as (piece, start, end). All but the last are as full as can be.
+    """
+    limit = max(batch_bytes_max - HEADER_BYTES, 0)
+    batch: list[tuple[int, int, int]] = []
+    room = limit
+    for number, sizes in enumerate(pieces):
+        ends = np.cumsum(sizes)
+        start, spent = 0, 0
+        while start < len(ends):
+            end = int(np.searchsorted(ends, spent + room, side="right"))
+            end = max(end, start if batch else start + 1)
+            if end > start:
+                batch.append((number, start, end))
+                room -= int(ends[end - 1]) - spent
+                start, spent = end, int(ends[end - 1])
+            if start < len(ends):
+                yield batch
+                batch, room = [], limit
+    if batch:
+        yield batch
 
 
 def next_sequence(sequence: int, count: int) -> int:
@@ -184,23 +216,35 @@ def _timestamps(column: pa.Array | None, default_ms: int) -> tuple[int, int, Int
     return base, latest, values - base
 
 
-def _records_section(rows: Columns, time_deltas: Ints | None) -> bytes:
+def _records_section(rows: Columns, time_deltas: Ints | None) -> pa.Buffer:
+    """As Arrow's own buffer, which serves as bytes wherever these are only read."""
     count = len(rows)
     value = as_binary(rows.value)
-    value_lengths = varints.measured(_lengths(value))
-    times = None if time_deltas is None else varints.measured(time_deltas)
-    offsets = varints.measured(np.arange(count, dtype=np.int64))
-    key = None if rows.key is None else as_binary(rows.key)
-    keyless = np.full(count, -1, dtype=np.int64)
-    key_lengths = varints.measured(keyless if key is None else _lengths(key))
+    lengths = varints.measured(_lengths(value))
     headers, header_bytes = record_headers.encode(rows.headers, count)
-    record_bytes = 1 + offsets.sizes + header_bytes + (1 if times is None else times.sizes)
-    for lengths in (key_lengths, value_lengths):
-        record_bytes += lengths.sizes + np.maximum(lengths.values, 0)
-    front = [varints.measured(record_bytes), None, times, offsets, key_lengths]
-    if key is None or key.null_count == count:
-        pieces = [numbers([*front, value_lengths]), value, *headers]
-    else:
-        pieces = [numbers(front), key, numbers([value_lengths]), value, *headers]
-    section: bytes = data_of(join(pieces)).to_pybytes()
-    return section
+    pieces, front_bytes = _front(count, time_deltas)
+    key, key_bytes = _key(rows.key)
+    record_bytes = front_bytes + key_bytes + lengths.sizes + header_bytes
+    record_bytes += np.maximum(lengths.values, 0)
+    size = varints.written(varints.measured(record_bytes))
+    return data_of(join([size, *pieces, *key, varints.written(lengths), value, *headers]))
+
+
+def _front(count: int, time_deltas: Ints | None) -> tuple[list[pa.Array | pa.Scalar], Ints]:
+    """What stands between the length of a record and its key, and how many bytes that takes."""
+    if time_deltas is None:
+        offsets, sizes = varints.counted(count, behind=_NO_ATTRIBUTES + _NO_DELTA)
+        return [offsets], sizes
+    times = varints.measured(time_deltas)
+    offsets, sizes = varints.counted(count)
+    attributes = pa.scalar(_NO_ATTRIBUTES, pa.binary())
+    return [attributes, varints.written(times), offsets], sizes + times.sizes + len(_NO_ATTRIBUTES)
+
+
+def _key(column: pa.Array | None) -> tuple[list[pa.Array | pa.Scalar], Ints | int]:
+    """The same of a key with its length."""
+    if column is None or column.null_count == len(column):
+        return [pa.scalar(_NULL, pa.binary())], len(_NULL)
+    key = as_binary(column)
+    lengths = varints.measured(_lengths(key))
+    return [varints.written(lengths), key], lengths.sizes + np.maximum(lengths.values, 0)

@@ -7,23 +7,26 @@ column at a time, four bytes of all keys in each step.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from epochal.kafka.batches import as_binary
+from epochal.kafka.batches import as_binary, ends_of
 
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
 _R = np.uint32(24)
 _POSITIVE = np.uint32(0x7FFFFFFF)
+_NARROW = 1 << 15
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     """The hash of every key; a null counts as empty."""
     column = as_binary(keys)
-    _, raw_ends, raw_data = column.buffers()
-    ends = np.frombuffer(raw_ends, dtype=np.int32)[column.offset :][: len(column) + 1]
+    raw_data = column.buffers()[2]
+    ends = ends_of(column)
     starts = ends[:-1].astype(np.int64)
     lengths = np.diff(ends).astype(np.int64)
     if column.null_count:
@@ -34,7 +37,7 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     hashes = _SEED ^ lengths.astype(np.uint32)
     words = lengths // 4
     # The longest keys first: those still at work are always a prefix.
-    order = np.argsort(-words, kind="stable")
+    order = _order(-words)
     falling = -words[order]
     for step in range(int(words.max(initial=0))):
         going = order[: int(np.searchsorted(falling, -step, side="left"))]
@@ -84,7 +87,14 @@ def group(
 
     Stable: rows of a partition keep their order.
     """
-    order = np.argsort(partitions, kind="stable").astype(np.int64)
-    found, starts, counts = np.unique(partitions[order], return_index=True, return_counts=True)
-    spans = zip(found.tolist(), starts.tolist(), counts.tolist(), strict=True)
-    return order, [(partition, start, count) for partition, start, count in spans]
+    counts = np.bincount(partitions)
+    found = np.flatnonzero(counts)
+    starts = np.cumsum(counts) - counts
+    spans = zip(found.tolist(), starts[found].tolist(), counts[found].tolist(), strict=True)
+    return _order(partitions), list(spans)
+
+
+def _order(values: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """The places of values in rising order, stable. Of narrow ones in linear time, by radix."""
+    is_narrow = values.min(initial=0) > -_NARROW and values.max(initial=0) < _NARROW
+    return np.argsort(values.astype(np.int16) if is_narrow else values, kind="stable")

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from epochal.kafka import varints
 from epochal.kafka.primitives import Malformed
-from epochal.kafka.varints import Ints, Measured, data_of, join, numbers
+from epochal.kafka.varints import Ints, Measured, data_of, join, written
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -61,14 +61,14 @@ def encode(column: pa.Array | None, count: int) -> tuple[list[pa.Array | pa.Scal
     if not len(flat):
         return [_NO_HEADERS], np.ones(count, dtype=np.int64)
     key = flat.field("key").cast(pa.binary())
-    joined = join([numbers([keys]), key, numbers([values]), flat.field("value")])
+    joined = join([written(keys), key, written(values), flat.field("value")])
     ends = np.frombuffer(joined.buffers()[1], dtype=np.int32, count=len(flat) + 1)
     # The headers of one row lie side by side already: coarser ends over the same bytes.
     row_ends = ends[np.concatenate([[0], np.cumsum(counts.values)])].astype(np.int32)
     rows = pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(row_ends), data_of(joined)]
     )
-    return [numbers([counts]), rows], counts.sizes + np.diff(row_ends).astype(np.int64)
+    return [written(counts), rows], counts.sizes + np.diff(row_ends).astype(np.int64)
 
 
 def decode(data: bytes, at: Ints, ends: Ints) -> pa.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +21,9 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 VARINT_BYTES_MAX = 5
 VARLONG_BYTES_MAX = 10
+TABLED_BELOW = 1 << 16
+"""Lengths and counts below this are looked up: nearly all are, and where one is not, rows are long
+enough for it not to matter."""
 _STEPS = np.array([1 << (7 * count) for count in range(1, VARLONG_BYTES_MAX)], dtype=np.uint64)
 """The smallest numbers that take one byte more than those below them."""
 
@@ -34,9 +38,13 @@ class Measured:
 
     values: Ints
     sizes: Ints
+    is_tabled: bool
+    """All of them can be looked up."""
 
 
 def measured(values: Ints) -> Measured:
+    if len(values) and values.min() >= -1 and values.max() < TABLED_BELOW:
+        return Measured(values, _table().sizes[values + 1], is_tabled=True)
     folded = zigzag(values)
     sizes = np.ones(len(values), dtype=np.int64)
     widest = folded.max(initial=0)
@@ -44,7 +52,7 @@ def measured(values: Ints) -> Measured:
         if step > widest:
             break
         sizes += folded >= step
-    return Measured(values, sizes)
+    return Measured(values, sizes, is_tabled=False)
 
 
 def columns(numbers: Measured) -> tuple[Bytes, Flags | None]:
@@ -99,36 +107,50 @@ def one(value: int) -> bytes:
     return bytes(out)
 
 
-def numbers(parts: Sequence[Measured | None]) -> pa.Array:
-    """One binary value a row: its numbers, side by side; None stands for a zero byte in each."""
-    count = next(len(part.sizes) for part in parts if part is not None)
-    blocks: list[Bytes] = []
-    flags: list[Flags | None] = []
-    for part in parts:
-        if part is None:
-            blocks.append(np.zeros((count, 1), dtype=np.uint8))
-            flags.append(None)
-        else:
-            block, flag = columns(part)
-            blocks.append(block)
-            flags.append(flag)
-    matrix = np.concatenate(blocks, axis=1)
-    ends = np.empty(count + 1, dtype=np.int32)
-    ends[0] = 0
-    if all(flag is None for flag in flags):
-        data = matrix.reshape(-1)
-        ends[1:] = np.arange(1, count + 1) * matrix.shape[1]
-    else:
-        picked = np.concatenate(
-            [
-                np.ones(block.shape, dtype=np.bool_) if flag is None else flag
-                for block, flag in zip(blocks, flags, strict=True)
-            ],
-            axis=1,
-        )
-        data = matrix[picked]
-        np.cumsum(picked.sum(axis=1), out=ends[1:])
+def written(numbers: Measured) -> pa.Array:
+    """One binary value a row: its number."""
+    if numbers.is_tabled:
+        return _table().written.take(pa.array(numbers.values + 1))
+    return _spelled(numbers)
+
+
+def counted(count: int, *, behind: bytes = b"") -> tuple[pa.Array, Ints]:
+    """0, 1, 2 … as they are written, each behind the same bytes; and the bytes these take."""
+    if count < TABLED_BELOW:
+        table = _table(behind)
+        return table.written.slice(1, count), table.sizes[1 : count + 1]
+    numbers = measured(np.arange(count, dtype=np.int64))
+    return join([pa.scalar(behind, pa.binary()), written(numbers)]), numbers.sizes + len(behind)
+
+
+def _spelled(numbers: Measured) -> pa.Array:
+    count = len(numbers.sizes)
+    block, flags = columns(numbers)
+    ends = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(numbers.sizes, out=ends[1:])
+    data = block.reshape(-1) if flags is None else block[flags]
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """-1, which stands for null, 0, 1, 2 …: the number n is at the place n + 1."""
+
+    written: pa.Array
+    sizes: Ints
+
+
+@cache
+def _table(behind: bytes = b"") -> _Table:
+    if behind:
+        written = join([pa.scalar(behind, pa.binary()), _table().written])
+        return _Table(written, _table().sizes + len(behind))
+    values = np.arange(-1, TABLED_BELOW, dtype=np.int64)
+    # Runs of one width each: within them nothing needs picking out.
+    sizes = 1 + np.searchsorted(_STEPS, zigzag(values), side="right")
+    runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(sizes)) + 1)
+    spelled = [_spelled(Measured(values[run], sizes[run], is_tabled=False)) for run in runs]
+    return _Table(pa.concat_arrays(spelled), sizes)
 
 
 def data_of(column: pa.Array) -> pa.Buffer:

@@ -99,7 +99,7 @@ def test_a_task_that_wakes_up_after_its_abort_can_write_no_more(place: Place) ->
     life = place.life(topic)
     writer = life.writer(some(1), 0, handout=life.begin(0))
     writer.write(some(1).to_batches()[0])
-    writer._flush(writer._sending, list(writer._gathered))
+    writer._flush(writer._sending)
     writer._sending.finish()
     (found,) = life.committer.in_doubt()
     life.abort(0, [found.receipt])

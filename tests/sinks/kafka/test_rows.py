@@ -11,11 +11,13 @@ import pytest
 from kafka_place import Place, some
 
 from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
-from epochal.kafka.cluster import Controller
+from epochal.kafka import batch_reader
+from epochal.kafka.cluster import Controller, Leader
 from epochal.kafka.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsTopic,
 )
+from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.kafka import json as as_json
 from epochal.terms import EpochNumber
@@ -98,6 +100,45 @@ def test_many_batches_keep_their_order_and_their_rows(place: Place) -> None:
     for message in sorted(messages, key=lambda one: (one.partition(), one.offset())):
         by_key.setdefault(message.key(), []).append(json.loads(message.value())["id"])
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_what_fills_no_batch_waits_for_more(place: Place) -> None:
+    topic = place.topic(partitions=2)
+    life = place.life(topic, key="id", value="v", batch_bytes=20_000)
+    rows = pa.table({"id": list(range(3000)), "v": ["x" * 60] * 3000})
+    writer = life.writer(rows, 0, handout=life.begin(0))
+    for batch in rows.to_batches(max_chunksize=150):
+        writer.write(batch)
+    receipt = writer.prepare()
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    assert len(place.messages(topic)) == 3000
+    for partition in (0, 1):
+        *full, _ = _batch_counts(place, topic, partition)
+        assert min(full) > 190, "20,000 bytes are some 200 rows"
+
+
+def _batch_counts(place: Place, topic: str, partition: int) -> list[int]:
+    """How many rows each batch of a partition has."""
+    wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)
+    request = FetchRequest(max_bytes=1 << 24, topics=[FetchTopic(topic=topic, partitions=[wanted])])
+    (part,) = place.client.ask(request, Leader(topic, partition)).responses[0].partitions
+    return [batch.count for batch in batch_reader.read(part.records) if not batch.is_control]
+
+
+def test_a_row_that_waits_for_company_does_not_hold_memory_for_ever(place: Place) -> None:
+    """It keeps the batch that it came in: a rare key must not wait until its rows fill one."""
+    topic = place.topic(partitions=2)
+    life = place.life(topic, partition="p", value="v", batch_bytes=20_000, buffer_bytes=50_000)
+    rows = pa.table({"v": ["x" * 100] * 100, "p": pa.array([1] + [0] * 99, pa.int32())})
+    writer = life.writer(rows, 0, handout=life.begin(0))
+    for _ in range(10):
+        writer.write(rows.to_batches()[0])
+    writer._sending.finish()
+    sent = [message.partition() for message in place.messages(topic, committed=False)]
+    assert sent.count(1) >= 6
+    writer.abort()
+    assert place.messages(topic) == []
 
 
 def test_a_row_that_is_too_large_is_named_before_it_is_sent(place: Place) -> None:

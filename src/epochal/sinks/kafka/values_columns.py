@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.kafka.varints import Bytes, Flags, Ints, data_of, join, measured, numbers
+from epochal.kafka.varints import Bytes, Flags, Ints, data_of, join, measured, written
 
 Encode = Callable[[pa.Array], pa.Array]
 """From a column without nulls to one binary value a row."""
@@ -39,7 +39,7 @@ def ints_of(column: pa.Array) -> Ints:
 
 def folded(values: Ints) -> pa.Array:
     """Signed variable-length numbers."""
-    return numbers([measured(values)])
+    return written(measured(values))
 
 
 def plain(values: Ints) -> pa.Array:

@@ -24,8 +24,10 @@ from epochal.kafka import batches, partitioner
 from epochal.kafka.batches import Columns
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
+from epochal.kafka.varints import Ints
 from epochal.sinks.kafka import ending
 from epochal.sinks.kafka.connecting import borrow, give_back
+from epochal.sinks.kafka.gathering import Waiting
 from epochal.sinks.kafka.names import slot_id
 from epochal.sinks.kafka.sending import Sending
 from epochal.sinks.kafka.shaping import Records, records_of, value_type
@@ -34,24 +36,6 @@ from epochal.terms import Fingerprint, Json, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
-
-
-class _Gathered:
-    """Rows of one partition that wait for company."""
-
-    __slots__ = ("bytes", "pieces")
-
-    def __init__(self) -> None:
-        self.pieces: list[Columns] = []
-        self.bytes = 0
-
-    def add(self, rows: Columns, size: int) -> None:
-        self.pieces.append(rows)
-        self.bytes += size
-
-    def take(self) -> Columns:
-        pieces, self.pieces, self.bytes = self.pieces, [], 0
-        return joined(pieces)
 
 
 class KafkaWriter:
@@ -67,9 +51,12 @@ class KafkaWriter:
         self._open: Open | None = None
         self._sending: Sending | None = None
         self._opened_s = 0.0
-        self._gathered: dict[Leader, _Gathered] = {}
+        self._waiting: dict[Leader, Waiting] = {}
         self._rows = 0
         self._bytes = 0
+        """
+        What came in since all was sent: a row that waits keeps the whole batch that it came in.
+        """
         self._turn = task.handle.partition
         """Whose turn it is among partitions to get rows without a key."""
         self._batch_bytes = min(sink.batch_bytes, self._handout.batch_bytes_max)
@@ -83,8 +70,9 @@ class KafkaWriter:
         if self._spool is not None:
             self._spool.write(batch)
         records = records_of(self._sink, batch, self._value_with(batch.schema))
-        for target, rows in self._assigned(records):
-            self._gather(target, rows)
+        for target, rows, sizes in self._assigned(records):
+            self._waiting.setdefault(target, Waiting()).add(rows, sizes)
+            self._bytes += int(sizes.sum())
         self._flush_full(sending)
         self._rows += batch.num_rows
 
@@ -92,7 +80,7 @@ class KafkaWriter:
         if self._open is None or self._sending is None or self._client is None:
             return Receipt(handle=self._task.handle, fingerprint=Fingerprint(0))
         txn, sending = self._open, self._sending
-        self._flush(sending, list(self._gathered))
+        self._flush(sending)
         self._prove(txn)
         witnesses = sending.finish()
         spooled = 0 if self._spool is None else self._spool.finish().rows
@@ -196,7 +184,8 @@ class KafkaWriter:
 
     # Which rows go where
 
-    def _assigned(self, records: Records) -> Iterator[tuple[Leader, Columns]]:
+    def _assigned(self, records: Records) -> Iterator[tuple[Leader, Columns, Ints]]:
+        """Rows of one partition each, and what each row takes."""
         for topic, part in self._by_topic(records):
             yield from self._by_partition(topic, part)
 
@@ -209,22 +198,25 @@ class KafkaWriter:
             indexes = pc.indices_nonzero(pc.equal(named, topic))
             yield str(topic), _taken(records, indexes)
 
-    def _by_partition(self, topic: str, records: Records) -> Iterator[tuple[Leader, Columns]]:
+    def _by_partition(self, topic: str, records: Records) -> Iterator[tuple[Leader, Columns, Ints]]:
         count = self._partition_count(topic)
         rows = records.columns
+        sizes = batches.row_bytes(rows)
         if records.partition is None and rows.key is None:
-            for chunk in batches.split(rows, self._batch_bytes):
+            for ((_, start, end),) in batches.portions([sizes], self._batch_bytes):
                 self._turn += 1
-                yield Leader(topic, self._turn % count), chunk
+                target = Leader(topic, self._turn % count)
+                yield target, rows.slice(start, end - start), sizes[start:end]
             return
         found = self._partitions(topic, records, count)
         if count == 1:
-            yield Leader(topic, 0), rows
+            yield Leader(topic, 0), rows, sizes
             return
         order, spans = partitioner.group(found)
-        sorted_rows = _columns_taken(rows, pa.array(order))
+        rows, sizes = _columns_taken(rows, pa.array(order)), sizes[order]
         for partition, start, length in spans:
-            yield Leader(topic, partition), sorted_rows.slice(start, length)
+            part = rows.slice(start, length)
+            yield Leader(topic, partition), part, sizes[start : start + length]
 
     def _partitions(self, topic: str, records: Records, count: int) -> npt.NDArray[np.int32]:
         rows = records.columns
@@ -257,51 +249,23 @@ class KafkaWriter:
 
     # Batches
 
-    def _gather(self, target: Leader, rows: Columns) -> None:
-        waiting = self._gathered.setdefault(target, _Gathered())
-        size = _about_bytes(rows)
-        waiting.add(rows, size)
-        self._bytes += size
-
     def _flush_full(self, sending: Sending) -> None:
-        full = [
-            target for target, held in self._gathered.items() if held.bytes >= self._batch_bytes
-        ]
-        self._flush(sending, full)
         if self._bytes > self._sink.buffer_bytes:
-            self._flush(sending, list(self._gathered))
+            self._flush(sending)
+            return
+        full = [at for at, held in self._waiting.items() if held.bytes >= self._batch_bytes]
+        self._send(sending, full, with_rest=False)
 
-    def _flush(self, sending: Sending, targets: list[Leader]) -> None:
-        due = [target for target in targets if self._gathered[target].pieces]
-        sending.join(set(due))
-        for target in due:
-            held = self._gathered[target]
-            self._bytes -= held.bytes
-            for chunk in batches.split(held.take(), self._batch_bytes):
-                sending.send(target, chunk)
+    def _flush(self, sending: Sending) -> None:
+        """All that waits, whether it fills a batch or not."""
+        self._send(sending, [at for at, held in self._waiting.items() if held], with_rest=True)
+        self._bytes = 0
 
-
-def _about_bytes(rows: Columns) -> int:
-    """What rows take, near enough to know when there are enough for a batch."""
-    columns = (rows.value, rows.key, rows.headers)
-    held = sum(column.nbytes for column in columns if column is not None)
-    return int(held) + batches.RECORD_BYTES_MAX_OVERHEAD * len(rows)
-
-
-def joined(pieces: list[Columns]) -> Columns:
-    if len(pieces) == 1:
-        return pieces[0]
-
-    def both(name: str) -> pa.Array | None:
-        columns = [getattr(piece, name) for piece in pieces]
-        return None if columns[0] is None else pa.concat_arrays(columns)
-
-    return Columns(
-        value=both("value"),
-        key=both("key"),
-        timestamp_ms=both("timestamp_ms"),
-        headers=both("headers"),
-    )
+    def _send(self, sending: Sending, targets: list[Leader], *, with_rest: bool) -> None:
+        sending.join(set(targets))
+        for target in targets:
+            for rows in self._waiting[target].take(self._batch_bytes, with_rest=with_rest):
+                sending.send(target, rows)
 
 
 def _columns_taken(rows: Columns, indexes: pa.Array) -> Columns:
