@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -68,16 +69,30 @@ def test_pieces_of_a_table_are_replaced_listed_and_forgotten_log_by_log(postgres
     assert other.read("a") == b"theirs"
 
 
-def test_a_history_that_is_locked_by_somebody_delays_no_epoch(shop, log, postgres):
+def test_a_history_that_is_locked_by_somebody_delays_no_epoch(shop, log, postgres, monkeypatch):
+    monkeypatch.setattr("epochal.telemetry.recording.REMOTE_FLUSH_EVERY_S", 0.01)
     shop.run(epochs=1)
     with shop.session() as session, postgres.connect() as connection, connection.transaction():
         connection.execute("LOCK TABLE epochal.epoch_history")
+        await_one_that_waits(postgres)
         done = threading.Thread(target=lambda: [shop.epoch(session) for _ in range(3)])
         done.start()
         done.join(20)
         assert not done.is_alive(), "an epoch waited for its history"
     assert [one.epoch for one in epochs(log).epochs] == [3, 2, 1, 0]
     assert {one.told_by for one in epochs(log).epochs} == {"history"}
+
+
+def await_one_that_waits(postgres):
+    """The recorder hangs at the lock."""
+    waiting = (
+        "SELECT 1 FROM pg_locks WHERE relation = 'epochal.epoch_history'::regclass AND NOT granted"
+    )
+    deadline_s = time.monotonic() + 20
+    with postgres.connect() as connection:
+        while connection.execute(waiting).fetchone() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
 
 
 def test_the_console_reads_a_log_whose_user_is_only_in_its_address(shop, place):
