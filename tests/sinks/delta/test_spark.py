@@ -1,8 +1,9 @@
-"""A real pipeline on Spark; the table is read and changed by delta-spark, which is not ours."""
+"""Real pipelines on Spark: beside delta-spark, which is not ours, and killed in every mode."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from servers.maven import dependencies
-from sinks.delta import beside_spark
+from sinks.delta import beside_spark, changes_victim
 from sinks.delta.delta_stage import leftovers, rows
 
 _RELEASE = "4.4.0"
@@ -58,3 +59,22 @@ def test_the_pipeline_goes_on_after_spark_changed_the_table(told):
     assert by_text(read) == found["after"], "deltalake and Spark see different rows"
     assert DeltaTable(str(folder)).version() >= 6
     assert [path for path in leftovers(folder) if "_epochal" in path] == []
+
+
+def test_a_killed_driver_merges_and_overwrites_every_epoch_once(spark, tmp_path):
+    changes_victim.tell(tmp_path)
+    command = [sys.executable, changes_victim.__file__, str(tmp_path)]
+    # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
+    with (tmp_path / "told").open("wb") as told:
+        died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=280)
+    assert died.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()[-4000:]
+    changes_victim.run(spark, tmp_path, lambda at, epoch: None)
+    for name, wanted in (
+        ("merged", changes_victim.merged()),
+        ("replaced", changes_victim.replaced()),
+    ):
+        found = rows(tmp_path / name, "id, name")
+        assert sorted((row["id"], row["name"]) for row in found) == wanted
+        # One made the table, and each epoch is one more.
+        assert DeltaTable(str(tmp_path / name)).version() == len(changes_victim.CHANGES)
+        assert leftovers(tmp_path / name) == []
