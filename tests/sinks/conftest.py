@@ -92,3 +92,15 @@ def numbers() -> Callable[..., pa.Table]:
         return pa.table({"n": pa.array(values, pa.int64())})
 
     return numbered
+
+
+@pytest.fixture
+def some() -> Callable[..., pa.Table]:
+    """Rows with these ids."""
+
+    def made(*ids: int, name: str = "n") -> pa.Table:
+        return pa.table(
+            {"id": pa.array(ids, pa.int64()), "name": [f"{name}{number}" for number in ids]}
+        )
+
+    return made

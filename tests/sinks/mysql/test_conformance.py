@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from epochal.contract import Task
+from epochal.sinks.memory import Memory
 from epochal.terms import Handle
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import Trial
@@ -55,6 +56,10 @@ class _Conformance(SinkConformance):
 
 class TestStagedAppend(_Conformance):
     options = MappingProxyType({"strategy": "staged"})
+
+
+class TestStagedWithRejects(_Conformance):
+    options = MappingProxyType({"on_reject": Memory(name="refused")})
 
 
 class TestPreparedAppend(_Conformance):

@@ -70,6 +70,18 @@ def test_rows_of_many_blocks_are_numbered_through(narrow):
     assert len(narrow.rows()) == 9000 - 1 - 3
 
 
+def test_an_epoch_may_consist_of_bad_rows(narrow):
+    life = narrow.life(on_reject=Memory(name="bad orders"))
+    life.start(with_bad(1))
+    receipt = life.prepare(with_bad(2, 0, 1), 0)
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    assert len(told_of(life)) == 2
+    assert narrow.rows() == []
+    assert narrow.leftovers() == []
+    assert [mark.epoch for mark in life.committer.newest()] == [0]
+
+
 UNFIT = [
     ("int", pa.array([1, 2**40], pa.int64()), "Out of range"),
     ("int", pa.array(["1", "one"]), "Incorrect integer"),

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from servers.h2 import H2Server
 from sinks.oracle.standin import StandIn
+from sinks.sql.life import Life
 
-from epochal.contract import Committer, Limits, Task
 from epochal.sinks.oracle import Oracle, connecting, writer
 from epochal.sinks.sql.keeping import Kept
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkName, Uid
+from epochal.terms import SinkName
 
-UID = Uid("abcdefgh2345")
-QUICK = Limits(retry_backoff_ms=(1, 5))
 SECRET = "hunter2-s3cret"
 _VIEWS = """
 CREATE VIEW PUBLIC.ALL_OBJECTS AS SELECT TABLE_SCHEMA AS OWNER, TABLE_NAME AS OBJECT_NAME,
@@ -51,67 +47,6 @@ def h2() -> Iterator[H2Server]:
         server.ask("admin", "run", statement)
     yield server
     server.stop()
-
-
-@dataclass(kw_only=True)
-class Life:
-    """One driver of one pipeline with one sink, and its tasks."""
-
-    sink: Oracle
-    generation: int = 1
-    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    opened: list[Committer] = field(default_factory=list)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(
-            pipeline="orders",
-            uid=UID,
-            sink=self.sink.name,
-            generation=Generation(self.generation),
-        )
-
-    @property
-    def committer(self) -> Any:
-        if not self.opened:
-            self.opened.append(self.sink.committer(self.identity, QUICK))
-        return self.opened[0]
-
-    def fresh(self, **changes: Any) -> Life:
-        return replace(self, opened=[], **changes)
-
-    def close(self) -> None:
-        for committer in self.opened:
-            committer.close()
-        self.opened.clear()
-
-    def start(self, rows: pa.Table) -> None:
-        self.committer.check(rows.schema)
-
-    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
-        handout = self.committer.begin(EpochNumber(epoch))
-        handle = self.identity.handle(
-            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
-        )
-        task = Task(handle=handle, schema=rows.schema, handout=handout, limits=QUICK)
-        writer = self.sink.writer(task)
-        for batch in rows.to_batches():
-            writer.write(batch)
-        return writer.prepare()
-
-    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.rehearse(EpochNumber(epoch), receipts)
-
-    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.commit(EpochNumber(epoch), receipts)
-
-    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
-        if not self.opened and parts:
-            self.start(parts[0])
-        receipts = [self.prepare(rows, epoch, number) for number, rows in enumerate(parts)]
-        self.rehearse(epoch, receipts)
-        self.commit(epoch, receipts)
-        return receipts
 
 
 @dataclass(kw_only=True)
@@ -180,13 +115,3 @@ def keyed(place: Place) -> Place:
         " note VARCHAR2(99) DEFAULT 'untouched')"
     )
     return place
-
-
-@pytest.fixture
-def some() -> Callable[..., pa.Table]:
-    def made(*ids: int, name: str = "n") -> pa.Table:
-        return pa.table(
-            {"id": pa.array(ids, pa.int64()), "name": [f"{name}{number}" for number in ids]}
-        )
-
-    return made

@@ -9,6 +9,7 @@ from there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,8 @@ _WARNINGS_MAX = 65_535
 
 
 class KeepingWriter(StagedWriter):
+    _numbering: ClassVar[str] = ""
+    """Rows bring their numbers along."""
     _kept_rows = 0
 
     def _columns(self) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,6 +106,8 @@ class MySQLWriter(TableWriter[Link, Planned]):
 
 
 class StagedWriter(MySQLWriter):
+    _numbering: ClassVar[str] = " AUTO_INCREMENT"
+
     def _columns(self) -> list[tuple[str, str]]:
         """Of the staging table: names and types."""
         return [(one.field, one.staging_ddl) for one in self._plan]
@@ -117,7 +119,7 @@ class StagedWriter(MySQLWriter):
         # filled page by page.
         self._run(
             connection,
-            f"CREATE TABLE {self._place()} ({at} BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,"
+            f"CREATE TABLE {self._place()} ({at} BIGINT NOT NULL{self._numbering} PRIMARY KEY,"
             f" {columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
             "SET SESSION unique_checks = 0, foreign_key_checks = 0",
             "START TRANSACTION",

@@ -1,0 +1,253 @@
+"""Cables are cut and servers die: every row is there once afterwards, on every database.
+
+A module of tests for each database imports these, beside its own fixtures `orders` (a table of id
+and name without a key), `proxy` (before its server), `mortal` (a place on a server that may be
+killed, and a proxy before it), `some`, and `wire`, which knows the words on it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from epochal.contract import Limits
+from epochal.errors import EpochalError, OutcomeUnknown
+from epochal.logs.memory import MemoryLog
+from epochal.terms import EpochNumber, Proof
+from epochal.testing.driver import Driver, JobFailed
+from epochal.testing.world import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    is_goodbye: Callable[[bytes], bool]
+    """Whether a piece only says that a client leaves."""
+    words: Mapping[tuple[str, str], bytes]
+    """By strategy and step: what a request of that step holds."""
+
+
+BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
+EVERY_STEP = "EPOCHAL_EVERY_STEP" in os.environ
+EPOCHS = 1
+ROWS = 5
+HURRY = Limits(
+    retry_backoff_ms=(1,),
+    commit_retry_max_s=5,
+    decide_retry_max_s=5,
+    sweep_every_s=0,
+    buffer_rows=2,
+)
+
+
+def rows_of(epoch: int) -> pa.Table:
+    numbers = range(ROWS)
+    return pa.table(
+        {
+            "id": pa.array([epoch * 100 + n for n in numbers], pa.int64()),
+            "name": [f"n{n}" for n in numbers],
+        }
+    )
+
+
+@dataclass
+class Pipeline:
+    """What outlives a driver: the log and the engine's checkpoint."""
+
+    log: MemoryLog = field(default_factory=MemoryLog)
+    engine: Checkpoint = field(default_factory=lambda: Checkpoint([f"{n}" for n in range(EPOCHS)]))
+
+    def run(self, sink) -> None:
+        """One life of a driver: two tasks an epoch, each in several blocks."""
+        Driver(
+            log=self.log,
+            sinks=[sink],
+            engine=self.engine,
+            read=lambda epoch: [
+                rows_of(epoch).slice(0, 3).to_batches(max_chunksize=1),
+                rows_of(epoch).slice(3).to_batches(),
+            ],
+            epochs=EPOCHS,
+            limits=HURRY,
+            schema=rows_of(0).schema,
+        ).run()
+
+    def run_into_trouble(self, sink) -> None:
+        with suppress(EpochalError, JobFailed, OSError):
+            self.run(sink)
+
+
+def judge(place) -> None:
+    wanted = sorted(key for epoch in range(EPOCHS) for key in rows_of(epoch)["id"].to_pylist())
+    assert [key for (key,) in place.rows(columns="id")] == wanted
+    assert place.leftovers() == []
+
+
+def recover(place, sink, pipeline: Pipeline, *, is_whole: bool) -> None:
+    """Whatever happened, the next start finishes it, and nothing was visible twice or in part."""
+    seen = [key for (key,) in place.rows(columns="id")]
+    assert len(seen) == len(set(seen))
+    assert not is_whole or len(seen) % ROWS == 0
+    pipeline.run(sink)
+    judge(place)
+
+
+class Nth:
+    """Says when the Nth piece that looks like one of a kind comes by; once."""
+
+    def __init__(self, number: int, wire: Wire, *, to_server: bool) -> None:
+        self._left = number
+        self._wire = wire
+        self._to_server = to_server
+        self._lock = threading.Lock()
+
+    def __call__(self, piece: bytes, to_server: bool) -> str | None:
+        if to_server is not self._to_server or self._wire.is_goodbye(piece):
+            return None
+        with self._lock:
+            self._left -= 1
+            return "before" if self._left == 0 else None
+
+
+@BOTH
+@pytest.mark.parametrize("to_server", [True, False], ids=["request", "reply"])
+def test_a_connection_cut_at_any_step_loses_and_doubles_nothing(
+    orders, proxy, wire, strategy, to_server
+):
+    far = orders.url(port=proxy.port)
+    cuts = 0
+    # Each case begins elsewhere; EPOCHAL_EVERY_STEP=1 takes all of them, in some minutes.
+    first = 1 + 2 * to_server + (strategy == "staged")
+    for number in range(1, 1000) if EVERY_STEP else range(first, 1000, 8):
+        proxy.cut_when = Nth(number, wire, to_server=to_server)
+        before, pipeline = proxy.cuts, Pipeline()
+        sink = orders.sink(url=far, strategy=strategy, name=f"cut {number}", pool_min=0)
+        pipeline.run_into_trouble(sink)
+        proxy.cut_when = lambda piece, to_server: None
+        if proxy.cuts == before:
+            break
+        cuts += 1
+        recover(orders, sink, pipeline, is_whole=strategy == "staged")
+        orders.sql(f"TRUNCATE {orders.schema}.orders")
+    assert cuts > 5
+
+
+@pytest.mark.parametrize("verdict", ["before", "after"])
+@BOTH
+def test_a_lost_reply_to_commit_is_settled_by_proof(
+    orders, proxy, some, *, wire, strategy, verdict
+):
+    word = wire.words[strategy, "commit"]
+    life = orders.life(url=orders.url(port=proxy.port), strategy=strategy)
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2), 0, 0), life.prepare(some(3), 0, 1)]
+    life.rehearse(0, receipts)
+    proxy.cut_when = lambda piece, to_server: verdict if to_server and word in piece else None
+    with pytest.raises(OutcomeUnknown):
+        life.commit(0, receipts)
+    proxy.cut_when = lambda piece, to_server: None
+    proofs = {life.committer.outcome(EpochNumber(0), receipt) for receipt in receipts}
+    assert proofs <= {Proof.UNKNOWN, Proof.COMMITTED}
+    life.commit(0, receipts)
+    assert orders.rows(columns="id") == [(1,), (2,), (3,)]
+    assert {life.committer.outcome(EpochNumber(0), one) for one in receipts} == {Proof.COMMITTED}
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_task_whose_kept_connection_died_opens_another(orders, proxy, some, strategy):
+    life = orders.life(url=orders.url(port=proxy.port), strategy=strategy)
+    life.write(0, some(1))
+    proxy.cut()
+    life.write(1, some(2))
+    assert len(orders.rows()) == 2
+
+
+# The server dies
+
+
+@contextmanager
+def killed_when(proxy, server, word: bytes, *, passes: bool) -> Iterator[None]:
+    """Kill the server when a request with this word comes by, before it or right after it."""
+    fired = threading.Event()
+
+    def look(piece: bytes, to_server: bool) -> str | None:
+        if to_server and word in piece and not fired.is_set():
+            fired.set()
+            if passes:
+                threading.Timer(0.01, server.kill).start()
+                return None
+            server.kill()
+            return "before"
+        return None
+
+    proxy.cut_when = look
+    try:
+        yield
+    finally:
+        proxy.cut_when = lambda piece, to_server: None
+        assert fired.is_set()
+
+
+KILLS = [
+    ("staged", "load"),
+    ("staged", "commit"),
+    ("staged", "apply"),
+    ("prepared", "prepare"),
+    ("prepared", "commit"),
+]
+
+
+@pytest.mark.parametrize("passes", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("strategy", "step"), KILLS)
+def test_a_server_that_is_killed_at_a_step_loses_and_doubles_nothing(
+    mortal, wire, strategy, step, passes
+):
+    place, proxy = mortal
+    pipeline = Pipeline()
+    sink = place.sink(
+        url=place.url(port=proxy.port),
+        strategy=strategy,
+        name=f"{strategy} {step} {passes}",
+        connect_timeout_s=1,
+        pool_min=0,
+    )
+    with killed_when(proxy, place.server, wire.words[strategy, step], passes=passes):
+        pipeline.run_into_trouble(sink)
+    _wait_until_dead(place.server)
+    place.server.start()
+    place.reconnect()
+    recover(place, sink, pipeline, is_whole=strategy == "staged")
+    place.sql(f"TRUNCATE {place.schema}.orders")
+
+
+def _wait_until_dead(server) -> None:
+    deadline = threading.Event()
+    for _ in range(200):
+        if server._process is None:
+            return
+        deadline.wait(0.02)
+    raise AssertionError("the server was not killed")
+
+
+def test_what_is_prepared_outlives_the_server(mortal, some):
+    place, _ = mortal
+    lives = [place.life(strategy=strategy, name=strategy) for strategy in ("staged", "prepared")]
+    receipts = []
+    for number, life in enumerate(lives):
+        life.start(some(1))
+        receipts.append([life.prepare(some(number), 0)])
+    lives[0].rehearse(0, receipts[0])
+    place.server.restart()
+    for life, some_receipts in zip(lives, receipts, strict=True):
+        other = place.keep(life.fresh(generation=2))
+        assert [one.handle for one in other.committer.in_doubt()] == [some_receipts[0].handle]
+        other.commit(0, some_receipts)
+    place.reconnect()
+    assert place.rows(columns="id") == [(0,), (1,)]
+    assert place.leftovers() == []

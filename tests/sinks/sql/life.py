@@ -1,0 +1,85 @@
+"""A pipeline in miniature: what a driver and its tasks do to one table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from epochal.contract import Committer, Limits, Sink, Task
+from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+
+UID = Uid("abcdefgh2345")
+QUICK = Limits(retry_backoff_ms=(1, 5))
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One driver of one pipeline with one sink, and its tasks."""
+
+    sink: Sink
+    generation: int = 1
+    uid: Uid = UID
+    run: str | None = None
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    opened: list[Committer] = field(default_factory=list)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(
+            pipeline="orders",
+            uid=self.uid,
+            sink=self.sink.name,
+            generation=Generation(self.generation),
+            run=self.run,
+        )
+
+    @property
+    def committer(self) -> Any:
+        """The driver's: one a life."""
+        if not self.opened:
+            self.opened.append(self.sink.committer(self.identity, QUICK))
+        return self.opened[0]
+
+    def fresh(self, **changes: Any) -> Life:
+        """Another process with the same sink."""
+        return replace(self, opened=[], **changes)
+
+    def close(self) -> None:
+        for committer in self.opened:
+            committer.close()
+        self.opened.clear()
+
+    def start(self, rows: pa.Table) -> None:
+        self.committer.check(rows.schema)
+
+    def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
+        handout = self.committer.begin(EpochNumber(epoch))
+        handle = self.identity.handle(
+            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
+        )
+        return self.sink.writer(Task(handle=handle, schema=schema, handout=handout, limits=QUICK))
+
+    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
+        writer = self.writer(rows.schema, epoch, partition)
+        for batch in rows.to_batches(max_chunksize=1000):
+            writer.write(batch)
+        return writer.prepare()
+
+    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.rehearse(EpochNumber(epoch), receipts)
+
+    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self.committer.commit(EpochNumber(epoch), receipts)
+
+    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
+        """A whole epoch, each table a task."""
+        if not self.opened and parts:
+            self.start(parts[0])
+        receipts = [self.prepare(rows, epoch, number) for number, rows in enumerate(parts)]
+        self.rehearse(epoch, receipts)
+        self.commit(epoch, receipts)
+        return receipts
