@@ -1,4 +1,4 @@
-"""Spark writes to S3, its driver gets SIGKILL after the decision, and another one goes on."""
+"""Spark and S3: a driver that gets SIGKILL after the decision, and a reader of whole epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import signal
 import subprocess
 import sys
 
-from sinks.files import s3_victim
+import pyarrow as pa
+import pytest
+from servers import s3a
+from sinks.files import bucket_reader, s3_victim
+from sinks.files.conftest import Folder
 
 from epochal.sinks.files import read_epochs
 
@@ -33,3 +37,48 @@ def test_a_killed_driver_leaves_every_row_once_in_the_bucket(spark, folder, tmp_
     rows = read_epochs(folder.url, storage_options=folder.server.options()).to_table()
     assert sorted(rows["n"].to_pylist()) == list(range(30))
     assert folder.leftovers() == []
+
+
+ODD = ["plain", "a/b", "a=b", "100%", "x y", "ü雪", "q\"'", "c:\\d", "[{^}]*?#"]
+WAYS = (
+    {},
+    {"uploads": "manifest"},
+    {"format": "jsonl", "compression": "gzip"},
+    {"format": "csv"},
+)
+
+
+def odd(first: int) -> pa.Table:
+    """A row for every odd value of the partition column, with a number of its own."""
+    numbers = pa.array(range(first, first + len(ODD)), pa.int64())
+    return pa.table({"p": pa.array(ODD), "n": numbers})
+
+
+def pairs(rows: pa.Table) -> list[list[object]]:
+    return [[row["p"], row["n"]] for row in rows.to_pylist()]
+
+
+@pytest.mark.timeout(600)
+def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(s3, drive):
+    folders = [Folder(s3, f"read {number}/ü") for number in range(len(WAYS))]
+    reads: list[tuple[str, list[int] | None]] = []
+    for folder, options in zip(folders, WAYS, strict=True):
+        driver = drive(folder.sink(partition_by=["p"], **options))
+        driver.write(odd(0), 0)
+        driver.write(odd(100), 1)
+        driver.prepare(odd(200), 2)
+        assert driver.committer.in_doubt(), "what is undecided lies in the bucket"
+        reads += [(folder.url, None), (folder.url, [1]), (folder.url, [2])]
+    told = {
+        "settings": {"spark.jars": s3a.jars(), **s3a.settings(s3)},
+        "storage_options": s3.options(),
+        "reads": reads,
+    }
+    command = [sys.executable, bucket_reader.__file__, json.dumps(told)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=580)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = iter(json.loads(ran.stdout.splitlines()[-1]))
+    for options in WAYS:
+        assert next(found) == sorted(pairs(odd(0)) + pairs(odd(100))), options
+        assert next(found) == sorted(pairs(odd(100))), options
+        assert next(found) == [], options

@@ -1,0 +1,32 @@
+"""A program: a Spark that has what it needs for `s3a://` reads whole epochs from folders there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from epochal.sinks.files import read_epochs
+from epochal.spark.local import local_builder
+
+
+def main(told: dict[str, Any]) -> list[list[Any]]:
+    """What each read finds: its rows, as pairs of partition and number."""
+    builder = local_builder("reader", threads=2)
+    # It lives for seconds: the second compiler would cost more than it gives.
+    builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    for name, value in told["settings"].items():
+        builder.config(name, value)
+    spark = builder.getOrCreate()
+    found = []
+    for path, epochs in told["reads"]:
+        rows = read_epochs(
+            path, epochs=epochs, storage_options=told["storage_options"], spark=spark
+        )
+        found.append(sorted([row.p, row.n] for row in rows.collect()))
+    spark.stop()
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
