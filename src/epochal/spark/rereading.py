@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epochal.contract import Sink
 from epochal.logs.gateway import hadoop_conf, jvm_of
@@ -30,16 +30,17 @@ from epochal.spark.checkpoint import Checkpoint
 from epochal.spark.hashing import fingerprint_of
 from epochal.spark.plans import is_stateless, leaves
 from epochal.spark.selecting import columns_taken_by
+from epochal.spark.telling import typed
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _OF_THE_MOMENT = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp|now)\(")
 _BATCH = "LogicalRDD"
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 _LOOK_EVERY_S = 0.2
-_REASON_CHARS_MAX = 400
 _FILES_SHOWN = 3
 
 
@@ -66,8 +67,9 @@ def reread(
         for sink in sinks:
             sums[sink.name] = _counted(sink, batch)
 
-    with tempfile.TemporaryDirectory(prefix="epochal-reread-") as folder:
-        planned = _set_up(Path(folder), checkpoint, since, last)
+    with tempfile.TemporaryDirectory(prefix="epochal-reread-") as name:
+        folder = Path(name)
+        planned = _set_up(folder, checkpoint, since, last)
         _require_files(stream.sparkSession, checkpoint, since, last)
         _run_one_batch(stream, folder, planned, count)
     return sums
@@ -154,31 +156,42 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _run_one_batch(
-    stream: DataFrame, folder: str, planned: int, count: Callable[[DataFrame], None]
+    stream: DataFrame, folder: Path, planned: int, count: Callable[[DataFrame], None]
 ) -> None:
-    done = threading.Event()
+    failures: list[Exception] = []
 
     def take(batch: DataFrame, number: int) -> None:
         # What has come in since is none of these epochs.
         if number == planned:
-            count(batch)
-            done.set()
+            try:
+                count(batch)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+                failures.append(error)
 
-    query = (
-        stream.writeStream.queryName("epochal verify")
-        .foreachBatch(take)
-        .option("checkpointLocation", Path(folder).as_uri())
-        .start()
-    )
+    query = _started(stream, folder, take)
+    is_over = folder / "commits" / str(planned)
     try:
-        while query.isActive and not done.wait(_LOOK_EVERY_S):
-            pass
+        while query.isActive and not is_over.exists():
+            time.sleep(_LOOK_EVERY_S)
     finally:
         query.stop()
-    if not done.is_set():
-        raise NotRereadable(f"Spark can't read the source again: {_told(query.exception())}")
+    if not is_over.exists():
+        failures.append(query.exception() or RuntimeError("the query was stopped"))
+    if failures:
+        raise _failed(failures[0])
 
 
-def _told(error: Any) -> str:
-    text = str(error).partition("JVM stacktrace")[0].partition("=== Streaming Query ===")[0]
-    return " ".join(text.split())[:_REASON_CHARS_MAX]
+def _started(
+    stream: DataFrame, folder: Path, take: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    writer = stream.writeStream.queryName("epochal verify").foreachBatch(take)
+    try:
+        return writer.option("checkpointLocation", folder.as_uri()).start()
+    except PySparkException as error:
+        raise _failed(error) from None
+
+
+def _failed(error: Exception) -> NotRereadable:
+    return NotRereadable(typed(error, "Spark can't read the source again").message)
