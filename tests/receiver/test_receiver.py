@@ -230,7 +230,7 @@ def handled(tmp_path, monkeypatch):
 
 
 def orders(server: ReceiverServer) -> list[tuple[int, str]]:
-    with closing(sqlite3.connect(server.data / "receiver.sqlite")) as db:
+    with closing(sqlite3.connect(server.folder / "receiver.sqlite")) as db:
         is_there = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'orders'").fetchone()
         return db.execute("SELECT * FROM orders ORDER BY id").fetchall() if is_there else []
 

@@ -7,8 +7,7 @@ By `serve`, and not by the command line, whose imports take longer than most tes
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
+import socket
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 from servers.ports import free_port
+from servers.processes import ServerProcess
 
 _LAUNCH = """
 import json, sys
@@ -33,13 +33,19 @@ handler = told["handler"] and load_handler(told["handler"])
 serve(
     Path(told["data"]), host="127.0.0.1", port=told["port"], door=door, tls=tls or None,
     handler=handler or None, keeps_rows=told["keeps_rows"],
-    ready=lambda address: print("ready", flush=True),
+    ready=lambda address: None,
 )
 """
 
 
-class ReceiverServer:
-    """One receiver over one folder. `kill` and `start` may follow each other at will."""
+_ANSWER_WITHIN_S = 60.0
+"""Not httpx's five seconds: a machine that runs three tests at a time may stand still longer."""
+
+
+class ReceiverServer(ServerProcess):
+    """One receiver over one folder."""
+
+    title = "the receiver"
 
     def __init__(
         self,
@@ -51,7 +57,8 @@ class ReceiverServer:
         body_bytes_max: int = 64 * 1024 * 1024,
         tls: dict[str, str] | None = None,
     ) -> None:
-        self.data = data
+        data.mkdir(parents=True, exist_ok=True)
+        super().__init__(data)
         self.port = free_port()
         self._tokens = tokens
         self._told = {
@@ -63,33 +70,21 @@ class ReceiverServer:
             "body_bytes_max": body_bytes_max,
             "tls": tls,
         }
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"{'https' if self._told['tls'] else 'http'}://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Returns when it listens."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, json.dumps(self._told)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
-            _, said = self._process.communicate()
-            raise RuntimeError(f"the receiver did not start:\n{said.decode()[-2000:]}")
+    def _command(self) -> list[str]:
+        return [sys.executable, "-c", _LAUNCH, json.dumps(self._told)]
 
-    def kill(self) -> None:
-        """As a machine that loses power."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+    def _is_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._tokens[0]}"} if self._tokens else {}
-        reply = httpx.get(self.url + path, params=params, headers=headers)
+        reply = httpx.get(self.url + path, params=params, headers=headers, timeout=_ANSWER_WITHIN_S)
         found: dict[str, Any] = reply.raise_for_status().json()
         return found
 

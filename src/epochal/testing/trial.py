@@ -179,7 +179,7 @@ class Trial:
             self._finish(process)
             raise AssertionError("the other process did not prepare")
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=_ELSEWHERE_S)
+        self._ended(process)
 
     def _elsewhere(self, errand: Errand) -> subprocess.Popen[bytes]:
         carried = replace(
@@ -194,8 +194,13 @@ class Trial:
         )
 
     def _finish(self, process: subprocess.Popen[bytes]) -> bytes:
-        out, told = process.communicate(timeout=_ELSEWHERE_S)
-        Path(str(process.args[-1])).unlink(missing_ok=True)  # type: ignore[index] # a list, as above
+        out, told = self._ended(process)
         if process.returncode != 0:
             raise AssertionError(f"the other process failed: {told.decode()[-2000:]}")
         return out
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """What it said, once it is over; its errand is removed."""
+        said = process.communicate(timeout=_ELSEWHERE_S)
+        Path(str(process.args[-1])).unlink(missing_ok=True)  # type: ignore[index] # a list, as above
+        return said
