@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.iceberg import inside
 from epochal.sinks.iceberg.attempt import Attempt
-from epochal.sinks.iceberg.data_files import files_in
+from epochal.sinks.iceberg.data_files import files_in, require_fitting
 from epochal.sinks.iceberg.expiring import Expired, clear_up, expired, is_of
 from epochal.sinks.iceberg.layout import layout_of
 from epochal.sinks.iceberg.ledger import Ledger
@@ -71,10 +71,12 @@ class Changing:
 
     def rehearse(self, table: Table, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Whatever could still say no by content says it here, before the decision (I3)."""
-        files = self._files(table, receipts)
+        for receipt in receipts:
+            require_fitting(receipt, table.metadata)
         if self._sink.mode == "upsert":
-            require_mergeable(self._sink, table, epoch, files)
-        if self._sink.audit_branch is not None and files:
+            require_mergeable(self._sink, table, epoch, self._files(table, receipts))
+        if self._sink.audit_branch is not None and any(receipt.rows for receipt in receipts):
+            files = self._files(table, receipts)
             self._show_for_audit(table, epoch, files, self._sink.audit_branch)
 
     def plan(self, table: Table, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Plan:

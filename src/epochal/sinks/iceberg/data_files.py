@@ -7,14 +7,14 @@ values, so that they come back exactly, whatever their type.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import NestedField, PrimitiveType, StructType
+from pyiceberg.types import NestedField, PrimitiveType
 
 from epochal.errors import InvariantBroken
 from epochal.terms import Json, Receipt
@@ -23,8 +23,15 @@ _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_count
 _BOUNDS = ("lower_bounds", "upper_bounds")
 
 
-def file_out(file: DataFile, name: str, metadata: TableMetadata) -> dict[str, Json]:
-    """One file of a receipt; its place is the receipt's folder, so only its name is kept."""
+def files_out(
+    files: Sequence[DataFile], folder: str, metadata: TableMetadata
+) -> list[dict[str, Json]]:
+    """The files of a receipt; their place is the receipt's folder, so only their names are kept."""
+    kinds = _partition_types(metadata, metadata.default_spec_id)
+    return [_file_out(file, file.file_path[len(folder) + 1 :], kinds) for file in files]
+
+
+def _file_out(file: DataFile, name: str, kinds: Sequence[PrimitiveType]) -> dict[str, Json]:
     told: dict[str, Json] = {
         "name": name,
         "rows": file.record_count,
@@ -39,20 +46,29 @@ def file_out(file: DataFile, name: str, metadata: TableMetadata) -> dict[str, Js
             str(key): b64encode(bound).decode()
             for key, bound in (getattr(file, field) or {}).items()
         }
-    kinds = partition_type(metadata, file.spec_id)
     told["partition"] = [
-        None if value is None else b64encode(to_bytes(_primitive(field), value)).decode()
-        for field, value in zip(kinds.fields, _values(file.partition), strict=True)
+        None if value is None else b64encode(to_bytes(kind, value)).decode()
+        for kind, value in zip(kinds, _values(file.partition), strict=True)
     ]
     return told
 
 
 def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
     """The data files that a receipt names, for the manifest of a snapshot."""
-    listed = receipt.token.get("files", ())
+    listed: Any = receipt.token.get("files", ())
     if not listed:
         return []
-    folder, spec_id = str(receipt.token["folder"]), int(receipt.token["spec"])  # type: ignore[arg-type]
+    require_fitting(receipt, metadata)
+    folder, spec_id = _folder_and_spec(receipt)
+    kinds = _partition_types(metadata, spec_id)
+    return [_file_in(told, folder, spec_id, kinds) for told in listed]
+
+
+def require_fitting(receipt: Receipt, metadata: TableMetadata) -> None:
+    """Refuse files that are not this attempt's own, or were written for another table."""
+    if not receipt.token.get("files"):
+        return
+    folder, spec_id = _folder_and_spec(receipt)
     if str(receipt.handle) != folder.rsplit("/", 1)[-1]:
         raise InvariantBroken(f"the receipt of {receipt.handle} names files in {folder}")
     if spec_id not in metadata.specs():
@@ -60,7 +76,6 @@ def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
             f"{receipt.handle} wrote for partition spec {spec_id}, which the table no longer has",
             "was the table dropped and made again under the same name?",
         )
-    return [_file_in(told, folder, spec_id, metadata) for told in listed]  # type: ignore[union-attr]
 
 
 def locations_in(receipt: Receipt) -> list[str]:
@@ -69,16 +84,21 @@ def locations_in(receipt: Receipt) -> list[str]:
     return [f"{receipt.token['folder']}/{told['name']}" for told in listed]
 
 
-def partition_type(metadata: TableMetadata, spec_id: int) -> StructType:
-    return metadata.specs()[spec_id].partition_type(metadata.schema())
+def _folder_and_spec(receipt: Receipt) -> tuple[str, int]:
+    told: Any = receipt.token
+    return str(told["folder"]), int(told["spec"])
 
 
-def _file_in(told: Any, folder: str, spec_id: int, metadata: TableMetadata) -> DataFile:
-    kinds = partition_type(metadata, spec_id)
+def _partition_types(metadata: TableMetadata, spec_id: int) -> list[PrimitiveType]:
+    fields = metadata.specs()[spec_id].partition_type(metadata.schema()).fields
+    return [_primitive(field) for field in fields]
+
+
+def _file_in(told: Any, folder: str, spec_id: int, kinds: Sequence[PrimitiveType]) -> DataFile:
     partition = Record(
         *(
-            None if value is None else from_bytes(_primitive(field), b64decode(value))
-            for field, value in zip(kinds.fields, told["partition"], strict=True)
+            None if value is None else from_bytes(kind, b64decode(value))
+            for kind, value in zip(kinds, told["partition"], strict=True)
         )
     )
     statistics: dict[str, Any] = {field: _counts(told[field]) for field in _COUNTS}

@@ -17,7 +17,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from epochal.contract import Task
 from epochal.errors import Misconfigured
 from epochal.sinks.iceberg.attempt import Attempt
-from epochal.sinks.iceberg.data_files import file_out
+from epochal.sinks.iceberg.data_files import files_out
 from epochal.sinks.iceberg.fitting import Fitting, misfits
 from epochal.sinks.iceberg.layout import layout_of
 from epochal.sinks.iceberg.sorting import sorting
@@ -132,13 +132,10 @@ class IcebergWriter:
             return {"files": []}, 0
         files = self._attempt.finish()
         folder = self._attempt.folder
-        told: list[Json] = [
-            file_out(file, file.file_path[len(folder) + 1 :], self._metadata) for file in files
-        ]
         token: dict[str, Json] = {
             "folder": folder,
             "spec": self._metadata.default_spec_id,
-            "files": told,
+            "files": [*files_out(files, folder, self._metadata)],
         }
         return token, sum(file.file_size_in_bytes for file in files)
 
