@@ -198,6 +198,11 @@ def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
         (["recover", "jobs:not_a_pipeline"], "is a int, not a Pipeline"),
         (["recover", "broken:pipeline"], "could not be loaded: ZeroDivisionError"),
         (["verify", "jobs:pipeline"], "holds no epoch log"),
+        (["verify", "jobs:pipeline", "--source"], "does not say what its stream is"),
+        (
+            ["verify", "jobs:pipeline", "--stream", "jobs:not_a_pipeline"],
+            "is a int, not a function",
+        ),
         (["status", "s3://bucket/x", "--json"], "cannot list"),
         (["doctor", "chk", "--checkpoint", "chk"], "is a place, and so is --checkpoint"),
         (["epochs", "postgresql://nobody@127.0.0.1:1/none#x"], "epoch log"),

@@ -60,6 +60,11 @@ def is_narrow_above_batch(frame: DataFrame) -> bool:
     return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | {_BATCH})
 
 
+def is_row_by_row_above_batch(frame: DataFrame) -> bool:
+    """Whether what was asked of a micro-batch provably takes each of its rows by itself."""
+    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _STATELESS | {_BATCH})
+
+
 def _moves_nothing(plan: Any, narrow: Collection[str]) -> bool:
     return plan.nodeName() in narrow and all(
         _moves_nothing(child, narrow) for child in _children(plan)

@@ -28,7 +28,7 @@ from epochal.contract import Sink
 from epochal.logs.gateway import hadoop_conf, jvm_of
 from epochal.spark.checkpoint import Checkpoint
 from epochal.spark.hashing import fingerprint_of
-from epochal.spark.plans import is_stateless, leaves
+from epochal.spark.plans import is_row_by_row_above_batch, is_stateless, leaves
 from epochal.spark.selecting import columns_taken_by
 from epochal.spark.telling import typed
 from epochal.terms import EpochNumber, Fingerprint, SinkName
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _OF_THE_MOMENT = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp|now)\(")
-_BATCH = "LogicalRDD"
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 _LOOK_EVERY_S = 0.2
 _FILES_SHOWN = 3
@@ -101,8 +100,11 @@ def _counted(sink: Sink, batch: DataFrame) -> Fingerprint | NotRereadable:
 
 
 def _require_of_the_batch(taken: DataFrame) -> None:
-    if any(leaf.nodeName() != _BATCH for leaf in leaves(taken)):
-        raise NotRereadable("its select= joins rows that are not of the batch")
+    if not is_row_by_row_above_batch(taken):
+        raise NotRereadable(
+            "its select= does not take each row by itself: what it gave hangs on how epochs were "
+            "cut, or on rows of others"
+        )
     _require_repeatable(taken)
 
 
