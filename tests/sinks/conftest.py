@@ -21,6 +21,9 @@ from epochal.terms import (
     sink_tag,
 )
 
+# Tests that several databases share tell as much as others when they fail.
+pytest.register_assert_rewrite("sinks.sql")
+
 UID = Uid("abcdefgh2345")
 
 
