@@ -6,4 +6,3 @@ from epochal.sinks.sql.names import NameRule
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
 require_identifier = NAMES.require
-parse_table = NAMES.parse_table

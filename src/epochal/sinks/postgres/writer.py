@@ -8,7 +8,7 @@ transaction is left prepared under the handle's name.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,9 @@ from epochal.sinks.postgres.sorting import (
 )
 from epochal.sinks.postgres.sql import Apply, Source
 from epochal.sinks.postgres.types import arrow_of, is_direct
-from epochal.sinks.sql.buffer import Buffer, BufferLimits
 from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.pressure import Pressure
-from epochal.terms import Fingerprint, Identity, Receipt
+from epochal.sinks.sql.writing import BlockWriter
+from epochal.terms import Fingerprint, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -45,63 +44,13 @@ if TYPE_CHECKING:
 _BEGIN = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 
 
-class PostgresWriter(ABC):
-    """What both strategies share: the connection, the buffer, and what is told of a bad row."""
+class PostgresWriter(BlockWriter[TaskConnection]):
+    """What both strategies share: the connection, and what is told of a bad row."""
 
     def __init__(self, sink: Postgres, task: Task) -> None:
+        super().__init__(sink, task)
         self._sink = sink
-        self._task = task
         self._sent = sent_fields(task.schema, sink)
-        self._connection: TaskConnection | None = None
-        self._pressure = Pressure(sink.pressure)
-        self._limits = BufferLimits(
-            rows=task.limits.buffer_rows,
-            bytes=sink.buffer_bytes,
-            flush_interval_s=sink.flush_interval_s,
-        )
-        self._buffer = Buffer(
-            self._send, limits=self._limits, pressure=self._pressure, get_ready=self._get_ready
-        )
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        try:
-            self._buffer.add(batch)
-        except BaseException:
-            self.abort()
-            raise
-
-    def prepare(self) -> Receipt:
-        try:
-            self._buffer.drain()
-            if self._connection is not None:
-                self._finish(self._connection)
-        except BaseException:
-            self.abort()
-            raise
-        if self._connection is not None:
-            self._connection.done()
-            self._connection = None
-        metrics = self._buffer.metrics
-        return Receipt(
-            handle=self._task.handle,
-            fingerprint=Fingerprint(metrics.rows),
-            bytes=metrics.bytes,
-            token={
-                "staged": metrics.rows > 0,
-                "blocks": metrics.blocks,
-                "efficiency": round(metrics.efficiency(self._limits), 3),
-                "held_back_s": round(metrics.held_back_s, 3),
-            },
-        )
-
-    def abort(self) -> None:
-        """Closing the connection is what takes everything back that is not prepared."""
-        self._buffer.close()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     # For each strategy to say
 
@@ -114,8 +63,15 @@ class PostgresWriter(ABC):
         """Schema and table that the rows are copied into."""
 
     @abstractmethod
+    def _make_durable(self, connection: TaskConnection) -> None:
+        """The last statements of the transaction."""
+
     def _finish(self, connection: TaskConnection) -> None:
-        """Make durable what was copied."""
+        self._make_durable(connection)
+        connection.done()
+
+    def _close(self, connection: TaskConnection) -> None:
+        connection.close()
 
     def _columns(self, block: pa.Table) -> pa.Table:
         """The rows as they travel: only what is needed, in the form that the server reads."""
@@ -162,10 +118,6 @@ class PostgresWriter(ABC):
             return False
         return True
 
-    def _where(self) -> str:
-        handle = self._task.handle
-        return f"{self._sink.table}, epoch {handle.epoch}, partition {handle.partition}"
-
     def _sorted(
         self,
         verb: str,
@@ -210,7 +162,7 @@ class StagedWriter(PostgresWriter):
     def _begin(self, connection: TaskConnection) -> None:
         connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
 
-    def _finish(self, connection: TaskConnection) -> None:
+    def _make_durable(self, connection: TaskConnection) -> None:
         commit = sql.SQL("COMMIT")
         self._sorted("commit staging", lambda: connection.execute(commit), is_commit=True)
 
@@ -218,20 +170,7 @@ class StagedWriter(PostgresWriter):
 class PreparedWriter(PostgresWriter):
     def __init__(self, sink: Postgres, task: Task) -> None:
         super().__init__(sink, task)
-        if not isinstance(task.handout, Mapping):
-            raise Misconfigured(
-                f"{self._where()}: the driver handed nothing out for this epoch",
-                "writers of strategy='prepared' need what begin() returns",
-            )
-        handout: Mapping[str, Any] = task.handout
-        self._table = from_json(handout["table"])
-        self._identity = Identity(
-            pipeline=handout["pipeline"],
-            uid=task.handle.uid,
-            sink=sink.name,
-            generation=task.handle.generation,
-            run=handout["run"],
-        )
+        self._table = from_json(self._given["table"])
         types = {name: sent.type for name, sent in self._sent.items()}
         self._plan = plan(types, self._table, sink.column_map, sink.write_mode)
         self._is_direct = _may_go_direct(self._plan, self._table)
@@ -258,7 +197,7 @@ class PreparedWriter(PostgresWriter):
         else:
             connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
 
-    def _finish(self, connection: TaskConnection) -> None:
+    def _make_durable(self, connection: TaskConnection) -> None:
         self._sorted("apply", lambda: self._apply(connection))
         gid = sql.Literal(str(self._task.handle))
         statement = sql.SQL("PREPARE TRANSACTION {}").format(gid)
@@ -284,7 +223,7 @@ class PreparedWriter(PostgresWriter):
             for statement in apply.statements():
                 connection.execute(statement)
             connection.execute(meta.drop(schema, [table]))
-        ledger = Ledger(schema=self._sink.meta_schema, identity=self._identity)
+        ledger = Ledger(schema=self._sink.meta_schema, identity=self._writes_for())
         receipt = Receipt(handle=self._task.handle, fingerprint=Fingerprint(rows))
         connection.execute(ledger.record([receipt]))
 

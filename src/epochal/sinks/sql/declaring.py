@@ -18,11 +18,13 @@ from epochal.terms import Json
 
 @dataclass(frozen=True, kw_only=True)
 class TableSink(Declaration):
-    """A table of a database whose DDL commits by itself."""
+    """A table of a database."""
 
     called: ClassVar[str]
     """How messages name the sink."""
     names: ClassVar[NameRule]
+    folds_case: ClassVar[bool] = True
+    """Whether the database finds a column by its name in any case."""
     sends_rejects: ClassVar[bool] = False
     """Whether rows that the table refuses may go to another sink."""
 
@@ -85,7 +87,7 @@ class TableSink(Declaration):
             keys=self.keys,
             order_by=self.order_by,
             delete_when=self.delete_when,
-            folds_case=True,
+            folds_case=self.folds_case,
         )
 
     @property

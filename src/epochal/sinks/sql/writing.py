@@ -52,23 +52,13 @@ C = TypeVar("C")
 P = TypeVar("P", bound=Planned)
 
 
-class TableWriter(ABC, Generic[C, P]):
-    """One attempt of one task. A connection is opened with the first block that is sent."""
+class BlockWriter(ABC, Generic[C]):
+    """One attempt of one task: rows gathered into blocks, all sent by one connection."""
 
-    _table: Located
-    _plan: Sequence[P]
-
-    def __init__(self, sink: TableSink, task: Task, dialect: Dialect) -> None:
+    def __init__(self, sink: TableSink, task: Task) -> None:
         self._declared = sink
         self._task = task
-        self._dialect = dialect
         self._connection: C | None = None
-        if not isinstance(task.handout, Mapping):
-            raise Misconfigured(
-                f"{self._where()}: the driver handed nothing out for this epoch",
-                "writers need what begin() returns",
-            )
-        self._handout: Mapping[str, Any] = task.handout
         self._pressure = Pressure(sink.pressure)
         self._limits = BufferLimits(
             rows=task.limits.buffer_rows,
@@ -114,8 +104,62 @@ class TableWriter(ABC, Generic[C, P]):
         """Closing the connection is what takes everything back that is not prepared."""
         self._buffer.close()
         if self._connection is not None:
-            self._idle.close(self._connection)
+            self._close(self._connection)
             self._connection = None
+
+    @abstractmethod
+    def _get_ready(self) -> C:
+        """A connection that rows can be sent by; opened with the first block."""
+
+    @abstractmethod
+    def _send(self, block: pa.Table, first: int) -> None:
+        """Send one block; its first row is row `first` of this task."""
+
+    @abstractmethod
+    def _finish(self, connection: C) -> None:
+        """Make durable what was sent, and let the connection go."""
+
+    @abstractmethod
+    def _close(self, connection: C) -> None: ...
+
+    @property
+    def _given(self) -> Mapping[str, Any]:
+        """What the driver handed out."""
+        if not isinstance(self._task.handout, Mapping):
+            raise Misconfigured(
+                f"{self._where()}: the driver handed nothing out for this epoch",
+                "writers need what begin() returns",
+            )
+        return self._task.handout
+
+    def _writes_for(self) -> Identity:
+        """Who the rows are written for: a ledger is kept by name."""
+        return Identity(
+            pipeline=self._given["pipeline"],
+            uid=self._task.handle.uid,
+            sink=self._declared.name,
+            generation=self._task.handle.generation,
+            run=self._given["run"],
+        )
+
+    def _where(self) -> str:
+        handle = self._task.handle
+        return f"{self._declared.table}, epoch {handle.epoch}, partition {handle.partition}"
+
+
+class TableWriter(BlockWriter[C], Generic[C, P]):
+    """Into a database whose connections are kept in the task's process from epoch to epoch."""
+
+    _table: Located
+    _plan: Sequence[P]
+
+    def __init__(self, sink: TableSink, task: Task, dialect: Dialect) -> None:
+        super().__init__(sink, task)
+        self._dialect = dialect
+        self._handout = self._given
+
+    def _close(self, connection: C) -> None:
+        self._idle.close(connection)
 
     # For each database and strategy to say
 
@@ -136,14 +180,6 @@ class TableWriter(ABC, Generic[C, P]):
     @abstractmethod
     def _begin(self, connection: C) -> None:
         """What goes before the rows."""
-
-    @abstractmethod
-    def _send(self, block: pa.Table, first: int) -> None:
-        """Send one block; its first row is row `first` of this task."""
-
-    @abstractmethod
-    def _finish(self, connection: C) -> None:
-        """Make durable what was sent, and let the connection go."""
 
     @abstractmethod
     def _unfitting(self, one: P, values: pa.Array) -> Iterator[tuple[pa.Array, str]]:
@@ -214,21 +250,10 @@ class TableWriter(ABC, Generic[C, P]):
 
     def _ledger_row(self) -> list[str]:
         """This attempt's own proof, for the transaction that holds its rows."""
-        handle = self._task.handle
-        identity = Identity(
-            pipeline=self._handout["pipeline"],
-            uid=handle.uid,
-            sink=self._declared.name,
-            generation=handle.generation,
-            run=self._handout["run"],
-        )
-        ledger = Ledger(schema=self._declared.meta, identity=identity, dialect=self._dialect)
+        schema, identity = self._declared.meta, self._writes_for()
+        ledger = Ledger(schema=schema, identity=identity, dialect=self._dialect)
         rows = Fingerprint(self._buffer.metrics.rows)
-        return ledger.record([Receipt(handle=handle, fingerprint=rows)])
-
-    def _where(self) -> str:
-        handle = self._task.handle
-        return f"{self._declared.table}, epoch {handle.epoch}, partition {handle.partition}"
+        return ledger.record([Receipt(handle=self._task.handle, fingerprint=rows)])
 
     def _require_none(
         self, bad: pa.Array, field: str, values: pa.Array, first: int, why: str
