@@ -36,6 +36,8 @@ from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
 
 ROUNDS = 4
 BYTES_A_ROUND = 60_000_000
+ROUNDS_A_SECOND = 3
+"""About as much as one process sends in a second."""
 BATCH_ROWS = 10_000
 PARTITIONS = 4
 TASKS = 8
@@ -270,7 +272,7 @@ def exactly_once_cost() -> Comparison:
         is_rate=True,
     )
     epochs = itertools.count()
-    rows = rows_of(100)
+    rows = rows_of(100) * ROUNDS_A_SECOND
     with apache() as bootstrap, Client(bootstrap, clock=SystemClock()) as client:
         topic = new_topic(bootstrap)
         driver = Driver(bootstrap=bootstrap, topic=topic, options={"value": "value"})
