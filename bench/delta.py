@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,13 @@ from deltalake import DeltaTable
 
 from bench.files_parquet import ROUNDS, ROWS, write_source
 from bench.harness import Comparison, say, stopwatch
+from bench.postgres import TESTS
 from epochal.contract import Limits, Task
 from epochal.sinks.delta import Delta
 from epochal.spark.local import local_builder
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import EpochNumber, Generation, Identity, Uid
 
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 VERSIONS = 10_000
 WINDOW = 200
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -31,7 +32,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 def append_spark() -> Comparison:
     spark = (
         local_builder("bench", threads=2)
-        .config("spark.jars.packages", PACKAGE)
+        .config("spark.jars", _jars())
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config(
             "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -56,6 +57,13 @@ def append_spark() -> Comparison:
     finally:
         spark.stop()
     return comparison
+
+
+def _jars() -> str:
+    sys.path.insert(0, str(TESTS))
+    from servers.delta import jars  # noqa: PLC0415  of the tests, found above
+
+    return str(jars())
 
 
 def _ours(stream: Any, target: Path, checkpoint: Path) -> Any:

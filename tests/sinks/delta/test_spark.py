@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from servers.maven import dependencies
+from servers import delta
 from sinks.delta import beside_spark, changes_victim
 from sinks.delta.delta_stage import leftovers, rows
 
-_RELEASE = "4.4.0"
-_JARS = (
-    f"io.delta:delta-spark_4.2_2.13:{_RELEASE}",
-    f"io.delta:delta-storage:{_RELEASE}",
-    f"io.delta:delta-kernel-api:{_RELEASE}",
-    f"io.delta:delta-kernel-defaults:{_RELEASE}",
-    f"io.delta:delta-kernel-unitycatalog:{_RELEASE}",
-    "io.unitycatalog:unitycatalog-client:0.6.0",
-    "io.unitycatalog:unitycatalog-hadoop:0.6.0",
-)
 ODD = beside_spark.ODD
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,8 +26,7 @@ def by_text(pairs: list) -> list:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory) -> tuple[dict, Path]:
     home = tmp_path_factory.mktemp("beside")
-    jars = dependencies(f"delta-spark-{_RELEASE}", *_JARS, alone=True)
-    program = [sys.executable, beside_spark.__file__, str(jars), str(home)]
+    program = [sys.executable, beside_spark.__file__, str(delta.folder()), str(home)]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), home / "table"
