@@ -228,7 +228,7 @@ class KafkaServer(ServerProcess):
         return self._java("kafka.Kafka", str(self._properties))
 
     def _is_ready(self) -> bool:
-        return _is_listening(self.ports["PLAIN"])
+        return all(map(_is_listening, self.ports.values()))
 
 
 class KafkaCluster:
