@@ -14,8 +14,7 @@ applies again leaves out the same ones.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +28,7 @@ from epochal.sinks.postgres.applying import find_rejected
 from epochal.sinks.postgres.connecting import roll_back
 from epochal.sinks.postgres.rejects import refusal
 from epochal.sinks.postgres.sorting import is_data_error, is_lock_wait, sorted_error, sorting
+from epochal.sinks.sql.insisting import insist
 from epochal.sinks.sql.rejects import Rejected
 from epochal.terms import EpochNumber, Handle, Receipt, Receipts, SinkName
 
@@ -87,7 +87,7 @@ class Transaction:
         parts = self._parts(receipts)
         for part in parts:
             part.member.apart.begin(epoch, part.receipts)
-        self._insist(lambda: self._rehearse(epoch, parts))
+        insist(lambda: self._rehearse(epoch, parts), self._limits)
 
     def commit(self, epoch: EpochNumber, receipts: Receipts) -> None:
         parts = self._parts(receipts)
@@ -96,7 +96,7 @@ class Transaction:
             self.give_up()
             for part in parts:
                 part.member.get_ready()
-            open_ = self._insist(lambda: self._apply_decided(epoch, parts))
+            open_ = insist(lambda: self._apply_decided(epoch, parts), self._limits)
         self._open = None
         if open_ is None:
             return
@@ -258,17 +258,6 @@ class Transaction:
                 return find_rejected(connection, member.sink, tables, limit=limit)
             finally:
                 roll_back(connection)
-
-    # Trying again
-
-    def _insist(self, attempt: Callable[[], T]) -> T:
-        """Repeat what the server marks as transient: a new transaction has no memory of the old."""
-        for wait_ms in self._limits.retry_backoff_ms:
-            try:
-                return attempt()
-            except TryAgain:
-                time.sleep(wait_ms / 1000)
-        return attempt()
 
 
 def _named(parts: Sequence[_Part]) -> tuple[frozenset[SinkName], frozenset[Handle]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -10,7 +9,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from epochal.contract import Dropped, Limits, Recount
-from epochal.errors import TryAgain
 from epochal.sinks.sql.auditing import forget, recount, recountable
 from epochal.sinks.sql.declaring import TableSink
 from epochal.sinks.sql.dialect import Dialect, Pool, Session
@@ -139,12 +137,3 @@ class Committing:
             return done
 
         return self._ask(verb, whole, missing=missing)
-
-    def _insist(self, attempt: Callable[[], T]) -> T:
-        """Repeat what the server marks as transient: a new transaction has no memory of the old."""
-        for wait_ms in self._limits.retry_backoff_ms:
-            try:
-                return attempt()
-            except TryAgain:
-                time.sleep(wait_ms / 1000)
-        return attempt()

@@ -24,6 +24,7 @@ from epochal.sinks.sql.apply import Apply, Mapped, Source
 from epochal.sinks.sql.columns import columns_of
 from epochal.sinks.sql.committing import Committing
 from epochal.sinks.sql.dialect import UNFIT, Session
+from epochal.sinks.sql.insisting import insist
 from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.rejects import REJECTED, Rejected, SetApart, rows_of
 from epochal.sinks.sql.search import Search, refusal
@@ -72,7 +73,7 @@ class StagedCommitter(Committing):
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._give_up()
         self.apart.begin(epoch, receipts)
-        self._insist(lambda: self._rehearse(epoch, receipts))
+        insist(lambda: self._rehearse(epoch, receipts), self._limits)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         handles = frozenset(receipt.handle for receipt in receipts)
@@ -80,7 +81,7 @@ class StagedCommitter(Committing):
         if open_ is None or (open_.epoch, open_.handles) != (epoch, handles):
             self._give_up()
             self._get_ready()
-            open_ = self._insist(lambda: self._apply_decided(epoch, receipts))
+            open_ = insist(lambda: self._apply_decided(epoch, receipts), self._limits)
         self._open = None
         if open_ is not None:
             try:
@@ -265,7 +266,7 @@ class StagedCommitter(Committing):
                 self._end_older_sessions(error.__cause__)
                 raise
 
-        self._insist(drop_or_end_the_holder)
+        insist(drop_or_end_the_holder, self._limits)
 
     # Rows that the table refuses (`Rejecting`)
 
