@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import aiokafka
 import confluent_kafka
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin import NewTopic as AioTopic
-from aiokafka.errors import KafkaError as AioError
 from client_jars import client_jars
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -32,7 +28,7 @@ from servers.kafka import jars
 from epochal.coordinator.clock import SystemClock
 from epochal.kafka.client import Client
 
-JAVA = Path(__file__).resolve().parent / "java"
+HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(params=["ours", "apache"])
@@ -228,68 +224,9 @@ def test_librdkafkas_admin(address: str) -> None:
 
 
 def test_aiokafka_writes_and_reads_in_transactions_and_groups(address: str, topic: str) -> None:
-    asyncio.run(_aiokafka(address, topic))
-
-
-async def _write_one(
-    producer: aiokafka.AIOKafkaProducer,
-    topic: str,
-    row: bytes,
-    then: type[Exception] | None = None,
-) -> None:
-    async with producer.transaction():
-        await producer.send_and_wait(topic, row, partition=0)
-        if then is not None:
-            raise then
-
-
-async def _aiokafka(address: str, topic: str) -> None:
-    name = fresh("tx")
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, transactional_id=name)
-    await producer.start()
-    async with producer.transaction():
-        for number in range(5):
-            await producer.send_and_wait(topic, b"kept %d" % number, partition=0)
-    with pytest.raises(ZeroDivisionError):
-        await _write_one(producer, topic, b"dropped", then=ZeroDivisionError)
-    newer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, transactional_id=name)
-    await newer.start()
-    with pytest.raises(AioError):
-        await _write_one(producer, topic, b"of a zombie")
-    group = fresh("group")
-    consumers = [
-        aiokafka.AIOKafkaConsumer(
-            topic,
-            bootstrap_servers=address,
-            group_id=group,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            session_timeout_ms=6_000,
-            heartbeat_interval_ms=300,
-        )
-        for _ in range(2)
-    ]
-    for consumer in consumers:
-        await consumer.start()
-    found: list[bytes] = []
-    deadline = time.monotonic() + 20
-    while len(found) < 5 and time.monotonic() < deadline:
-        for consumer in consumers:
-            for rows in (await consumer.getmany(timeout_ms=200)).values():
-                found += [row.value for row in rows]
-    assert found == [b"kept %d" % number for number in range(5)]
-    assert sum(len(consumer.assignment()) for consumer in consumers) == 3
-    for consumer in consumers:
-        await consumer.stop()
-    await newer.stop()
-    await producer.stop()
-    admin = AIOKafkaAdminClient(bootstrap_servers=address)
-    await admin.start()
-    made = fresh("made")
-    await admin.create_topics([AioTopic(made, 2, 1)])
-    assert made in await admin.list_topics()
-    await admin.delete_topics([made])
-    await admin.close()
+    lines = run_client([sys.executable, str(HERE / "aiokafka_client.py"), address, topic])
+    kept = [f"kept {number}" for number in range(5)]
+    assert lines == ["aborted", "fenced", *kept, "shared", "made and deleted"]
 
 
 @pytest.mark.parametrize("release", ["4.3.1", "3.9.2"])
@@ -303,13 +240,12 @@ def test_the_java_clients_see_the_same_on_both(broker, apache, release: str) -> 
 
 def run_java(address: str, release: str) -> list[str]:
     path = jars() if release == "4.3.1" else client_jars(release)
-    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{path}/*", str(JAVA / "Clients.java")]
-    ran = subprocess.run(
-        [*command, address, uuid.uuid4().hex[:8]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    source = HERE / "java" / "Clients.java"
+    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{path}/*", str(source)]
+    return run_client([*command, address, uuid.uuid4().hex[:8]])
+
+
+def run_client(command: list[str]) -> list[str]:
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout.splitlines()
