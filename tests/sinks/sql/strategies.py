@@ -19,7 +19,7 @@ import pytest
 from epochal.contract import Limits, Task
 from epochal.errors import PreparedLost, Refused, TryAgain
 from epochal.sinks.sql.names import staging_name
-from epochal.terms import EpochNumber, Uid
+from epochal.terms import EpochNumber, Proof, Uid
 
 VICTIM = Path(__file__).with_name("memory_victim.py")
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -73,6 +73,22 @@ def test_ten_sinks_write_to_one_table_at_a_time(orders, some, strategy):
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(run, range(10)))
     assert len(orders.rows()) == 20
+    assert orders.leftovers() == []
+
+
+@BOTH
+def test_attempts_whose_names_begin_alike_are_told_apart(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    life.attempts = iter([1, 36])
+    life.start(some(1))
+    won, lost = life.prepare(some(1), 0), life.prepare(some(2), 0)
+    assert staging_name(lost.handle).startswith(staging_name(won.handle))
+    life.commit(0, [won])
+    assert life.committer.outcome(EpochNumber(0), won) is Proof.COMMITTED
+    life.commit(0, [won])
+    assert [one.handle for one in life.committer.in_doubt()] == [lost.handle]
+    life.committer.abort(EpochNumber(0), [lost])
+    assert orders.rows() == [(1, "n1")]
     assert orders.leftovers() == []
 
 

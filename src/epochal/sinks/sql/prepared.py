@@ -57,13 +57,21 @@ class PreparedCommitter(Committing):
         self._each(lambda one: self._roll_back(epoch, one), receipts)
 
     def in_doubt(self) -> Sequence[InDoubt]:
-        return self._ask(
-            "list prepared transactions", lambda session: self._listed(session, self._prefix)
-        )
+        prefix = staging_prefix(self._identity)
+
+        def ask(session: Session) -> list[InDoubt]:
+            """A server lists those of everybody."""
+            return [
+                InDoubt(name=name, handle=parse_staging_name(name))
+                for name in sorted(self._dialect.prepared(session))
+                if name.startswith(prefix)
+            ]
+
+        return self._ask("list prepared transactions", ask)
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
         def ask(session: Session) -> Proof:
-            if self._listed(session, staging_name(receipt.handle)):
+            if self._is_listed(session, receipt.handle):
                 return Proof.UNKNOWN
             proof = self._ledger.proof(session, receipt.handle)
             is_nothing = proof is Proof.ABORTED and not _has_rows(receipt)
@@ -71,17 +79,8 @@ class PreparedCommitter(Committing):
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
-    def _listed(self, session: Session, prefix: str) -> list[InDoubt]:
-        """Prepared transactions whose name begins so; a server lists those of everybody."""
-        return [
-            InDoubt(name=name, handle=parse_staging_name(name))
-            for name in sorted(self._dialect.prepared(session))
-            if name.startswith(prefix)
-        ]
-
-    @property
-    def _prefix(self) -> str:
-        return staging_prefix(self._identity)
+    def _is_listed(self, session: Session, handle: Handle) -> bool:
+        return staging_name(handle) in self._dialect.prepared(session)
 
     def _each(
         self, verb: Callable[[Receipt], Handle | None], receipts: Sequence[Receipt]
@@ -125,7 +124,7 @@ class PreparedCommitter(Committing):
                     raise self._dialect.sort(error, doing, is_commit=True) from error
             else:
                 return True
-            if not self._listed(session, xid):
+            if not self._is_listed(session, handle):
                 return False
             if wait_s is not None:
                 time.sleep(wait_s)
