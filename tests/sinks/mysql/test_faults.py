@@ -6,7 +6,7 @@ import pytest
 from sinks.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from sinks.sql.faults import Wire
 
-from epochal.errors import RowRejected, TryAgain
+from epochal.errors import Misconfigured, RowRejected, TryAgain
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,23 @@ def wire() -> Wire:
 
 
 # What the server says
+
+
+@BOTH  # noqa: F405
+def test_nothing_is_proven_on_a_server_that_became_a_replica(orders, some, strategy):
+    life = orders.life(strategy=strategy)
+    receipts = life.write(0, some(1))
+    # As on a replica that has not heard of the epoch yet.
+    orders.sql(f"DELETE FROM {orders.meta}.ledger")
+    orders.sql("SET GLOBAL read_only = 1")
+    try:
+        for ask in (life.committer.newest, lambda: life.committer.outcome(0, receipts[0])):
+            with pytest.raises(Misconfigured, match="read-only"):
+                ask()
+        with pytest.raises(Misconfigured, match="read-only"):
+            life.commit(0, receipts)
+    finally:
+        orders.sql("SET GLOBAL read_only = 0")
 
 
 def test_a_lock_that_somebody_holds_ends_in_try_again(keyed, some):

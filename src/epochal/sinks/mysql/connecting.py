@@ -2,7 +2,8 @@
 
 Under MySQL's own settings a value that does not fit may be cut in silence, and a string that looks
 like a number become one: so the mode of every session is set here, whatever the server's is. A
-server that is read-only is refused, so that a proof is never read on a replica (I9).
+server that is read-only is refused, also one that became so while a connection to it was kept, so
+that a proof is never read on a replica (I9).
 """
 
 from __future__ import annotations
@@ -203,26 +204,33 @@ def _options(parameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _prepare_session(link: Link, server: Server) -> None:
-    with link.cursor() as cursor:
-        cursor.execute("SELECT VERSION(), @@global.read_only")
-        version, is_read_only = cursor.fetchone() or ("", 0)
-        # A number on older servers, a word on the newest.
-        if str(is_read_only).upper() not in {"0", "OFF"}:
-            raise Misconfigured(
-                f"{server.place} is read-only: a replica, or a server that was switched so",
-                "the url must reach the primary",
-            )
-        link.is_mariadb = "mariadb" in str(version).lower()
-        limit = (
-            f"max_statement_time = {server.statement_timeout_s}"
-            if link.is_mariadb
-            else f"max_execution_time = {round(server.statement_timeout_s * 1000)}"
+    is_read_only, version = _state(link)
+    if is_read_only:
+        raise Misconfigured(
+            f"{server.place} is read-only: a replica, or a server that was switched so",
+            "the url must reach the primary",
         )
+    link.is_mariadb = "mariadb" in version.lower()
+    limit = (
+        f"max_statement_time = {server.statement_timeout_s}"
+        if link.is_mariadb
+        else f"max_execution_time = {round(server.statement_timeout_s * 1000)}"
+    )
+    with link.cursor() as cursor:
         cursor.execute(
             f"SET SESSION sql_mode = '{_MODE}', time_zone = '+00:00', {limit},"
             f" {server.lock_settings()}"
         )
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def _state(link: Link) -> tuple[bool, str]:
+    """Whether the server is read-only, and its version."""
+    with link.cursor() as cursor:
+        cursor.execute("SELECT @@global.read_only, VERSION()")
+        ((is_read_only, version),) = cursor.fetchall()
+    # A number on older servers, a word on the newest.
+    return str(is_read_only).upper() not in {"0", "OFF"}, str(version)
 
 
 def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError:
@@ -240,11 +248,12 @@ def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError
 
 
 def answers(link: Link) -> bool:
+    """Whether it lives, and its server is still a primary: nobody is told when one changes (I9)."""
     try:
-        link.ping()
+        is_read_only, _ = _state(link)
     except (pymysql.MySQLError, OSError):
         return False
-    return True
+    return not is_read_only
 
 
 def close(link: Link) -> None:
