@@ -97,32 +97,27 @@ class DeltaCommitter:
         return self._plan.handout()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        table = self._table.require()
-        if self._proves(table, epoch):
-            raise self._committed_elsewhere(table, epoch)
-        try:
-            self._require_files(epoch, receipts)
-        except PreparedLost as error:
-            raise TryAgain(
-                f"{error.message}; no decision was made", "the epoch is tried again whole"
-            ) from error
-        # Anew: somebody may have changed the table since the epoch began.
-        plan = plan_for(self._sink, table, self._schema)
-        Rehearsal(sink=self._sink, place=self._place, epoch=epoch, receipts=receipts).judge(plan)
-        if self._sink.mode == "overwrite_partitions":
-            self._replaced(table, receipts)
+        with self._table.newest() as table:
+            if self._proves(table, epoch):
+                raise self._committed_elsewhere(table, epoch)
+            try:
+                self._require_files(epoch, receipts)
+            except PreparedLost as error:
+                raise TryAgain(
+                    f"{error.message}; no decision was made", "the epoch is tried again whole"
+                ) from error
+            # Anew: somebody may have changed the table since the epoch began.
+            plan = plan_for(self._sink, table, self._schema)
+            Rehearsal(sink=self._sink, place=self._place, epoch=epoch, receipts=receipts).judge(
+                plan
+            )
+            if self._sink.mode == "overwrite_partitions":
+                self._replaced(table, receipts)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         for wait_ms in (*self._limits.retry_backoff_ms, None):
-            table = self._table.require()
-            if self._proves(table, epoch):
-                self._table.make_recent_durable(table)
-                break
-            self._require_files(epoch, receipts)
             try:
-                with sorting(self._doing(f"commit epoch {epoch}")):
-                    self._write(table, epoch, receipts)
-                self._table.make_durable(table.version())
+                self._commit_once(epoch, receipts)
                 break
             except (CommitFailedError, TryAgain) as error:
                 # Refused, or unanswered: the ledger says which, on a handle of its own (I9).
@@ -188,7 +183,7 @@ class DeltaCommitter:
             return drop(self._place, self._identity, self._ledger, is_dry_run=is_dry_run)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """A handle holds no connection that would have to be let go."""
 
     # The commit
 
@@ -198,6 +193,17 @@ class DeltaCommitter:
     def _proves(self, table: DeltaTable, epoch: EpochNumber) -> bool:
         newest = looking(table)(self._ledger)
         return newest is not None and newest >= epoch
+
+    def _commit_once(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        with self._table.newest() as table:
+            if self._proves(table, epoch):
+                self._table.make_recent_durable(table)
+                return
+            self._require_files(epoch, receipts)
+            before = table.version()  # a merge moves its handle on
+            with sorting(self._doing(f"commit epoch {epoch}")):
+                self._write(table, epoch, receipts)
+            self._table.make_durable(before)
 
     def _write(self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         files = [file for receipt in receipts for file in files_of(receipt)]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from epochal.errors import InvariantBroken
 from epochal.terms import EpochNumber, Identity, Mark, SinkTag, Uid, handle_prefix
@@ -55,8 +56,8 @@ class Lives:
         """Every id and number that the commit of an epoch writes. All are written each time, so
         that a table that forgets old transactions keeps those of a pipeline that is alive."""
         mine = self.identity.uid
-        uids = list(self._uids(look))
-        place = uids.index(mine) if mine in uids else len(uids)
+        # No further than to my own place: to find that an id is nowhere, all of a log is read.
+        place = sum(1 for _ in takewhile(lambda uid: uid != mine, self._uids(look)))
         return {
             ledger_id(mine, self.identity.tag): epoch,
             self._life_id(place): number_of(mine),

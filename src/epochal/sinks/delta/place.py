@@ -30,6 +30,9 @@ from epochal.terms import Handle
 NOTES = "_epochal/prepared"
 STAGED = "_epochal/staged"
 
+Stamp = tuple[int, int | None]
+"""A file's size and when it was written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -64,6 +67,11 @@ class Place:
         """How large each file is; None where there is none."""
         found = self._fs.get_file_info([self._at(relative) for relative in relatives])
         return [one.size if one.is_file else None for one in found]
+
+    def stamp(self, relative: str) -> Stamp | None:
+        """By what a file is known not to have been written again; None where there is none."""
+        (found,) = self._fs.get_file_info([self._at(relative)])
+        return (found.size, found.mtime_ns) if found.is_file else None
 
     def remove(self, relatives: Sequence[str]) -> None:
         """Remove files; those that are gone already are no error."""

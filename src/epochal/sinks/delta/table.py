@@ -6,6 +6,8 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,10 +22,11 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
-from epochal.sinks.delta.place import Place
+from epochal.sinks.delta.place import Place, Stamp, handle_in
 from epochal.sinks.disk import sync
 from epochal.terms import EpochNumber, Handle
 
+_LOG = "_delta_log"
 _METADATA = "epochal"
 _HISTORY_FIRST = 64
 _NOT_ENCODED = "/!$&'()+,:;=@~"
@@ -36,7 +39,7 @@ _SYNCED_BEFORE = 4
 
 class Table:
     """
-    Opened anew for every question that must not be answered from memory.
+    A table at its newest version.
 
     A commit is made on the very handle on which the ledger was read: delta-rs then refuses it where
     another commit of the same application id came between (`CommitFailedError`).
@@ -44,9 +47,10 @@ class Table:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._kept: _Kept | None = None
 
     def open(self) -> DeltaTable | None:
-        """The newest version, or None where there is no table."""
+        """Read the log from its last checkpoint on; None where there is no table."""
         try:
             with sorting(f"open {self._place.uri}"):
                 return DeltaTable(self._place.uri, storage_options=self._place.options)
@@ -62,19 +66,71 @@ class Table:
             )
         return table
 
+    @contextmanager
+    def newest(self) -> Iterator[DeltaTable]:
+        """
+        The handle of the last time, having read what was added to the log since: to open a table
+        costs as much as it has files. Kept for the next time only if nothing fails on it, and lent
+        to one at a time: a commit that hangs may still have it.
+        """
+        kept, self._kept = self._kept, None
+        table = None if kept is None else self._caught_up(kept)
+        if table is None:
+            table = self.require()
+        version = table.version()
+        stamp = self._stamp(version)
+        yield table
+        self._kept = None if stamp is None else _Kept(table=table, version=version, stamp=stamp)
+
     def make_durable(self, since: int) -> None:
         """See that the versions above `since` outlive a power cut; object stores see to that."""
         if self._place.local is None:
             return
-        folder = self._place.local / "_delta_log"
         version = max(since + 1, 0)
-        while (path := folder / f"{version:020d}.json").exists():
-            sync(path)
-            version += 1
-        sync(folder)
+        with sorting(f"make version {version} of {self._place.uri} durable"):
+            while (path := self._place.local / _version_path(version)).exists():
+                self._place.make_durable(_not_by_tasks(path))
+                sync(path)
+                version += 1
+            sync(self._place.local / _LOG)
 
     def make_recent_durable(self, table: DeltaTable) -> None:
         self.make_durable(table.version() - _SYNCED_BEFORE)
+
+    def _caught_up(self, kept: _Kept) -> DeltaTable | None:
+        """None where the log is not the one that the handle has read: made anew, or put back."""
+        try:
+            kept.table.update_incremental()
+        except (DeltaError, OSError):
+            return None
+        return kept.table if self._stamp(kept.version) == kept.stamp else None
+
+    def _stamp(self, version: int) -> Stamp | None:
+        with sorting(f"look at version {version} of {self._place.uri}"):
+            return self._place.stamp(_version_path(version))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A handle, and by what the log is known to be still the one it has read."""
+
+    table: DeltaTable
+    version: int
+    stamp: Stamp
+
+
+def _version_path(version: int) -> str:
+    return f"{_LOG}/{version:020d}.json"
+
+
+def _not_by_tasks(version: Path) -> list[str]:
+    """The files below the table that a version added and no task has made durable: a merge's."""
+    # Not by splitlines(): a value among a file's statistics may hold a separator that it knows.
+    actions = [json.loads(line) for line in version.read_bytes().split(b"\n") if line]
+    paths = [unquote(action["add"]["path"]) for action in actions if "add" in action]
+    return [
+        path for path in paths if handle_in(path) is None and (version.parents[1] / path).is_file()
+    ]
 
 
 def looking(table: DeltaTable) -> Callable[[str], int | None]:
