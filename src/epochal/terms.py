@@ -227,3 +227,8 @@ class Ability:
     name: str
     granted: bool
     because: str
+
+
+def quantity(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 row`, `2,000 rows`: how messages and tables tell a number of things."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -105,7 +105,7 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
 
     code, out, err = epochal("recover", "jobs:pipeline", "--dry-run")
     assert code == 0
-    assert "would: commit epoch 2 on orders: 1 receipts (1 unknown)" in out
+    assert "would: commit epoch 2 on orders: 1 receipt (1 unknown)" in out
     assert rows(killed) == 6
 
     code, out, err = epochal("recover", "jobs:pipeline", "--json")
@@ -126,7 +126,7 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
     next(Path("out/orders").glob("epochal-*")).unlink()
     code, out, err = epochal("verify", "jobs:pipeline")
     assert code == 1
-    assert "rows are missing" in err
+    assert "3 rows missing: 9 decided, 6 visible" in err
 
 
 def rows(place: Path) -> int:

@@ -47,7 +47,7 @@ def test_rows_that_are_gone_are_missed(shop):
     del visible(shop)[next(iter(visible(shop)))]
     report = audit(shop.reached)
     assert report.differs
-    assert only(report).differences == ["2 rows are missing: 4 decided, 2 visible"]
+    assert only(report).differences == ["2 rows missing: 4 decided, 2 visible"]
     assert only(report, "audit").verdict == "agrees"
 
 
@@ -59,7 +59,7 @@ def test_rows_that_are_there_twice_are_too_many(shop):
     assert found.verdict == "differs"
     assert found.differences == [
         "4 rows too many: 4 decided, 8 visible",
-        "epoch 1: 2 rows decided, 4 visible",
+        "epoch 1: 2 decided, 4 visible",
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_table_says_not_whose_rows_it_holds_so_others_can_be_allowed(shop, pos
     with postgres.connect() as connection:
         connection.execute("DELETE FROM audited")
     missing = only(audit(shop.reached, shared=["orders"])).differences
-    assert missing == ["4 rows are missing: 4 decided, 0 visible"]
+    assert missing == ["4 rows missing: 4 decided, 0 visible"]
 
 
 def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, postgres):
@@ -152,7 +152,7 @@ def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, pos
             "refused": ("agrees", 2),
         }
         connection.execute("DELETE FROM picky WHERE id = 2")
-        missing = ["2 rows are missing: 4 decided, 2 visible"]
+        missing = ["2 rows missing: 4 decided, 2 visible"]
         assert only(audit(shop.reached)).differences == missing
         connection.execute("INSERT INTO picky VALUES (2), (2), (2)")
         assert only(audit(shop.reached)).verdict == "differs"

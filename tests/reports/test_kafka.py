@@ -69,7 +69,7 @@ def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_els
 
 def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
     driver = on_kafka.die("prepared")
-    assert "abort 1 attempts on orders that no decision names" in recover(on_kafka.reached).steps
+    assert "abort 1 attempt on orders that no decision names" in recover(on_kafka.reached).steps
     assert examine(on_kafka.reached).sinks[0].found == []
     assert read(on_kafka) == []
     driver._coordinator.leave()
@@ -94,7 +94,7 @@ def test_a_topic_is_counted_and_a_record_that_nobody_decided_is_found(on_kafka):
     write_beside_the_log(on_kafka, 3)
     report = audit(on_kafka.reached)
     assert report.differs
-    assert report.sinks[0].differences == ["1 rows too many: 6 decided, 7 visible"]
+    assert report.sinks[0].differences == ["1 row too many: 6 decided, 7 visible"]
 
 
 def test_a_dropped_pipeline_begins_anew_on_the_same_topic(on_kafka):
@@ -102,7 +102,7 @@ def test_a_dropped_pipeline_begins_anew_on_the_same_topic(on_kafka):
     driver = on_kafka.die("prepared")
     report = drop(on_kafka.reached, dry_run=False)
     assert len(report.sinks["orders"]) == 2
-    assert "transactional ids" in report.left["orders"]
+    assert "transactional id" in report.left["orders"]
     assert on_kafka.log.numbers() == []
     assert read(on_kafka) == [b'{"id":0}', b'{"id":0}']
     on_kafka.run(epochs=1, rows=1)

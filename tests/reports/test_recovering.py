@@ -17,8 +17,8 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(shop):
     assert report.is_dry_run
     assert report.steps == [
         "claim generation 2; generation 1 is fenced",
-        "commit epoch 0 on orders: 1 receipts (1 unknown)",
-        "commit epoch 0 on audit: 1 receipts (1 unknown)",
+        "commit epoch 0 on orders: 1 receipt (1 unknown)",
+        "commit epoch 0 on audit: 1 receipt (1 unknown)",
     ]
     assert report.needs_a_person == []
     assert shop.log.numbers() == before
@@ -41,7 +41,7 @@ def test_recovery_commits_what_is_decided_once_and_may_be_repeated(shop):
 def test_recovery_aborts_what_no_decision_names(shop):
     driver = shop.die("prepared")
     report = recover(shop.reached)
-    assert "abort 1 attempts on orders that no decision names" in report.steps
+    assert "abort 1 attempt on orders that no decision names" in report.steps
     assert plan_recovery(shop.reached).steps[1:] == ["nothing is in doubt"]
     assert shop.orders.rows().num_rows == 0
     shop.run(epochs=1)

@@ -26,7 +26,7 @@ def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(sho
     shown = finish(shop, dry_run=True)
     assert shown.step == "would commit epoch 0 on 'orders'"
     assert shown.evidence == [
-        "decided by generation 1: 1 receipts, 2 rows",
+        "decided by generation 1: 1 receipt, 2 rows",
         "the target proves: 1 unknown",
     ]
     assert shop.orders.rows().num_rows == 0

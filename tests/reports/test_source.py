@@ -102,7 +102,7 @@ def test_a_row_that_is_gone_from_the_source_and_one_that_was_changed_are_found(l
     assert report.differs
     assert [one.verdict for one in report.sinks] == ["agrees", "agrees"]
     (said,) = report.sources[0].differences
-    assert said.startswith("the source gives 1 rows fewer than were decided: 5 decided, 4 read")
+    assert said.startswith("the source gives 1 row fewer than were decided: 5 decided, 4 read")
     first.write_text(whole)
     second.write_text(second.read_text().replace("v4", "v9"))
     found = lake.against_source()

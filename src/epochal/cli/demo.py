@@ -23,6 +23,7 @@ from epochal.demo.killing import Progress, run_until_drained
 from epochal.demo.place import Place
 from epochal.demo.servers import forget, running_servers
 from epochal.demo.source import write_source
+from epochal.terms import quantity
 
 _SEEDS = 10_000
 
@@ -64,7 +65,10 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     parts = min(epochs, rows)
     with _room(keep) as root:
         place = Place(root)
-        talk.print(f"{rows:,} rows in {parts} epochs, {kills} kills, seed {chosen}; in {root}")
+        talk.print(
+            f"{quantity(rows, 'row')} in {quantity(parts, 'epoch')}, {quantity(kills, 'kill')}, "
+            f"seed {chosen}; in {root}"
+        )
         write_source(place.source, rows=rows, parts=parts)
         started_s = time.monotonic()
         with running_servers(place, kafka), _console(place, is_wanted=has_console):
@@ -185,7 +189,7 @@ def _tell(
         )
     Console().print(table)
     talk.print(
-        f"every row once in each of {verdict.sinks} sinks, after {progress.kills} kills"
+        f"every row once in each of {verdict.sinks} sinks, after {quantity(progress.kills, 'kill')}"
         if verdict.is_clean
         else "NOT exactly once: this is a defect; run again with --keep and the same --seed"
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 from epochal.coordinator import EpochFigures
 from epochal.protocol.machine import Phase
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import quantity
 
 _EPOCHS_SHOWN = 8
 _EPOCHS_LOOKED_AT = 1000
@@ -49,7 +50,9 @@ class _Lines:
 
 
 def _line(figures: EpochFigures) -> str:
-    sinks = ", ".join(f"{name} {sink.rows} rows" for name, sink in figures.sinks.items())
+    sinks = ", ".join(
+        f"{name} {quantity(sink.rows, 'row')}" for name, sink in figures.sinks.items()
+    )
     return f"epoch {figures.epoch} {figures.phase.value} in {_spent(figures)} ({sinks or 'empty'})"
 
 
@@ -61,8 +64,8 @@ def _table(pipeline: Pipeline) -> Table:
     epochs = pipeline.last_epochs(_RATE_EPOCHS)
     metrics = pipeline.metrics()
     table = Table(
-        title=f"{pipeline.name} · {metrics.commits} epochs, {metrics.rows} rows, "
-        f"{rate_of(epochs):,.0f} rows/s",
+        title=f"{pipeline.name} · {quantity(metrics.commits, 'epoch')}, "
+        f"{quantity(metrics.rows, 'row')}, {rate_of(epochs):,.0f} rows/s",
         title_justify="left",
         box=None,
         pad_edge=False,

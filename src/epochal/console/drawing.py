@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 from epochal.reports.model import EpochReport
+from epochal.terms import quantity
 
 PHASES = ("active", "preparing", "prepared", "decided", "committing")
 """In the order in which an epoch passes through them."""
@@ -67,7 +68,7 @@ def _bar(one: EpochReport, x: float, step: float, scale: Scale) -> str:
     mark = "" if one.outcome == "committed" else f" ({one.outcome})"
     if mark:
         pieces.append(f'<text class="mark" x="{x + step / 2:.1f}" y="{_TOP + 4}">×</text>')
-    title = f"epoch {one.epoch}{mark}: {seconds_told(below)}, {one.rows} rows; {parts}"
+    title = f"epoch {one.epoch}{mark}: {seconds_told(below)}, {quantity(one.rows, 'row')}; {parts}"
     return f'<g class="bar"><title>{escape(title)}</title>{"".join(pieces)}</g>'
 
 

@@ -24,6 +24,7 @@ from epochal.reports import to_json
 from epochal.reports.epochs import epoch_attempts, epoch_receipts, epochs
 from epochal.reports.model import EpochsReport, Health, PipelineReport
 from epochal.reports.status import pipeline_status
+from epochal.terms import quantity
 
 PAGE = 50
 _DRAWN = 60
@@ -232,5 +233,6 @@ _TEMPLATES.filters |= {
     "when": _when,
     "bytes": _bytes,
     "named": _named,
+    "quantity": quantity,
     "spent": drawing.seconds_told,
 }

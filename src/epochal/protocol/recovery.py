@@ -16,7 +16,7 @@ from enum import Enum
 from epochal.errors import Unsettled
 from epochal.protocol.invariants import require_newest
 from epochal.protocol.state import State
-from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, total
+from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, quantity, total
 
 
 class Verdict(Enum):
@@ -105,4 +105,4 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
 
 def _told(fingerprint: Fingerprint) -> str:
     hashed = "not hashed" if fingerprint.hash_sum is None else f"sum {fingerprint.hash_sum:016x}"
-    return f"{fingerprint.rows} rows, {hashed}"
+    return f"{quantity(fingerprint.rows, 'row')}, {hashed}"

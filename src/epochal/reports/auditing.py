@@ -21,7 +21,7 @@ from epochal.reports.model import AuditReport, SinkAudit
 from epochal.reports.sourcing import against_source
 from epochal.reports.status import hash_told, require_record
 from epochal.reports.surveying import committer_of, told
-from epochal.terms import SinkName
+from epochal.terms import SinkName, quantity
 
 _DIFFERENCES_SHOWN = 20
 _NO_SOURCE = (
@@ -205,10 +205,12 @@ def _rows_differ(
     visible: int, *, at_least: int, at_most: int, is_shared: bool, is_alone: bool
 ) -> list[str]:
     if visible < at_least:
-        return [f"{at_least - visible} rows are missing: {at_least} decided, {visible} visible"]
+        missing = quantity(at_least - visible, "row")
+        return [f"{missing} missing: {at_least:,} decided, {visible:,} visible"]
     if visible > at_most and not is_shared:
         hint = "" if is_alone else "; if others write here too, say --shared"
-        return [f"{visible - at_most} rows too many: {at_most} decided, {visible} visible{hint}"]
+        surplus = quantity(visible - at_most, "row")
+        return [f"{surplus} too many: {at_most:,} decided, {visible:,} visible{hint}"]
     return []
 
 
@@ -226,4 +228,4 @@ def _last_epoch_differs(
     found = counted.epochs.get(last.epoch, 0)
     if found == last.rows[name]:
         return []
-    return [f"epoch {last.epoch}: {last.rows[name]} rows decided, {found} visible"]
+    return [f"epoch {last.epoch}: {last.rows[name]:,} decided, {found:,} visible"]

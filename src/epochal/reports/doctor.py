@@ -27,7 +27,7 @@ from epochal.reports.model import (
 )
 from epochal.reports.status import live_of, require_record
 from epochal.reports.surveying import AFTER_COMMIT, committer_of, list_found, told
-from epochal.terms import Ability, Mark
+from epochal.terms import Ability, Mark, quantity
 
 CLOCK_SKEW_MAX_S = 5.0
 
@@ -114,7 +114,8 @@ def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str
     if marks is None:
         return "the target keeps no proof of epochs"
     if state is None:
-        return f"{len(marks)} pipelines of this name have written here"
+        have = "has" if len(marks) == 1 else "have"
+        return f"{quantity(len(marks), 'pipeline')} of this name {have} written here"
     own = max((mark.epoch for mark in marks if mark.uid == state.uid), default=None)
     decided = None if state.last is None or sink not in state.last.rows else state.last.epoch
     proven = "no epoch" if own is None else f"epoch {own}"

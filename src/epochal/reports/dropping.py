@@ -22,6 +22,7 @@ from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import DropReport
 from epochal.reports.status import history_of, live_of, require_record
 from epochal.reports.surveying import committer_of, told
+from epochal.terms import quantity
 
 _NOT_REACHED = "not reached: "
 
@@ -116,4 +117,7 @@ def _log(log: EpochLog, *, dry_run: bool, is_kept: bool) -> list[str]:
         # The highest last: as long as a record is there, it is the truth.
         for number in numbers:
             log.delete([number])
-    return [f"{len(numbers)} records in {log.place}", f"{len(names)} parts of its history"]
+    return [
+        f"{quantity(len(numbers), 'record')} in {log.place}",
+        f"{quantity(len(names), 'part')} of its history",
+    ]

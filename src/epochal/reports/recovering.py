@@ -23,6 +23,7 @@ from epochal.reports.model import RecoveryReport, SinkSurvey
 from epochal.reports.status import live_of, require_record
 from epochal.reports.surveying import AFTER_COMMIT, proofs_told, survey
 from epochal.telemetry.recording import record_history
+from epochal.terms import quantity
 
 
 def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryReport:
@@ -119,19 +120,22 @@ def _steps(state: State, surveyed: Sequence[SinkSurvey]) -> list[str]:
             proofs = ", ".join(f"{count} {word}" for word, count in proofs_told(sink).items())
             steps.append(
                 f"commit epoch {state.unsettled.epoch} on {sink.sink}: "
-                f"{len(sink.receipts)} receipts ({proofs or 'none'})"
+                f"{quantity(len(sink.receipts), 'receipt')} ({proofs or 'none'})"
             )
         aborts = [one for one in sink.found if one.verdict == Verdict.ABORT.value]
         if aborts:
-            steps.append(f"abort {len(aborts)} attempts on {sink.sink} that no decision names")
+            steps.append(
+                f"abort {quantity(len(aborts), 'attempt')} on {sink.sink} that no decision names"
+            )
     return steps or ["nothing is in doubt"]
 
 
 def _needs(surveyed: Sequence[SinkSurvey]) -> list[str]:
     unreached = [f"{sink.sink}: {sink.error}" for sink in surveyed if not sink.is_reached]
     lost = [
-        f"{sink.sink}: the target proves {proofs_told(sink)['aborted']} decided receipts thrown "
-        "away; the epoch must be written again, by a start"
+        f"{sink.sink}: the target proves "
+        f"{quantity(proofs_told(sink)['aborted'], 'decided receipt')} thrown away; the epoch must "
+        "be written again, by a start"
         for sink in surveyed
         if "aborted" in proofs_told(sink)
     ]

@@ -14,7 +14,7 @@ from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import ResolutionReport
 from epochal.reports.status import live_of, require_record
 from epochal.reports.surveying import committer_of, told
-from epochal.terms import EpochNumber
+from epochal.terms import EpochNumber, quantity
 
 
 def finish(
@@ -137,8 +137,8 @@ def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str
             else f"epoch {decision.epoch} waits, on: {', '.join(state.pending) or 'none'}",
         )
     receipts = state.pending[sink]
-    head = f"decided by generation {decision.generation}: {len(receipts)} receipts, "
-    facts = [f"{head}{sum(receipt.rows for receipt in receipts)} rows"]
+    head = f"decided by generation {decision.generation}: {quantity(len(receipts), 'receipt')}, "
+    facts = [f"{head}{quantity(sum(receipt.rows for receipt in receipts), 'row')}"]
     if reached.sinks is None:
         return [*facts, "the target was not asked: only the log was named"]
     try:
@@ -146,8 +146,8 @@ def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str
             proofs = [committer.outcome(decision.epoch, receipt).value for receipt in receipts]
     except (EpochalError, OSError) as error:
         return [*facts, f"the target could not be asked: {told(error)}"]
-    counted = [f"{proofs.count(word)} {word}" for word in dict.fromkeys(proofs)]
-    return [*facts, f"the target proves: {', '.join(counted) or 'nothing, there are no receipts'}"]
+    proven = [f"{proofs.count(word)} {word}" for word in dict.fromkeys(proofs)]
+    return [*facts, f"the target proves: {', '.join(proven) or 'nothing, there are no receipts'}"]
 
 
 def _step(dry_run: bool, would: str, done: str) -> str:

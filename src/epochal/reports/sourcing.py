@@ -20,7 +20,7 @@ from epochal.reports.status import hash_told
 from epochal.reports.surveying import told
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.rereading import NotRereadable, Sums, reread
-from epochal.terms import EpochNumber, Fingerprint, SinkName
+from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity
 
 _AGREES, _DIFFERS, _NOT_COMPARED = "agrees", "differs", "can't be compared"
 
@@ -128,10 +128,10 @@ def _compared(name: SinkName, total: Total, now: Fingerprint | NotRereadable) ->
 def _differences(decided: Fingerprint, now: Fingerprint) -> list[str]:
     if now.rows != decided.rows:
         more_or_less = "more" if now.rows > decided.rows else "fewer"
+        by = quantity(abs(now.rows - decided.rows), "row")
         return [
-            f"the source gives {abs(now.rows - decided.rows)} rows {more_or_less} than were "
-            f"decided: {decided.rows} decided, {now.rows} read again; the source has changed "
-            "since, or the query has"
+            f"the source gives {by} {more_or_less} than were decided: {decided.rows:,} decided, "
+            f"{now.rows:,} read again; the source has changed since, or the query has"
         ]
     if None in (decided.hash_sum, now.hash_sum) or decided.hash_sum == now.hash_sum:
         return []

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from epochal.errors import CorruptRecord, Misconfigured, Refused, TryAgain
 from epochal.logs.gateway import hadoop_conf, jvm_of, qualified
 from epochal.protocol.admission import Position
-from epochal.terms import EpochNumber, Offsets
+from epochal.terms import EpochNumber, Offsets, quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,7 +194,7 @@ class Checkpoint:
             )
         files = [file for at, end in enumerate(sources) for file in self._new_files(at, end, epoch)]
         digest = hashlib.sha256("\n".join([*sources, *files]).encode()).hexdigest()
-        told = "; ".join(sources) + (f" ({len(files)} files)" if files else "")
+        told = "; ".join(sources) + (f" ({quantity(len(files), 'file')})" if files else "")
         self._ends = {at: end for at, end in self._ends.items() if at == epoch - 1}
         self._ends[epoch] = sources
         return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX], sources=tuple(sources))

@@ -8,7 +8,7 @@ from html import escape
 
 from epochal.contract import Sink
 from epochal.coordinator import EpochFigures
-from epochal.terms import Ability, SinkName
+from epochal.terms import Ability, SinkName, quantity
 
 _EPOCHS_SHOWN = 5
 
@@ -46,7 +46,7 @@ class Written:
     """It was done before: this call wrote nothing new."""
 
     def __str__(self) -> str:
-        told = ", ".join(f"{sink}: {rows} rows" for sink, rows in self.rows.items())
+        told = ", ".join(f"{sink}: {quantity(rows, 'row')}" for sink, rows in self.rows.items())
         how = "was done already" if self.is_repeat else "is done"
         return f"run {self.run!r} {how} ({told})"
 
@@ -87,4 +87,4 @@ def _told(sink: Sink) -> str:
 
 def _epoch_told(epoch: EpochFigures) -> str:
     spent_s = sum(epoch.seconds.values())
-    return f"{epoch.epoch}: {epoch.phase.value}, {epoch.rows} rows, {spent_s:.2f} s"
+    return f"{epoch.epoch}: {epoch.phase.value}, {quantity(epoch.rows, 'row')}, {spent_s:.2f} s"

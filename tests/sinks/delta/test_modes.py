@@ -100,7 +100,7 @@ def test_an_ambiguous_merge_is_refused_before_the_decision(lake):
     life = lake.life(mode="merge", keys=["id"], order_by="lsn", delete_when="op = 'd'")
     with pytest.raises(RowRejected, match=r"id=1 \(2 rows\)"):
         life.write(0, changes((1, "a", "c", 1), (1, "b", "c", 1), (2, "c", "c", 1)))
-    with pytest.raises(RowRejected, match="1 rows have a null among their keys"):
+    with pytest.raises(RowRejected, match="1 row with a null among the keys"):
         life.write(0, changes((None, "a", "c", 1)))
     assert lake.rows() == []
 

@@ -66,7 +66,7 @@ def test_what_was_acknowledged_is_not_called_again_by_another_driver(service, ma
     trial = make(order="epoch")
     receipts = prepared(trial)
     service.answers = lambda request, body: 503 if json.loads(body)["id"] == 12 else None
-    with pytest.raises(TryAgain, match=r"epoch 0: .*503.*7 calls are taken"):
+    with pytest.raises(TryAgain, match=r"epoch 0: .*503.*7 calls taken"):
         trial.commit(0, *receipts)
     assert len(trial.ids()) == 7
     assert trial.committer().newest() == []

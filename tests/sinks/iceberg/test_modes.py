@@ -125,7 +125,7 @@ def test_upsert_refuses_what_it_could_not_decide(warehouse, live, some):
     life = live(warehouse.sink(name, mode="upsert", keys="id"))
     with pytest.raises(RowRejected, match="several rows of one id"):
         life.write(0, some(1), some(1))
-    with pytest.raises(RowRejected, match="1 rows have a null in id"):
+    with pytest.raises(RowRejected, match="1 row with a null in id"):
         life.write(0, pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]}))
     assert warehouse.rows(name) == []
 

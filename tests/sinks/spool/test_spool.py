@@ -279,7 +279,7 @@ def test_a_dropped_pipeline_leaves_nothing_of_its_own_and_all_of_others(spool):
         committer.commit(ONE, [undelivered])
     SpoolLedger(spool.place, OTHER).settle(ZERO, frozenset(), {})
     shown = committer.drop(is_dry_run=True)
-    assert shown.removed == [f"1 entries of the ledger in {spool.place.told}"]
+    assert shown.removed == [f"1 entry of the ledger in {spool.place.told}"]
     assert committer.newest() != []
     assert committer.drop(is_dry_run=False) == shown
     (left,) = everything_in(spool.place)

@@ -139,7 +139,7 @@ def test_the_same_change_stream_again_gives_the_same_table(keyed):
 def test_a_null_key_is_refused(place):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name varchar(9))")
     rows = pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]})
-    with pytest.raises(RowRejected, match=r"(?i)1 rows whose key \(id\) is null"):
+    with pytest.raises(RowRejected, match=r"(?i)1 row whose key \(id\) is null"):
         place.life(mode="upsert", keys="id").write(0, rows)
 
 

@@ -17,6 +17,7 @@ from epochal.errors import RowRejected
 from epochal.sinks.delta.place import Place
 from epochal.sinks.delta.schema import columns_of
 from epochal.sinks.delta.staged import ROWS, StagedRows, quoted, staged_rows
+from epochal.terms import quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta
@@ -45,7 +46,7 @@ def require_one_winner(sink: Delta, rows: StagedRows, epoch: int) -> None:
     (found,) = rows.rows(f"SELECT count(*) AS n FROM {ROWS} WHERE {nulls}")  # noqa: S608  names are quoted
     if found["n"]:
         raise RowRejected(
-            f"epoch {epoch}: {found['n']} rows have a null among their keys "
+            f"epoch {epoch}: {quantity(found['n'], 'row')} with a null among the keys "
             f"{', '.join(sink.keys)}, and no row can be found by it",
             'where="… IS NOT NULL"',
         )

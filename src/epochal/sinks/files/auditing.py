@@ -14,7 +14,7 @@ from epochal.sinks.files import layout
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.manifests import Ledger
 from epochal.sinks.files.places import Store, at_once
-from epochal.terms import EpochNumber, Identity
+from epochal.terms import EpochNumber, Identity, quantity
 
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 
@@ -33,8 +33,9 @@ def recount(store: Store, ledger: Ledger, identity: Identity) -> Recount:
             f"epoch {manifest.epoch}: {fault}" for fault in counted if isinstance(fault, str)
         ]
     for path in _strays(store, identity, named):
-        rows = _count(store, path)
-        faults.append(f"{path} ({rows} rows) is seen by readers, and no manifest names it")
+        found = _count(store, path)
+        told = quantity(found, "row") if isinstance(found, int) else found
+        faults.append(f"{path} ({told}) is seen by readers, and no manifest names it")
     return Recount(
         rows=sum(epochs.values()),
         epochs=epochs,

@@ -28,7 +28,7 @@ from epochal.sinks.http.connecting import Client
 from epochal.sinks.http.json_schema import require_json
 from epochal.sinks.http.spooling import ROWS_PER_CALL
 from epochal.sinks.spool import RowSpool, SpoolLedger
-from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt
+from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, quantity
 
 _FLUSH_EVERY_S = 1.0
 _FLUSH_CALLS = 1000
@@ -139,7 +139,7 @@ class KeyedDelivery:
             _some_at_a_time(make, self._jobs(ordered), self._manner.concurrency)
         except TryAgain as error:
             raise TryAgain(
-                f"epoch {epoch}: {error.message}; {len(acknowledged)} calls are taken"
+                f"epoch {epoch}: {error.message}; {quantity(len(acknowledged), 'call')} taken"
             ) from error
         finally:
             acknowledged.flush()

@@ -30,7 +30,7 @@ from epochal.errors import RowRejected
 from epochal.sinks.iceberg.attempt import Attempt
 from epochal.sinks.iceberg.fitting import Fitting, null_rows
 from epochal.sinks.iceberg.splitting import SortKey, order_by
-from epochal.terms import EpochNumber
+from epochal.terms import EpochNumber, quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.iceberg.sink import Iceberg
@@ -53,7 +53,7 @@ def require_mergeable(
     nulls = null_rows(rows, list(sink.keys))
     if nulls:
         raise RowRejected(
-            f"epoch {epoch}: {nulls} rows have a null in {', '.join(sink.keys)}",
+            f"epoch {epoch}: {quantity(nulls, 'row')} with a null in {', '.join(sink.keys)}",
             "where= leaves rows without a key out",
         )
     if sink.order_by or not _has_doubles(rows, sink.keys):

@@ -52,6 +52,7 @@ from epochal.terms import (
     Offsets,
     Proof,
     Receipt,
+    quantity,
 )
 
 if TYPE_CHECKING:
@@ -334,7 +335,7 @@ class KafkaCommitter:
             return
         handles = tuple(str(receipt.handle) for receipt, _ in lost)
         raise PreparedLost(
-            f"epoch {epoch}: the brokers aborted {len(lost)} decided transactions, "
+            f"epoch {epoch}: the brokers aborted {quantity(len(lost), 'decided transaction')}, "
             f"{lost[0][1].transactional_id} among them",
             f"they were kept for {lost[0][1].timeout_ms / 1000:.0f} s: the driver was away longer; "
             "spool=… keeps rows so that they can be sent again without a replay",

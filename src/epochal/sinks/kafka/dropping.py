@@ -10,6 +10,7 @@ from epochal.kafka.codes import Code
 from epochal.kafka.messages.delete_groups import DeleteGroupsRequest
 from epochal.sinks.kafka.every_broker import groups, producers
 from epochal.sinks.kafka.names import Names
+from epochal.terms import quantity
 
 _GONE = (Code.NONE, Code.GROUP_ID_NOT_FOUND)
 
@@ -23,7 +24,7 @@ def drop(client: Client, names: Names, *, is_dry_run: bool) -> Dropped:
             _delete(client, group)
     return Dropped(
         removed=[f"the consumer group {group}" for group in found],
-        kept=f"{len(ids)} transactional ids: no request removes one, brokers forget it "
+        kept=f"{quantity(len(ids), 'transactional id')}: no request removes one, brokers forget it "
         "transactional.id.expiration.ms (a week by default) after its last use"
         if ids
         else "",

@@ -21,6 +21,7 @@ from epochal.errors import Misconfigured, RowRejected
 from epochal.kafka.varints import join
 from epochal.sinks.kafka import values_columns as made
 from epochal.sinks.kafka.values_columns import Encode
+from epochal.terms import quantity
 
 Schema = Any
 """A schema as JSON has it: the name of a type, an object, or a list that is a union."""
@@ -58,7 +59,8 @@ class _Compiler:
         def required(column: pa.Array) -> pa.Array:
             if column.null_count:
                 raise RowRejected(
-                    f"{path} is null in {column.null_count} rows, and its Avro type has no null",
+                    f"{path} is null in {quantity(column.null_count, 'row')}, and its Avro type "
+                    "has no null",
                     'a union with "null" in the schema, or a value in the query',
                 )
             return inner(column)

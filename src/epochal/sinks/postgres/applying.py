@@ -15,6 +15,7 @@ from epochal.sinks.postgres.sorting import CARDINALITY, sqlstate_of
 from epochal.sinks.postgres.sql import Apply, Source
 from epochal.sinks.sql.names import TableName
 from epochal.sinks.sql.rejects import Rejected
+from epochal.terms import quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -94,8 +95,8 @@ def _require_known_keys(connection: psycopg.Connection[Any], apply: Apply, epoch
     if row is not None and row[0]:
         keys = ", ".join(key.field for key in apply.plan.nullable_keys)
         raise RowRejected(
-            f"epoch {epoch} has {row[0]} rows whose key ({keys}) is null: they match no row, not "
-            "even themselves",
+            f"epoch {epoch} has {quantity(row[0], 'row')} whose key ({keys}) is null: null matches "
+            "no row, not even itself",
             f'where="{apply.plan.nullable_keys[0].field} is not null", or NOT NULL on the column',
         )
 

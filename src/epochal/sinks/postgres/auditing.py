@@ -9,6 +9,7 @@ from psycopg import sql
 
 from epochal.contract import Dropped, Recount
 from epochal.sinks.postgres.ledger import Ledger
+from epochal.terms import quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -33,7 +34,7 @@ def forget(connection: psycopg.Connection[Any], ledger: Ledger, *, is_dry_run: b
     )
     verb = sql.SQL("SELECT 1 " if is_dry_run else "DELETE ")
     count = connection.execute(verb + whose).rowcount
-    return Dropped(removed=[f"{count} rows of {ledger.schema}.ledger"] if count else [])
+    return Dropped(removed=[f"{quantity(count, 'row')} of {ledger.schema}.ledger"] if count else [])
 
 
 def server_time(connection: psycopg.Connection[Any]) -> float:

@@ -21,7 +21,17 @@ from epochal.contract import Dropped
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.sinks.spool.ledger import Delivered, SpoolLedger
 from epochal.sinks.spool.rows import RowSpool
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    quantity,
+)
 
 _PROBE = "ledger/.probe-{}"
 
@@ -127,7 +137,7 @@ class SpoolCommitter:
         if not is_dry_run:
             self._spool.forget(self._identity.uid, self._identity.tag)
             self._ledger.forget()
-        told = f"{count} entries of the ledger in {self._spool.place.told}"
+        told = f"{quantity(count, 'entry', 'entries')} of the ledger in {self._spool.place.told}"
         return Dropped(removed=[told] if count else [], kept=self._delivery.kept())
 
     def close(self) -> None:

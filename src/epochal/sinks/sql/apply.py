@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from epochal.errors import RowRejected
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.sinks.sql.modes import WriteMode
+from epochal.terms import quantity
 
 NAMED_MAX = 5
 """How many keys an error names."""
@@ -186,9 +187,9 @@ class Apply:
         ((count,),) = session.query(f"SELECT COUNT(*) FROM ({self._incoming()}) r WHERE {unknown}")
         if count:
             raise RowRejected(
-                f"epoch {epoch} has {count} rows whose key "
-                f"({', '.join(key.field for key in unsure)}) is null: they match no row, not even "
-                "themselves",
+                f"epoch {epoch} has {quantity(int(str(count)), 'row')} whose key "
+                f"({', '.join(key.field for key in unsure)}) is null: null matches no row, not "
+                "even itself",
                 f'where="{unsure[0].field} is not null", or NOT NULL on the column',
             )
 

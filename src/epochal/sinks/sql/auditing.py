@@ -6,6 +6,7 @@ from epochal.contract import Dropped, Recount
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.ledger import Ledger
 from epochal.sinks.sql.modes import WriteMode
+from epochal.terms import quantity
 
 
 def recountable(mode: WriteMode) -> str:
@@ -26,5 +27,5 @@ def recount(session: Session, quoted: str, table: str) -> Recount:
 def forget(session: Session, ledger: Ledger, *, is_dry_run: bool) -> Dropped:
     """The ledger rows of one sink of one uid. Staging tables are in doubt, and gone by now."""
     count = ledger.count(session) if is_dry_run else session.execute(ledger.forget())
-    told = f"{count} rows of {ledger.schema}.{ledger.dialect.ledger}"
+    told = f"{quantity(count, 'row')} of {ledger.schema}.{ledger.dialect.ledger}"
     return Dropped(removed=[told] if count else [])
