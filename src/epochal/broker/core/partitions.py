@@ -155,6 +155,8 @@ class Partition:
         return offset
 
     def judge_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> Code:
+        if producer_id < 0:
+            return Code.INVALID_PRODUCER_ID_MAPPING
         known = self.producers.get(producer_id)
         if known is None:
             return Code.NONE
