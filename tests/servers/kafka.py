@@ -137,7 +137,7 @@ class KafkaServer(ServerProcess):
         """`seat` is its place in a cluster; alone it is its own controller."""
         super().__init__(folder)
         self.certificates = Certificates(folder)
-        self.ports = dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True))
+        self.ports = {listener: free_port() for listener in _LISTENERS}
         if seat is not None:
             self.ports["CONTROLLER"] = seat.controllers[seat.node_id]
         self._seat = seat or Seat(1, {1: self.ports["CONTROLLER"]}, str(uuid.uuid4()))
@@ -235,7 +235,7 @@ class KafkaCluster:
     """Brokers that replicate what they hold: any one of them may be killed."""
 
     def __init__(self, folder: Path, size: int = 3, **options: Any) -> None:
-        controllers = dict(enumerate(_free_ports(size), start=1))
+        controllers = {number: free_port() for number in range(1, size + 1)}
         cluster_id = str(uuid.uuid4())
         settings = {**_REPLICATED, **options.pop("settings", {})}
         self.brokers: dict[int, KafkaServer] = {}
@@ -270,13 +270,6 @@ _REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
 }
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)
 
 
 def _is_listening(port: int) -> bool:
