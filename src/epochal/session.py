@@ -9,6 +9,7 @@ its rows again and writes none of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +27,8 @@ from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
 from epochal.telemetry.switchboard import attach
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
+
+logger = logging.getLogger("epochal")
 
 _ONLY_PARTITION = 0
 
@@ -119,15 +122,15 @@ class Session:
         """
         Take rows, as Arrow or as mappings from column to value.
 
-        An error aborts the epoch: whoever catches it can't commit what one sink took and another
-        did not.
+        An error aborts the epoch, and so does Ctrl-C: whoever goes on can't commit what one sink
+        took and another did not.
         """
         if self._is_replay:
             return
         self._require_open()
         try:
             self._take(rows)
-        except Exception as error:
+        except BaseException as error:
             self._give_up({}, because=error)
             raise
 
@@ -184,19 +187,23 @@ class Session:
 
     def _open_writers(self, epoch: EpochNumber) -> None:
         self._attempt += 1
-        for name, sink in self._sinks.items():
-            handle = self._coordinator.identity(name).handle(
+        try:
+            for name, sink in self._sinks.items():
+                self._writers[name] = sink.writer(self._task(epoch, name))
+        except BaseException as error:
+            self._give_up({}, because=error)
+            raise
+
+    def _task(self, epoch: EpochNumber, sink: SinkName) -> Task:
+        return Task(
+            handle=self._coordinator.identity(sink).handle(
                 epoch, partition=_ONLY_PARTITION, attempt=self._attempt
-            )
-            self._writers[name] = sink.writer(
-                Task(
-                    handle=handle,
-                    schema=self._schema,
-                    handout=self._coordinator.handout(name),
-                    is_first=True,
-                    limits=self._limits,
-                )
-            )
+            ),
+            schema=self._schema,
+            handout=self._coordinator.handout(sink),
+            is_first=True,
+            limits=self._limits,
+        )
 
     def _take(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
         if isinstance(rows, pa.RecordBatch | pa.Table):
@@ -250,14 +257,14 @@ class Session:
                 with self._preparing(name):
                     receipts[name] = (self._writers[name].prepare(),)
                 del self._writers[name]
-        except Exception as error:
+        except BaseException as error:
             self._give_up(receipts, because=error)
             raise
 
     def _examine(self, receipts: Receipts) -> None:
         try:
             self._coordinator.examine(receipts)
-        except Exception:
+        except BaseException:
             self._drop_writers()
             raise
 
@@ -266,8 +273,11 @@ class Session:
         self._coordinator.abort(receipts, because=because)
 
     def _drop_writers(self) -> None:
-        for writer in self._writers.values():
-            writer.abort()
+        for name, writer in self._writers.items():
+            try:
+                writer.abort()
+            except Exception as error:  # noqa: BLE001  or it would hide why it is given up
+                logger.warning("sink %s: a writer could not be given up: %s", name, error)
         self._writers = {}
         self._buffer = []
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from epochal.contract import Limits
-from epochal.coordinator import Coordinator
-from epochal.coordinator.waiting import StillRunning
-from epochal.errors import OutcomeUnknown, TryAgain
+from epochal.coordinator import Coordinator, Surroundings, read_state
+from epochal.coordinator.waiting import StillRunning, in_threads
+from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.memory import Memory
@@ -55,8 +56,8 @@ class HangingSink(Memory):
         return made
 
 
-def begun(sink: Memory, limits: Limits) -> Coordinator:
-    coordinator = Coordinator(log=MemoryLog(), sinks=[sink], limits=limits)
+def begun(sink: Memory, limits: Limits, **more: Any) -> Coordinator:
+    coordinator = Coordinator(log=MemoryLog(), sinks=[sink], limits=limits, **more)
     coordinator.start(Start(pipeline="p", location="/c", sinks={sink.name: sink.describe()}))
     coordinator.begin(ZERO)
     coordinator.preparing()
@@ -71,6 +72,63 @@ def test_a_committer_that_hangs_is_not_called_again():
     coordinator.stop()
     assert sink.made.asked_meanwhile == []
     sink.made.is_released.set()
+
+
+def interrupted_once_asked(
+    jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+) -> Sequence[BaseException | None]:
+    """Ctrl-C while the driver waits for its targets."""
+    in_threads(jobs, slow_s=slow_s, give_up_s=0.05)
+    raise KeyboardInterrupt
+
+
+def test_a_committer_that_is_at_work_when_ctrl_c_comes_is_not_called_again():
+    sink = HangingSink()
+    coordinator = begun(sink, Limits(), around=Surroundings(together=interrupted_once_asked))
+    with pytest.raises(KeyboardInterrupt):
+        coordinator.conclude({sink.name: ()})
+    coordinator.stop()
+    assert sink.made.asked_meanwhile == []
+    assert not coordinator.state.is_stopped
+    sink.made.is_released.set()
+
+
+class HangingAtCommit(Hanging):
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """Passes."""
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        super().rehearse(epoch, receipts)
+
+
+class HangingAtCommitSink(Memory):
+    def committer(self, identity: Identity, limits: Limits) -> HangingAtCommit:
+        made = HangingAtCommit(identity, self._place.store(), replaces=False)
+        object.__setattr__(self, "made", made)
+        return made
+
+
+def test_what_is_done_beside_a_target_that_hangs_is_noted_and_no_more_is_said():
+    hanging, other = HangingAtCommitSink(name="hanging"), Memory(name="other")
+    log = MemoryLog()
+    coordinator = Coordinator(
+        log=log,
+        sinks=[hanging, other],
+        limits=Limits(commit_timeout_s=0.05, commit_retry_max_s=0.0),
+    )
+    sinks = {sink.name: sink.describe() for sink in (hanging, other)}
+    coordinator.start(Start(pipeline="p", location="/c", sinks=sinks))
+    coordinator.begin(ZERO)
+    coordinator.preparing()
+    with pytest.raises(Unsettled, match="hanging"):
+        coordinator.conclude({"hanging": (), "other": ()})
+    with pytest.raises(Unsettled, match="has not answered"):
+        coordinator.begin(EpochNumber(1))
+    coordinator.stop()
+    state = read_state(log)
+    assert (state.done, state.is_stopped) == ({"other"}, False)
+    assert hanging.made.asked_meanwhile == []
+    hanging.made.is_released.set()
 
 
 def test_it_counts_as_an_outcome_that_nobody_knows():

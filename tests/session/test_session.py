@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -178,17 +178,24 @@ def test_a_gate_that_refuses_leaves_nothing_visible(log, sink):
 
 @dataclass(frozen=True, kw_only=True)
 class Breaking(ep.Memory):
-    """The second sink of an epoch that fails."""
+    """The second sink of an epoch that fails; giving it up then fails, too."""
 
     fails: str = "prepare"
+    error: BaseException = field(default_factory=lambda: OSError("disk full"))
 
     def writer(self, task: Task) -> Writer:
+        if self.fails == "open":
+            raise self.error
         writer = super().writer(task)
         setattr(writer, self.fails, self._break)
+        writer.abort = self._cannot_abort
         return writer
 
     def _break(self, *_: object) -> None:
-        raise OSError("disk full")
+        raise self.error
+
+    def _cannot_abort(self) -> None:
+        raise ValueError("the connection is closed")
 
 
 def test_one_sink_that_cannot_prepare_leaves_nothing_in_the_other(log):
@@ -259,6 +266,35 @@ def test_a_write_that_failed_takes_the_whole_epoch_with_it(log):
         with pytest.raises(ep.InvariantBroken, match="aborted"):
             session.commit()
     assert (ids(a), ids(b)) == ([], [])
+
+
+@pytest.mark.parametrize("fails", ["write", "prepare"])
+def test_ctrl_c_before_the_decision_takes_the_whole_epoch_with_it(log, fails):
+    a, b = ep.Memory(name="a"), Breaking(name="b", fails=fails, error=KeyboardInterrupt())
+    with open_session(log, a, b) as session:
+        session.begin(0)
+        with pytest.raises(KeyboardInterrupt):
+            _write_and_commit(session)
+        assert session.state is Phase.ABORTED
+        assert not a._place.store()._prepared
+        with pytest.raises(ep.InvariantBroken, match="aborted"):
+            session.commit()
+    assert (ids(a), ids(b)) == ([], [])
+
+
+def _write_and_commit(session):
+    session.write(pa.Table.from_pylist(rows(1), schema=SCHEMA))
+    session.commit()
+
+
+def test_an_epoch_whose_writers_can_not_be_opened_is_thrown_away(log):
+    a, b = ep.Memory(name="a"), Breaking(name="b", fails="open")
+    with open_session(log, a, b) as session:
+        for _ in range(2):
+            with pytest.raises(OSError, match="disk full"):
+                session.begin(0)
+            assert session.state is Phase.ABORTED
+    assert read_state(log).is_stopped
 
 
 def test_a_row_that_does_not_fit_loses_no_other_row_in_silence(log, sink):

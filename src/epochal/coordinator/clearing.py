@@ -31,8 +31,14 @@ class Clearing:
         self._clock = clock
         self._note = note
         self._swept_s = 0.0
+        self.is_clear = False
+        """Nothing of this driver or of those before it is in doubt at any target."""
         self.left: tuple[Judgement, ...] = ()
         """What the last sweep found and must not touch."""
+
+    def expect_prepared(self) -> None:
+        """Tasks are at work from here on: whatever the last sweep saw, there is more to come."""
+        self.is_clear = False
 
     def clear(self, epoch: EpochNumber, receipts: Receipts) -> None:
         """Abort receipts that no decision names, and what else is listed."""
@@ -49,11 +55,11 @@ class Clearing:
                 give_up_s=self._limits.abort_timeout_s,
             )
             self.sweep()
-        except (Fenced, InvariantBroken):
-            self._voice.fall_silent()
+        except (Fenced, InvariantBroken) as error:
+            self._voice.fall_silent(error)
             raise
-        except (EpochalError, OSError) as error:
-            logger.warning("epoch %s: not all could be cleared yet: %s", epoch, error)
+        except Exception as error:  # noqa: BLE001  or it would hide why the epoch is thrown away
+            logger.warning("epoch %s: not all could be cleared yet: %s", epoch, _told(error))
 
     def sweep_if_due(self) -> None:
         if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
@@ -73,7 +79,12 @@ class Clearing:
         state = self._voice.state
         committers = self._targets.committers
         self.left = sweep(committers, state, alarm_s=self._limits.in_doubt_alarm_s, note=self._note)
+        self.is_clear = True
         if state.last is not None:
             for committer in committers.values():
                 committer.prune(state.last.epoch)
         self._voice.journal.tidy()
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, EpochalError) else f"{type(error).__name__}: {error}"

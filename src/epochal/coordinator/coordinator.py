@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("epochal")
 
 _OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})
+_ENDED = frozenset({Phase.COMMITTED, Phase.ABORTED})
 
 
 class Coordinator:
@@ -167,6 +168,7 @@ class Coordinator:
         self._voice.claim(lambda before: follow(before, start, uid))
         if identity_changed(hoped, self.state):
             self._targets.open(self.state)
+        self._clearing.is_clear = self._voice.found_good_order
         self.tracker.claimed(self.state)
         self._around.watch("claimed", None)
         self._compare_marks(start.run)
@@ -187,6 +189,7 @@ class Coordinator:
         `is_sweeping=False` is for a process that has put no record itself: another one of the same
         driver may be deciding on what a sweep would abort.
         """
+        self._voice.require_voice(epoch)
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         is_replay = admission is Admission.REPLAY
         # To drain a decided epoch that is not carried out would tell the engine that it is done.
@@ -198,6 +201,7 @@ class Coordinator:
             )
         if is_replay:
             require_rewritable(epoch, self._lost, self._examiner.takers)
+            self._clearing.expect_prepared()
             self._targets.tell_offsets(epoch, offsets)
             self._targets.begin(epoch, self._lost)
             return admission
@@ -209,7 +213,7 @@ class Coordinator:
                 self._clearing.sweep_if_due()
             self._targets.tell_offsets(epoch, offsets)
             self._targets.begin(epoch, self._targets.committers)
-        except Exception as error:
+        except BaseException as error:
             self.abort({}, because=error)
             raise
         self._around.watch("begun", epoch)
@@ -217,6 +221,7 @@ class Coordinator:
 
     def preparing(self) -> None:
         """Rows are on their way to the sinks."""
+        self._clearing.expect_prepared()
         self._move(Move.PREPARE)
 
     def examine(self, receipts: Receipts, *, frame: Rows = None) -> None:
@@ -226,7 +231,7 @@ class Coordinator:
         """
         try:
             self._examiner.examine_early(self.state, self._open_epoch, receipts, frame)
-        except Exception as error:
+        except BaseException as error:
             self.abort({**receipts, **self._examiner.refused}, because=error)
             raise
 
@@ -245,7 +250,7 @@ class Coordinator:
             receipts = {**receipts, **self._examiner.refused}
             require_same_offsets(self._open_epoch, began_with, offsets())
             self._targets.require_time(self._open_epoch, receipts)
-        except Exception as error:
+        except BaseException as error:
             self.abort({**receipts, **self._examiner.refused}, because=error)
             raise
         self._decide(receipts, began_with)
@@ -289,19 +294,30 @@ class Coordinator:
         raise_if_lost(self._open_epoch, self._lost)
 
     def stop(self) -> None:
-        """Leave in good order: nothing open, losers cleared, SETTLED written, all closed."""
+        """
+        Leave in good order: nothing open, losers cleared, SETTLED written, all closed.
+
+        Where losers could not be cleared, STOP is not said: a start that leaves their sink out is
+        then refused, as nobody would list them any more (I5).
+        """
         try:
             if self._phase in _OPEN:
                 self.abort({})
-            elif self._phase is Phase.COMMITTED:
+            elif self._phase in _ENDED and not self._clearing.is_clear:
                 self._clearing.clear(self._open_epoch, {})
-            if self._voice.has_claimed and not self._voice.is_silent and not self.state.is_stopped:
-                self._voice.append(RecordKind.STOP, stopped(self.state))
+            if self._voice.has_claimed and not self._voice.is_silent:
+                self._say_last_word()
         except EpochalError as error:
             place = self._voice.journal.place
             logger.warning("%s: could not stop in good order: %s", place, error)
         finally:
             self.leave()
+
+    def _say_last_word(self) -> None:
+        if self._clearing.is_clear and not self.state.is_stopped:
+            self._voice.append(RecordKind.STOP, stopped(self.state))
+        elif self._voice.has_news:
+            self._voice.append(RecordKind.SETTLED, self.state)
 
     # One driver in several processes: where tasks are planned, and where they are committed
 
@@ -331,7 +347,7 @@ class Coordinator:
         if admission is Admission.FRESH:
             self._open(epoch)
             self._targets.tell_offsets(epoch, offsets)
-            self._move(Move.PREPARE)
+            self.preparing()
             if begun_at is not None:
                 self.tracker.begun_elsewhere(begun_at)
             if query_id is not None:

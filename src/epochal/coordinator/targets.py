@@ -16,7 +16,6 @@ from epochal.coordinator.acting import Acts, acts_of
 from epochal.coordinator.rejecting import check_schemas
 from epochal.coordinator.starting import identity_of
 from epochal.coordinator.waiting import Result, StillRunning, Together
-from epochal.errors import EpochalError
 from epochal.protocol.state import State
 from epochal.terms import Ability, EpochNumber, Json, Offsets, Receipts, SinkName
 
@@ -57,7 +56,7 @@ class Targets:
         for name, committer in self.committers.items():
             try:
                 committer.close()
-            except (EpochalError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  the others are to be closed all the same
                 logger.warning("sink %s could not be closed: %s", name, error)
         self.committers = {}
 
@@ -104,8 +103,16 @@ class Targets:
     def together(
         self, jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
     ) -> Sequence[Result]:
-        results = self._ask_together(jobs, slow_s=slow_s, give_up_s=give_up_s)
+        try:
+            results = self._ask_together(jobs, slow_s=slow_s, give_up_s=give_up_s)
+        except BaseException:
+            # Interrupted while it waited: the calls themselves go on.
+            self._leave_alone()
+            raise
         if any(isinstance(result, StillRunning) for result in results):
-            self._let_go()
-            self.committers = {}
+            self._leave_alone()
         return results
+
+    def _leave_alone(self) -> None:
+        self._let_go()
+        self.committers = {}

@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epochal.coordinator.journal import Journal
-from epochal.errors import Fenced, Misconfigured
+from epochal.errors import EpochalError, Fenced, Misconfigured, Unsettled
 from epochal.protocol.state import RecordKind, State
+from epochal.terms import EpochNumber
 
 
 class Voice:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.is_silent = False
+        self.has_news = False
+        """It knows more than it has put on record."""
+        self.found_good_order = False
+        """The driver before this one had left nothing in doubt when this one claimed."""
         self._state: State | None = None
+        self._fenced: Fenced | None = None
 
     @property
     def has_claimed(self) -> bool:
@@ -34,7 +40,12 @@ class Voice:
 
     def claim(self, follow: Callable[[State | None], State]) -> None:
         """From here on older drivers are fenced."""
-        self._state = self.journal.claim(follow)
+
+        def following(before: State | None) -> State:
+            self.found_good_order = before is None or before.is_stopped
+            return follow(before)
+
+        self._state = self.journal.claim(following)
 
     def resume(self, driver: str, record: int | None) -> None:
         """Go on under a claim of the same driver; fenced where the newest record is not its own."""
@@ -50,15 +61,35 @@ class Voice:
     def keep(self, state: State) -> None:
         """Know this from here on; it rides in the next record."""
         self._state = state
+        self.has_news = True
 
     def append(self, kind: RecordKind, state: State) -> None:
         """Put it on record, durably."""
-        # Silent until the log has answered: an unanswered put may yet win its slot.
-        self.is_silent = True
-        self.journal.append(kind, state)
+        # Silent until the log has answered: an unanswered put may yet win its slot. An answer does
+        # not give a voice back that was lost to a target that hangs.
+        was_silent, self.is_silent = self.is_silent, True
+        try:
+            self.journal.append(kind, state)
+        except Fenced as error:
+            self._fenced = error
+            raise
         # In this order: an interrupt between the two must not let an old state speak.
         self._state = state
-        self.is_silent = False
+        self.has_news = False
+        self.is_silent = was_silent
 
-    def fall_silent(self) -> None:
+    def fall_silent(self, error: EpochalError | None = None) -> None:
         self.is_silent = True
+        if isinstance(error, Fenced):
+            self._fenced = error
+
+    def require_voice(self, epoch: EpochNumber) -> None:
+        """Whoever catches what silenced a driver, and goes on with it, is refused."""
+        if self._fenced is not None:
+            raise self._fenced
+        if self.is_silent:
+            raise Unsettled(
+                f"epoch {epoch} can't begin: the epoch log or a target has not answered this "
+                "driver before, and what it was asked may yet happen",
+                "start again: a new start finds out what became of it",
+            )
