@@ -15,7 +15,7 @@ from epochal.protocol.admission import (
     admit_start,
     newborn,
 )
-from epochal.protocol.state import GivenUp, settled, sinks_done
+from epochal.protocol.state import GivenUp, adopted, settled, sinks_done
 from epochal.terms import EpochNumber, Mark, Offsets, Uid
 
 OTHER = Uid("zzzzzzzzzzzz")
@@ -118,6 +118,16 @@ def test_a_retargeted_sink_is_asked_about(make, done, start):
     told = refusal(lambda: admit_start(done, asked), "'orders'", "elsewhere")
     assert "retarget=['orders']" in told.hint
     admit_start(done, replace(asked, retarget=[make.orders]))
+
+
+def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, start):
+    crashed = replace(done, is_stopped=False)
+    moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
+    asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, 0))
+    told = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop in good order")
+    assert "epochal adopt /chk" in told.hint
+    let_go = adopted(crashed, location="/chk", query_id="query", expected=None)
+    admit_start(let_go, asked)
 
 
 def test_a_pending_sink_can_not_be_retargeted_even_on_purpose(make, start):

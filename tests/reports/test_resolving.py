@@ -111,3 +111,12 @@ def test_nobody_settles_over_the_head_of_a_driver_at_work(shop):
         session.begin(0)
         with pytest.raises(Refused, match="seems to be at work"):
             resolving.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+
+
+def test_aborting_one_thing_by_hand_does_not_say_that_all_is_in_good_order(shop):
+    driver = shop.die("prepared")
+    (name,) = listed(shop)
+    resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    assert shop.audit._place.store()._prepared
+    assert not newest_record(shop.log).record.state.is_stopped
+    assert driver is not None

@@ -213,7 +213,7 @@ class Coordinator:
                 self._clearing.sweep_if_due()
             self._targets.tell_offsets(epoch, offsets)
             self._targets.begin(epoch, self._targets.committers)
-        except BaseException as error:
+        except Exception as error:
             self.abort({}, because=error)
             raise
         self._around.watch("begun", epoch)
@@ -231,7 +231,7 @@ class Coordinator:
         """
         try:
             self._examiner.examine_early(self.state, self._open_epoch, receipts, frame)
-        except BaseException as error:
+        except Exception as error:
             self.abort({**receipts, **self._examiner.refused}, because=error)
             raise
 
@@ -250,7 +250,7 @@ class Coordinator:
             receipts = {**receipts, **self._examiner.refused}
             require_same_offsets(self._open_epoch, began_with, offsets())
             self._targets.require_time(self._open_epoch, receipts)
-        except BaseException as error:
+        except Exception as error:
             self.abort({**receipts, **self._examiner.refused}, because=error)
             raise
         self._decide(receipts, began_with)

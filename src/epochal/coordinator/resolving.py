@@ -9,6 +9,7 @@ more that names it (I5). Committing what is not decided is not among the things 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Sink
 from epochal.coordinator.carrying import Carrier
@@ -24,7 +25,6 @@ from epochal.protocol.state import (
     claimed,
     settled,
     sinks_done,
-    stopped,
 )
 from epochal.terms import EpochNumber, SinkName
 
@@ -78,24 +78,19 @@ def abort_undecided(
         try:
             judgement = require_abortable(state, sink.name, committer, name)
             abort_judged(committer, [judgement], state)
-        except BaseException:
-            journal.append(RecordKind.STOP, stopped(state))
-            raise
         finally:
             committer.close()
-        journal.append(RecordKind.RESOLVED, stopped(state), note=note)
+        journal.append(RecordKind.RESOLVED, state, note=note)
         return judgement
     finally:
         journal.close()
 
 
 def take_over(log: EpochLog, limits: Limits, around: Surroundings | None = None) -> State:
-    """Claim for a person, and leave at once: from here on no driver of before decides any more."""
+    """Claim for a person: from here on no driver of before decides any more."""
     journal = _journal(log, limits, around or Surroundings())
     try:
-        state = journal.claim(lambda before: _claimed(before, log))
-        journal.append(RecordKind.STOP, stopped(state))
-        return stopped(state)
+        return journal.claim(lambda before: _claimed(before, log))
     finally:
         journal.close()
 
@@ -149,10 +144,14 @@ def _commit_one(
 
 
 def as_successor(state: State) -> State:
-    """The state as this process would claim it."""
-    return claimed(
+    """
+    The state as a person's tool claims it. It prepares nothing and does not clear all targets, so
+    whatever order the last driver left them in stands.
+    """
+    mine = claimed(
         state, driver=this_driver(), sinks=state.sinks, query_id=state.query_id, run=state.run
     )
+    return replace(mine, is_stopped=state.is_stopped)
 
 
 def _claimed(before: State | None, log: EpochLog) -> State:

@@ -183,27 +183,30 @@ def _same_sinks(state: State, start: Start) -> None:
             "which this start no longer has",
             "start once with the sink still there, then remove it",
         )
-    _none_removed_in_doubt(state, start)
+    removed = [sink for sink in state.sinks if sink not in start.sinks]
+    _none_left_in_doubt(state, removed, "is no longer among the sinks", "remove it")
     for sink, told in start.sinks.items():
         known = state.sinks.get(sink)
         if known is None or known.get("target") == told.get("target"):
             continue
+        moved = f"wrote to {known.get('target')} so far and now names {told.get('target')}"
         if sink in state.pending or sink not in start.retarget:
             raise Refused(
-                f"sink {sink!r} wrote to {known.get('target')} so far and now names "
-                f"{told.get('target')}",
+                f"sink {sink!r} {moved}",
                 f"if it is meant: start with retarget=[{sink!r}] once nothing of it is in doubt; "
                 "for a new sink beside the old one give it another name",
             )
+        _none_left_in_doubt(state, [sink], moved, "retarget it")
 
 
-def _none_removed_in_doubt(state: State, start: Start) -> None:
-    removed = [sink for sink in state.sinks if sink not in start.sinks]
-    if removed and not state.is_stopped:
+def _none_left_in_doubt(state: State, sinks: Sequence[SinkName], fact: str, then: str) -> None:
+    """Nobody lists any more what was left where a sink no longer is (I5)."""
+    if sinks and not state.is_stopped:
         raise Refused(
-            f"{', '.join(removed)} is no longer among the sinks, and the last driver did not stop "
-            "in good order: what it left prepared there could not be cleared",
-            "start once with the sink still there and stop, then remove it",
+            f"{', '.join(sinks)} {fact}, and the last driver did not stop in good order: what it "
+            "left prepared there could not be cleared",
+            f"start once with the sink as it was and stop, then {then}; if that target is gone for "
+            f"good: `epochal adopt {state.location}` lets go of what was there",
         )
 
 

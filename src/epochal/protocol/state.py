@@ -289,7 +289,10 @@ def stopped(state: State) -> State:
 def adopted(
     state: State, *, location: str, query_id: str | None, expected: EpochNumber | None
 ) -> State:
-    """A person confirms that this checkpoint moved here, or that other code ran it meanwhile."""
+    """
+    A person confirms that this checkpoint moved here, or that other code ran it meanwhile, and
+    that what the last driver left prepared need not be cleared at a sink that is then removed.
+    """
     moved = replace(state, location=location, query_id=query_id, is_stopped=True)
     if expected is None or expected == state.expected:
         return moved
