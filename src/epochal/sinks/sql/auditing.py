@@ -26,6 +26,6 @@ def recount(session: Session, quoted: str, table: str) -> Recount:
 
 def forget(session: Session, ledger: Ledger, *, is_dry_run: bool) -> Dropped:
     """The ledger rows of one sink of one uid. Staging tables are in doubt, and gone by now."""
-    count = ledger.count(session) if is_dry_run else session.execute(ledger.forget())
+    count = ledger.count(session) if is_dry_run else ledger.forget(session)
     told = f"{quantity(count, 'row')} of {ledger.schema}.{ledger.dialect.ledger}"
     return Dropped(removed=[told] if count else [])

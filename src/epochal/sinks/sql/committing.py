@@ -70,7 +70,7 @@ class Committing:
     def prune(self, below: EpochNumber) -> None:
         self._in_transaction(
             "prune the ledger",
-            lambda session: session.execute(self._ledger.prune(below)),
+            lambda session: self._ledger.prune(session, below),
             missing=0,
         )
 

@@ -15,19 +15,12 @@ from epochal.errors import Misconfigured
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.terms import EpochNumber, Handle, Identity, Mark, Proof, Receipt, Uid
 
-COLUMNS = (
-    "uid",
-    "sink",
-    "epoch",
-    "part",
-    "generation",
-    "attempt",
-    "pipeline",
-    "sink_name",
-    "run",
-    "row_count",
-)
+_WITHIN_SINK = ("epoch", "part", "generation", "attempt")
+_KEY = ("uid", "sink", *_WITHIN_SINK)
+_COLUMNS = (*_KEY, "pipeline", "sink_name", "run", "row_count")
 NAME_CHARS_MAX = 255
+_DELETED_MAX = 500
+"""How many rows one statement deletes."""
 _WHOLE_EPOCH = -1
 
 
@@ -81,18 +74,34 @@ class Ledger:
             for receipt in receipts
         ]
 
-    def prune(self, below: EpochNumber) -> str:
+    def prune(self, session: Session, below: EpochNumber) -> int:
         epoch = self._name("epoch")
-        newest = f"SELECT MAX(l.{epoch}) m FROM {self.table} l WHERE {self._mine('l')}"
-        # Through a derived table: MySQL deletes from no table that the condition reads.
-        return (
-            f"DELETE FROM {self.table} WHERE {self._mine()} AND {epoch} < {below}"
-            f" AND {epoch} < (SELECT n.m FROM ({newest}) n)"
-        )
+        newest = f"SELECT MAX(n.{epoch}) FROM {self.table} n WHERE {self._mine('n')}"
+        return self._delete(session, f"{epoch} < {below} AND {epoch} < ({newest})")
 
-    def forget(self) -> str:
+    def forget(self, session: Session) -> int:
         """Every row, the newest too: of a pipeline that is dead for good."""
-        return f"DELETE FROM {self.table} WHERE {self._mine()}"
+        return self._delete(session, "1 = 1")
+
+    def _delete(self, session: Session, condition: str) -> int:
+        """
+        Delete rows of this sink, each by its whole key; how many it were.
+
+        MySQL locks every row that a DELETE looks at, the first one behind the last that is meant
+        too: that one may be another pipeline's, prepared, and locked until its decision.
+        """
+        names = [self._name(name) for name in _WITHIN_SINK]
+        rows = session.query(
+            f"SELECT {', '.join(names)} FROM {self.table} WHERE {self._mine()} AND {condition}"
+        )
+        keys = [
+            " AND ".join(f"{name} = {int(value)}" for name, value in zip(names, row, strict=True))
+            for row in rows
+        ]
+        for start in range(0, len(keys), _DELETED_MAX):
+            listed = " OR ".join(f"({key})" for key in keys[start : start + _DELETED_MAX])
+            session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND ({listed})")
+        return len(keys)
 
     # Reading
 
@@ -104,7 +113,7 @@ class Ledger:
         """What the ledger shows of a handle that is no longer prepared."""
         of_handle = " AND ".join(
             f"{self._name(name)} = {self.dialect.literal(value)}"
-            for name, value in zip(COLUMNS, _key(handle), strict=False)
+            for name, value in zip(_KEY, _key(handle), strict=True)
         )
         if session.query(f"SELECT {self._name('epoch')} FROM {self.table} WHERE {of_handle}"):
             return Proof.COMMITTED
@@ -145,7 +154,7 @@ class Ledger:
         return self.dialect.quote(column)
 
     def _columns(self) -> str:
-        return ", ".join(map(self._name, COLUMNS))
+        return ", ".join(map(self._name, _COLUMNS))
 
     def _mine(self, alias: str = "", *, uid: str = "", tag: str = "") -> str:
         dot = f"{alias}." if alias else ""
