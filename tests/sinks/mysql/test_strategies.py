@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from sinks.sql.promises import *  # noqa: F403  every test there is one of this module, too
 from sinks.sql.strategies import *  # noqa: F403  every test there is one of this module, too
 
-from epochal.errors import Fenced, Misconfigured, PreparedLost, TryAgain
+from epochal.errors import Misconfigured, PreparedLost, TryAgain
 from epochal.sinks.mysql import checking, connecting, writer
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import EpochNumber, Proof
 
 # Staged
-
-
-def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(orders, some):
-    zombie = orders.life()
-    zombie.start(some(1))
-    receipt = zombie.prepare(some(1), 0)
-    zombie.rehearse(0, [receipt])
-    newer = orders.keep(zombie.fresh(generation=2))
-    newer.write(0, some(1))
-    newer.committer.abort(EpochNumber(0), [receipt])
-    assert len(orders.rows()) == 1
-    with pytest.raises(Fenced, match="generation 2"):
-        zombie.rehearse(0, [zombie.prepare(some(1), 0)])
-
-
-def test_a_sleeping_rehearsal_keeps_no_staging_table_from_being_dropped(orders, some):
-    zombie = orders.life(lock_timeout_s=1)
-    zombie.start(some(1))
-    receipt = zombie.prepare(some(1), 0)
-    zombie.rehearse(0, [receipt])
-    orders.keep(zombie.fresh(generation=2)).committer.abort(EpochNumber(0), [receipt])
-    assert orders.leftovers() == []
-    assert orders.rows() == []
 
 
 def test_a_decided_epoch_is_applied_again_where_its_rehearsal_was_lost(orders, some):

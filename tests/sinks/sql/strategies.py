@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.contract import Limits, Task
-from epochal.errors import PreparedLost, Refused, TryAgain
+from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import EpochNumber, Proof, Uid
 
@@ -156,3 +156,26 @@ def test_staging_that_somebody_dropped_fails_the_rehearsal_and_is_lost_after_the
     with pytest.raises(PreparedLost) as told:
         life.commit(0, [receipt])
     assert told.value.handles == (str(receipt.handle),)
+
+
+def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(orders, some):
+    zombie = orders.life()
+    zombie.start(some(1))
+    receipt = zombie.prepare(some(1), 0)
+    zombie.rehearse(0, [receipt])
+    newer = orders.keep(zombie.fresh(generation=2))
+    newer.write(0, some(1))
+    newer.committer.abort(EpochNumber(0), [receipt])
+    assert len(orders.rows()) == 1
+    with pytest.raises(Fenced, match="generation 2"):
+        zombie.rehearse(0, [zombie.prepare(some(1), 0)])
+
+
+def test_a_sleeping_rehearsal_keeps_no_staging_table_from_being_dropped(orders, some):
+    zombie = orders.life(lock_timeout_s=1)
+    zombie.start(some(1))
+    receipt = zombie.prepare(some(1), 0)
+    zombie.rehearse(0, [receipt])
+    orders.keep(zombie.fresh(generation=2)).committer.abort(EpochNumber(0), [receipt])
+    assert orders.leftovers() == []
+    assert orders.rows() == []

@@ -20,6 +20,7 @@ from epochal.sinks.postgres.rejects import removal
 from epochal.sinks.postgres.sorting import is_missing, sorted_error, sorting
 from epochal.sinks.postgres.transaction import Transaction
 from epochal.sinks.sql.auditing import recountable
+from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
 from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.rejects import REJECTED, SetApart, rows_of
 from epochal.terms import (
@@ -124,14 +125,20 @@ class StagedCommitter(Committing):
         self._transaction.give_up()
         self._checker.is_ready = False
         tables = [staging_name(receipt.handle) for receipt in receipts]
-        if not tables:
-            return
-        doing = self.doing(f"abort epoch {epoch}")
-        with self.pool.transaction(doing) as connection:
-            # Names that are not there are left out: a schema that is not there is an error to DROP.
-            there = meta.present(connection, self.sink.meta_schema, tables)
-            if there:
-                connection.execute(meta.drop(self.sink.meta_schema, sorted(there)))
+        if tables:
+            insist(lambda: self._drop(self.doing(f"abort epoch {epoch}"), tables), self._limits)
+
+    def _drop(self, doing: str, tables: Sequence[str]) -> None:
+        """An open rehearsal has dropped them, too: that of an earlier driver is ended."""
+        try:
+            with self.pool.transaction(doing, lock_wait_s=HOLDER_WAIT_S) as connection:
+                # To DROP, a schema that is not there is an error.
+                there = meta.present(connection, self.sink.meta_schema, tables)
+                if there:
+                    connection.execute(meta.drop(self.sink.meta_schema, sorted(there)))
+        except TryAgain as error:
+            self._transaction.end_holders(error.__cause__)
+            raise
 
     def in_doubt(self) -> Sequence[InDoubt]:
         return self._read(

@@ -82,15 +82,20 @@ class Server:
     def secret(self) -> str:
         return "" if self.password is None else self.password.reveal()
 
-    def begin(self, *, lock_timeout_s: float | None = None) -> sql.Composed:
+    def begin(self, *, lock_wait_s: float | None = None) -> sql.Composed:
         """BEGIN, with every setting that matters said aloud, for this transaction only."""
         return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {}").format(
-            self.settings(lock_timeout_s=lock_timeout_s)
+            self.settings(lock_wait_s=lock_wait_s)
         )
 
-    def settings(self, *, lock_timeout_s: float | None = None) -> sql.Composed:
-        """A weaker synchronous_commit than `on` would forget what was reported as durable."""
-        wait_s = self.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
+    def settings(self, *, lock_wait_s: float | None = None) -> sql.Composed:
+        """
+        Limits, with this patience for locks, at most the declared one.
+
+        A weaker synchronous_commit than `on` would forget what was reported as durable.
+        """
+        declared = self.lock_timeout_s
+        wait_s = declared if lock_wait_s is None else min(lock_wait_s, declared)
         return sql.SQL(
             "SELECT set_config('statement_timeout', {}, true),"
             " set_config('lock_timeout', {}, true), set_config('TimeZone', 'UTC', true),"
@@ -167,11 +172,13 @@ class Pool:
             self.give_back(connection)
 
     @contextmanager
-    def transaction(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
+    def transaction(
+        self, doing: str, *, lock_wait_s: float | None = None
+    ) -> Iterator[psycopg.Connection[Any]]:
         """A short transaction, committed at the end of the block."""
         with self.connection() as connection:
             with sorting(doing):
-                connection.execute(self._server.begin())
+                connection.execute(self._server.begin(lock_wait_s=lock_wait_s))
                 try:
                     yield connection
                 except BaseException:

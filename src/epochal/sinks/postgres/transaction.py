@@ -28,7 +28,7 @@ from epochal.sinks.postgres.applying import find_rejected
 from epochal.sinks.postgres.connecting import roll_back
 from epochal.sinks.postgres.rejects import refusal
 from epochal.sinks.postgres.sorting import is_data_error, is_lock_wait, sorted_error, sorting
-from epochal.sinks.sql.insisting import insist
+from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
 from epochal.sinks.sql.rejects import Rejected
 from epochal.terms import EpochNumber, Handle, Receipt, Receipts, SinkName
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from epochal.sinks.postgres.committer import StagedCommitter
 
 T = TypeVar("T")
-_CLAIM_WAIT_S = 2.0
-"""How long to wait for another driver's open transaction before it is looked for and ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,7 @@ class Transaction:
     ) -> list[_Part]:
         """The parts that are not committed yet, their ledgers' rows written."""
         server = self._first.server
-        connection.execute(server.begin(lock_timeout_s=min(_CLAIM_WAIT_S, server.lock_timeout_s)))
+        connection.execute(server.begin(lock_wait_s=HOLDER_WAIT_S))
         claimed = [
             part for part in parts if part.member.claim_epoch(connection, epoch, part.receipts)
         ]
@@ -216,11 +214,15 @@ class Transaction:
 
     def _explained(self, epoch: EpochNumber, error: psycopg.Error) -> Exception:
         """Why an epoch could not be applied; a zombie that stood in the way is ended."""
-        if is_lock_wait(error):
+        self.end_holders(error)
+        return sorted_error(error, self._doing(f"apply epoch {epoch}"))
+
+    def end_holders(self, error: BaseException | None) -> None:
+        """Where an earlier driver of these sinks may be what was waited for, end its sessions."""
+        if error is not None and is_lock_wait(error):
             identities = [member.identity for member in self._members.values()]
             with self._first.pool.connection() as connection, suppress(psycopg.Error):
                 meta.end_older_sessions(connection, identities)
-        return sorted_error(error, self._doing(f"apply epoch {epoch}"))
 
     # Rows that a table refuses
 

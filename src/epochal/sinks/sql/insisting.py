@@ -1,4 +1,4 @@
-"""Trying again what a server marks as transient."""
+"""Trying again what a server marks as transient, or an earlier driver holds up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from epochal.contract import Limits
 from epochal.errors import TryAgain
 
 T = TypeVar("T")
+HOLDER_WAIT_S = 2.0
+"""How long to wait for another driver's open transaction before it is looked for and ended."""
 
 
 def insist(attempt: Callable[[], T], limits: Limits) -> T:

@@ -24,7 +24,7 @@ from epochal.sinks.sql.apply import Apply, Mapped, Source
 from epochal.sinks.sql.columns import columns_of
 from epochal.sinks.sql.committing import Committing
 from epochal.sinks.sql.dialect import UNFIT, Session
-from epochal.sinks.sql.insisting import insist
+from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
 from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.rejects import REJECTED, Rejected, SetApart, rows_of
 from epochal.sinks.sql.search import Search, refusal
@@ -37,8 +37,6 @@ from epochal.terms import (
     Receipt,
 )
 
-_CLAIM_WAIT_S = 2.0
-"""How long to wait for another driver's open transaction before it is looked for and ended."""
 _DATA_EXCEPTION = "22000"
 
 
@@ -188,7 +186,7 @@ class StagedCommitter(Committing):
         return None
 
     def _applied(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
-        session.begin(lock_wait_s=_CLAIM_WAIT_S)
+        session.begin(lock_wait_s=HOLDER_WAIT_S)
         rows = sum(receipt.rows for receipt in receipts)
         if not self._ledger.claim_epoch(session, epoch, rows):
             return False
@@ -251,7 +249,7 @@ class StagedCommitter(Committing):
             there = self._dialect.present(session, self._sink.meta, tables)
             if there:
                 # A task that still writes to it is asked after later, not waited for.
-                session.wait_for_locks(_CLAIM_WAIT_S)
+                session.wait_for_locks(HOLDER_WAIT_S)
                 try:
                     self._dialect.drop(session, self._sink.meta, sorted(there))
                 finally:
