@@ -1,8 +1,8 @@
 """
-A driver to be killed, `python changes_victim.py <folder>`: it dies between two tables of an epoch.
+A driver to be killed between two tables of an epoch: `python changes_victim.py <folder> <table>
+<epoch>` dies when that table has committed and the other has not begun to.
 
-By then the overwrite is committed, and the merge is most often still under way: the next driver has
-to find the one done and do the other.
+The next driver has to find the one done and do the other.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
 from epochal.sinks.delta import Delta
+from epochal.sinks.delta.committer import DeltaCommitter
 from epochal.spark.local import local_builder
 from epochal.spark.pipeline import Pipeline
 
@@ -65,7 +66,7 @@ def _name(number: int, epoch: int) -> str:
     return f"{number} at {epoch}"
 
 
-def run(spark: Any, root: Path, watch: Callable[[str, int | None], None]) -> None:
+def run(spark: Any, root: Path) -> None:
     """All that is told, to two tables under one decision."""
     made: dict[str, Any] = {"create_table": "if_missing"}
     by_key = Delta(
@@ -81,17 +82,30 @@ def run(spark: Any, root: Path, watch: Callable[[str, int | None], None]) -> Non
     )
     reader = spark.readStream.schema("id long, day string, op string, name string")
     stream = reader.option("maxFilesPerTrigger", 1).json(str(root / "in"))
-    pipeline = Pipeline("changes", [by_key, by_day], watch=watch)
+    pipeline = Pipeline("changes", [by_key, by_day])
     pipeline.start(stream, root / "checkpoint", availableNow=True).awaitTermination()
 
 
-if __name__ == "__main__":
+def die_between(done: str, epoch: int) -> None:
+    """Let one table commit this epoch, hold the other back, and die."""
+    write, let_go = DeltaCommitter._write, DeltaCommitter._let_go
 
-    def die(at: str, epoch: int | None) -> None:
-        if (at, epoch) == ("committed replaced", 1):
+    def held(self: Any, table: Any, number: int, receipts: Any) -> None:
+        if number == epoch and self._sink.name != done:
+            threading.Event().wait()
+        write(self, table, number, receipts)
+
+    def last(self: Any, receipts: Any) -> None:
+        if self._sink.name == done and receipts[0].handle.epoch == epoch:
             os.kill(os.getpid(), signal.SIGKILL)
+        let_go(self, receipts)
 
+    DeltaCommitter._write, DeltaCommitter._let_go = held, last  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    die_between(sys.argv[2], int(sys.argv[3]))
     # It lives for seconds: the second compiler would cost more than it gives.
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     builder = local_builder("victim", threads=2).config("spark.driver.extraJavaOptions", quick)
-    run(builder.getOrCreate(), Path(sys.argv[1]), die)
+    run(builder.getOrCreate(), Path(sys.argv[1]))

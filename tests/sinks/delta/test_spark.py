@@ -50,20 +50,31 @@ def test_the_pipeline_goes_on_after_spark_changed_the_table(told):
     assert [path for path in leftovers(folder) if "_epochal" in path] == []
 
 
-def test_a_killed_driver_merges_and_overwrites_every_epoch_once(spark, tmp_path):
-    changes_victim.tell(tmp_path)
-    command = [sys.executable, changes_victim.__file__, str(tmp_path)]
+def versions(root: Path) -> dict[str, int]:
+    return {name: DeltaTable(str(root / name)).version() for name in ("merged", "replaced")}
+
+
+def killed_between(root: Path, done: str, epoch: int) -> None:
+    command = [sys.executable, changes_victim.__file__, str(root), done, str(epoch)]
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
-    with (tmp_path / "told").open("wb") as told:
+    with (root / "told").open("wb") as told:
         died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=280)
-    assert died.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()[-4000:]
-    changes_victim.run(spark, tmp_path, lambda at, epoch: None)
+    assert died.returncode == -signal.SIGKILL, (root / "told").read_text()[-4000:]
+
+
+def test_a_driver_killed_between_two_tables_merges_and_overwrites_every_epoch_once(spark, tmp_path):
+    changes_victim.tell(tmp_path)
+    # The first version made the table, and each epoch is one more.
+    killed_between(tmp_path, "replaced", 1)
+    assert versions(tmp_path) == {"merged": 1, "replaced": 2}
+    killed_between(tmp_path, "merged", 2)
+    assert versions(tmp_path) == {"merged": 3, "replaced": 2}
+    changes_victim.run(spark, tmp_path)
+    assert versions(tmp_path) == {"merged": 3, "replaced": 3}
     for name, wanted in (
         ("merged", changes_victim.merged()),
         ("replaced", changes_victim.replaced()),
     ):
         found = rows(tmp_path / name, "id, name")
         assert sorted((row["id"], row["name"]) for row in found) == wanted
-        # One made the table, and each epoch is one more.
-        assert DeltaTable(str(tmp_path / name)).version() == len(changes_victim.CHANGES)
         assert leftovers(tmp_path / name) == []
