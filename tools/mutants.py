@@ -33,6 +33,7 @@ COORDINATOR = "coordinator/coordinator.py"
 EXAMINING = "coordinator/examining.py"
 JOURNAL = "coordinator/journal.py"
 SWEEPING = "coordinator/sweeping.py"
+VOICE = "coordinator/voice.py"
 ADMISSION = "protocol/admission.py"
 INVARIANTS = "protocol/invariants.py"
 RECOVERY = "protocol/recovery.py"
@@ -73,7 +74,7 @@ MUTANTS = (
         "no list after put",
         (
             JOURNAL,
-            "        self._require_nothing_above(number)\n        self._number = number\n",
+            "        self._require_still_newest(number)\n        self._number = number\n",
             "        self._number = number\n",
         ),
     ),
@@ -81,8 +82,8 @@ MUTANTS = (
         "gap read as the end",
         (
             JOURNAL,
-            "lambda: max(self._log.numbers(), default=0)",
-            "lambda: number + (number + 1 in self._log.numbers())",
+            "newest = max(numbers, default=0)",
+            "newest = number + (number + 1 in numbers)",
         ),
     ),
     mutant(
@@ -112,6 +113,30 @@ MUTANTS = (
     mutant(
         "losers not aborted",
         (SWEEPING, "        committer.abort(epoch, receipts)\n", ""),
+    ),
+    mutant(
+        "good order claimed with something left",
+        (COORDINATOR, "        if self._clearing.is_clear and not", "        if not"),
+    ),
+    mutant(
+        "a failed start makes up for a crash",
+        (
+            VOICE,
+            "            self.found_good_order = before is None or before.is_stopped\n",
+            "            self.found_good_order = True\n",
+        ),
+    ),
+    mutant(
+        "a target that hangs is called again after a note",
+        (VOICE, "        self.is_silent = was_silent\n", "        self.is_silent = False\n"),
+    ),
+    mutant(
+        "a log that was moved away is not missed",
+        (
+            JOURNAL,
+            "        if self._number and self._number not in numbers:\n",
+            "        if self._number < 0:\n",
+        ),
     ),
     mutant(
         "a sweep aborts what a decision names",

@@ -204,6 +204,19 @@ def test_a_superseded_driver_whose_epoch_fails_aborts_nothing(bench):
     assert bench.verbs("abort", "in_doubt") == []
 
 
+def test_a_driver_whose_log_was_moved_away_commits_nothing(bench):
+    coordinator = bench.started("A")
+    bench.begin(coordinator)
+    coordinator.preparing()
+    receipts = bench.prepare(coordinator)
+    bench.world.log.records.clear()
+    with pytest.raises(InvariantBroken, match="moved or removed"):
+        bench.conclude(coordinator, receipts)
+    coordinator.stop()
+    assert bench.verbs("commit", "abort") == []
+    assert bench.visible() == []
+
+
 def test_a_claim_alone_is_enough_to_fence(bench):
     bench.started("A")
     new = bench.started("B")
@@ -405,6 +418,7 @@ def history(epochs, bench):
     journal = Journal(
         log, clock=bench.clock, limits=bench.limits, chance=lambda: 0.0, nonce=lambda: "n"
     )
+    log.put_if_absent(epochs, b"the record before")
     journal._number = epochs
     for _ in range(bench.limits.log_records_kept):
         journal.append(RecordKind.STOP, state)

@@ -4,7 +4,7 @@ import pytest
 
 from epochal.contract import Limits
 from epochal.coordinator.journal import Journal
-from epochal.errors import CorruptRecord, Fenced, OutcomeUnknown, TryAgain
+from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.state import RecordKind, State, claimed, stopped
 from epochal.terms import Uid
@@ -98,6 +98,16 @@ def test_a_gap_is_never_read_as_the_end(log, clock):
         old.append(RecordKind.STOP, stopped(state))
     assert list(log.numbers()) == [2, 5]
     assert journal(log, clock, "c").peek() == latest
+
+
+def test_a_log_that_was_moved_away_from_a_living_driver_takes_no_word_of_it(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.delete([1])
+    with pytest.raises(InvariantBroken, match="moved or removed"):
+        own.require_newest()
+    with pytest.raises(InvariantBroken, match="record 1, which this driver goes on from"):
+        own.append(RecordKind.STOP, stopped(state))
 
 
 def test_a_put_without_an_answer_that_was_written_is_found_to_be_ones_own(log, clock):

@@ -211,6 +211,22 @@ def test_i5_something_left_in_doubt_at_rest(scene):
     objects("I5", scene.world.judge.at_rest, scene.world)
 
 
+def test_i5_a_stop_in_good_order_with_something_left(scene):
+    scene.receipt(0)
+    objects("I5", scene.put, RecordKind.STOP, stopped(scene.state))
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_i5_nobody_is_blamed_for_what_comes_behind_the_back_of_a_stop(scene, is_late):
+    scene.claim()
+    if is_late:
+        handle = "epochal-aaaaaaaaaaaa-g2-e0-s00000000-p0-t1"
+        scene.world.land_late(Call("A", TARGET, X, "prepare", (handle, ())))
+    else:
+        scene.receipt(0)
+    scene.put(RecordKind.STOP, stopped(scene.state))
+
+
 def test_i6_two_attempts_that_share_a_handle(scene):
     scene.receipt(0)
     objects("I6", scene.receipt, 0, rows=("something else",))

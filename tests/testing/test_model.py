@@ -63,7 +63,7 @@ def objects(rule, *names):
 
 
 def test_without_a_list_after_the_put_a_driver_that_slept_decides(monkeypatch):
-    monkeypatch.setattr(Journal, "_require_nothing_above", lambda self, number: None)
+    monkeypatch.setattr(Journal, "_require_still_newest", lambda self, number: None)
     trace = objects("I1 I3", "deleted")
     assert any("delete" in step for step in trace)
 
@@ -73,7 +73,7 @@ def test_a_gap_read_as_the_end_lets_a_driver_that_slept_decide(monkeypatch):
         if number + 1 in self._log.numbers():
             raise self._fenced("taken")
 
-    monkeypatch.setattr(Journal, "_require_nothing_above", next_slot_only)
+    monkeypatch.setattr(Journal, "_require_still_newest", next_slot_only)
     objects("I1 I3", "deleted")
 
 

@@ -78,5 +78,5 @@ def test_a_seed_without_a_breach_says_so(capsys):
 
 
 def test_without_the_listing_the_simulation_finds_a_breach(monkeypatch):
-    monkeypatch.setattr(Journal, "_require_nothing_above", lambda self, number: None)
+    monkeypatch.setattr(Journal, "_require_still_newest", lambda self, number: None)
     assert any(sim.simulate(seed).breach for seed in range(300))

@@ -8,7 +8,9 @@ claim that fenced it. The highest number is the truth, and three rules keep it s
   slot whose record was deleted long ago, and its put succeeds all the same. A gap is never the end.
 - A put without an answer is closed by filling the same slot again and reading who won; "taken" with
   one's own nonce is one's own. Until it is closed, nothing may be aborted.
-- Records below one's own may be deleted, as each carries the whole state.
+- Records below one's own may be deleted, as each carries the whole state. Nobody deletes one's own:
+  where it is gone, the log was moved or removed behind this driver, and puts that succeed where it
+  was tell nothing about who speaks where it now is.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Journal:
             self._number = number
             state = follow(before)
             if self._fill(number + 1, kind, state, note):
-                self._require_nothing_above(number + 1)
+                self._require_still_newest(number + 1)
                 self._number = number + 1
                 return state
         raise TryAgain(
@@ -92,12 +94,12 @@ class Journal:
         number = self._number + 1
         if not self._fill(number, kind, state, note):
             raise self._fenced(f"record {number} was written by another driver")
-        self._require_nothing_above(number)
+        self._require_still_newest(number)
         self._number = number
 
     def require_newest(self) -> None:
         """Raise `Fenced` where another driver has claimed since (I7)."""
-        self._require_nothing_above(self._number)
+        self._require_still_newest(self._number)
 
     def tidy(self) -> None:
         """Delete records that nobody needs; a failure costs nothing but room."""
@@ -138,10 +140,17 @@ class Journal:
         data = self._log.read(number)
         return data is not None and decode(data, f"{self.place}, record {number}").nonce == nonce
 
-    def _require_nothing_above(self, number: int) -> None:
-        newest = self._insist(lambda: max(self._log.numbers(), default=0))
+    def _require_still_newest(self, number: int) -> None:
+        numbers = self._insist(self._log.numbers)
+        newest = max(numbers, default=0)
         if newest > number:
             raise self._fenced(f"record {newest} is above this driver's {number}")
+        if self._number and self._number not in numbers:
+            raise InvariantBroken(
+                f"{self.place}: record {self._number}, which this driver goes on from, is gone: "
+                "the log was moved or removed while the driver was at work",
+                "leave this driver stopped; start where the log is now, or put it back",
+            )
 
     def _fenced(self, fact: str) -> Fenced:
         return Fenced(

@@ -10,7 +10,8 @@ with that truth:
 - I2      effective records never take a decision back, change it, or decide an epoch twice;
 - I4      a decision leaves the log only when its target proves it done, or a person gave it up;
 - I5      an abort never meets a handle that a decision names, nor a decision a handle that was
-          aborted;
+          aborted; a driver that says STOP left nothing prepared that it could have listed, as the
+          next one may leave a sink out;
 - I6      a decision names one attempt per partition, and together they are the epoch's rows, once;
 - I7      no effective record is of an older generation; nobody aborts without having asked the
           log first;
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, cast
 
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
-from epochal.terms import Decision, Receipt, SinkName, total
+from epochal.terms import Decision, Handle, Receipt, SinkName, total
 from epochal.testing.calls import TARGET, Call
 
 if TYPE_CHECKING:
@@ -54,7 +55,16 @@ class Breach(AssertionError):
 
 
 class Judge:
-    __slots__ = ("_asked", "_decided", "_expired", "_named", "_rehearsed", "_top", "truth")
+    __slots__ = (
+        "_asked",
+        "_decided",
+        "_expired",
+        "_latecomers",
+        "_named",
+        "_rehearsed",
+        "_top",
+        "truth",
+    )
 
     def __init__(self) -> None:
         self.truth: State | None = None
@@ -63,6 +73,8 @@ class Judge:
         self._named: dict[str, int] = {}
         """Every handle that an effective decision ever named, with its epoch."""
         self._expired: frozenset[str] = frozenset()
+        self._latecomers: frozenset[str] = frozenset()
+        """Prepared behind the back of whoever spoke: no sweep can be blamed for missing them."""
         self._rehearsed: frozenset[tuple[str, int, frozenset[str]]] = frozenset()
         self._asked: dict[str, bool] = {}
         """Whether a driver has asked the log since it last did anything but clear up."""
@@ -72,6 +84,7 @@ class Judge:
         other.truth, other._top = self.truth, self._top
         other._decided, other._named = dict(self._decided), dict(self._named)
         other._expired, other._rehearsed = self._expired, self._rehearsed
+        other._latecomers = self._latecomers
         other._asked = dict(self._asked)
         return other
 
@@ -82,6 +95,7 @@ class Judge:
             frozenset(self._decided.items()),
             frozenset(self._named.items()),
             self._expired,
+            self._latecomers,
             self._rehearsed,
         )
 
@@ -146,6 +160,13 @@ class Judge:
         known = world.targets[SinkName(call.name)].prepared.get(handle, rows)
         if known != rows:
             raise Breach("I6", f"{call}: two attempts share the handle {handle}")
+        if self.truth is not None and _generation(handle) < self.truth.generation:
+            self._latecomers |= {handle}
+
+    def arrives_late(self, call: Call) -> None:
+        """The effect of this call comes at a time that its driver knows nothing of."""
+        if call.verb == "prepare":
+            self._latecomers |= {str(call.args[0])}
 
     def expired(self, handles: Sequence[str]) -> None:
         """The target itself throws these away."""
@@ -179,6 +200,8 @@ class Judge:
                 f"{before.generation}",
             )
         self._nothing_dropped(world, call, before, after)
+        if after.is_stopped and not before.is_stopped:
+            self._nothing_left(world, call, after)
         if not _same_last(before, after):
             self._decides(world, call, before, record)
         elif after.unsettled is not None:
@@ -194,6 +217,12 @@ class Judge:
             proven = (before.uid, epoch) in target.epochs and named <= target.committed
             if not proven and (epoch, sink) not in given_up:
                 raise Breach("I4", f"{call}: epoch {epoch} is taken for done on {sink}, and is not")
+
+    def _nothing_left(self, world: World, call: Call, after: State) -> None:
+        for sink in after.sinks:
+            left = world.targets[sink].prepared.keys() - self._named.keys() - self._latecomers
+            if left:
+                raise Breach("I5", f"{call}: stopped in good order, and {sink} holds {left}")
 
     def _decides(self, world: World, call: Call, before: State, record: Record) -> None:
         decision, last = record.state.unsettled, record.state.last
@@ -306,6 +335,11 @@ OTHER = "other "
 def _same(row: Hashable) -> str:
     """Which row of the source this is."""
     return str(row).removeprefix(OTHER)
+
+
+def _generation(name: str) -> int:
+    handle = Handle.parse(name)
+    return 0 if handle is None else handle.generation
 
 
 def _epoch_and_handles(call: Call) -> tuple[int, list[str]]:

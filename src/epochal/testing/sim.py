@@ -213,7 +213,7 @@ class Simulation:
             self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
         elif self._happens(weather.lose_answer):
             self._note(f"half or whole, no answer: {call}")
-            self._world.land_late(self._maybe_half(call))
+            self._world.land_unheard(self._maybe_half(call))
             self._raise_in(life, OutcomeUnknown("the answer was lost"), "")
         elif call.changes_something and self._happens(weather.late):
             self._flying.append(call)

@@ -337,7 +337,12 @@ class World:
         return answer
 
     def land_late(self, call: Call) -> None:
-        """The effect of a call whose caller is no longer listening."""
+        """The effect of a call whose caller is no longer listening, at any later time."""
+        self.judge.arrives_late(call)
+        self.land_unheard(call)
+
+    def land_unheard(self, call: Call) -> None:
+        """The effect of a call whose answer is lost."""
         try:
             self.land(call)
         except (PreparedLost, OutcomeUnknown):
