@@ -168,6 +168,8 @@ class Cursor:
         if statement.startswith("ALTER SESSION"):
             return
         if "dba_pending_transactions" in statement:
+            if "list" in module.refuses:
+                raise database_error(942, "table or view does not exist")
             self._rows = [(name.encode(),) for name in module.parked]
             return
         # The only word of ours that H2 does not know.

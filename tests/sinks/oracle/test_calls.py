@@ -58,6 +58,16 @@ def test_prepared_tries_two_phases_out_before_the_first_epoch(orders, some):
     assert "FORCE ANY TRANSACTION" in told.value.hint
 
 
+def test_trying_two_phases_out_leaves_nothing_where_nothing_can_be_listed(orders, some):
+    orders.module.refuses.add("list")
+    life = orders.life(strategy="prepared")
+    life.start(some(1))
+    with pytest.raises(Misconfigured, match="ORA-00942") as told:
+        life.committer.begin(EpochNumber(0))
+    assert "dba_pending_transactions" in told.value.hint
+    assert orders.leftovers() == []
+
+
 def test_a_prepared_transaction_that_vanished_is_told(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
@@ -110,7 +120,8 @@ def test_errors_are_sorted_by_what_may_be_done_next(code, is_commit, kind):
 
 def test_the_least_rights_are_printed(place):
     own = place.sink(strategy="prepared").grants()
-    assert own[0] == 'GRANT CREATE SESSION, CREATE TABLE TO "ETL"'
+    assert own[0] == 'GRANT CREATE SESSION, CREATE TABLE, CREATE SEQUENCE TO "ETL"'
     assert 'GRANT FORCE ANY TRANSACTION TO "ETL"' in own
     other = place.sink("shop.orders", mode="upsert", keys="id", delete_when="op = 'd'").grants()
     assert 'GRANT SELECT, INSERT, UPDATE, DELETE ON "SHOP"."ORDERS" TO "ETL"' in other
+    assert "DELETE ANY TABLE" in place.sink(meta_schema="OURS").grants()[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from random import getrandbits
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from epochal.sinks.sql.committing import Checker
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.ledger import Ledger
 from epochal.sinks.sql.names import staging_name
-from epochal.terms import Ability, EpochNumber, Fingerprint, Identity, Json, Receipt
+from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle
@@ -175,25 +176,30 @@ class OracleChecker(Checker):
     def _try_two_phases(self, session: Session) -> None:
         """Prepare something, close the connection, and roll it back from another one."""
         handle = self._identity.handle(EpochNumber(0), partition=_TRIED, attempt=getrandbits(40))
-        ledger = Ledger(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
-        name, receipt = staging_name(handle), Receipt(handle=handle, fingerprint=Fingerprint(0))
+        name = staging_name(handle)
         try:
-            other = connecting.connect(self._sink.server)
-            other.tpc_begin(other.xid(XID_FORMAT, name, ""))
-            with other.cursor() as cursor:
-                for statement in ledger.record([receipt]):
-                    cursor.execute(statement)
-            other.tpc_end()
-            other.tpc_prepare()
-            other.close()
-            is_listed = name in DIALECT.prepared(session)
-            DIALECT.end_prepared(session, name, is_commit=False)
+            self._prepare_nothing(handle)
+            try:
+                is_listed = name in DIALECT.prepared(session)
+            finally:
+                DIALECT.end_prepared(session, name, is_commit=False)
         except ERRORS as error:
             if is_network(error):
                 raise
             raise _no_two_phases(told(error), self._sink) from error
         if not is_listed:
             raise _no_two_phases("DBA_PENDING_TRANSACTIONS does not list it", self._sink)
+
+    def _prepare_nothing(self, handle: Handle) -> None:
+        """As a task does, but for its rows."""
+        ledger = Ledger(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
+        with closing(connecting.connect(self._sink.server)) as other:
+            other.tpc_begin(other.xid(XID_FORMAT, staging_name(handle), ""))
+            with other.cursor() as cursor:
+                for statement in ledger.record([Receipt(handle=handle, fingerprint=NO_ROWS)]):
+                    cursor.execute(statement)
+            other.tpc_end()
+            other.tpc_prepare()
 
     # What the apply and the tasks need
 

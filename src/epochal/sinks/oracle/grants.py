@@ -9,19 +9,24 @@ from epochal.sinks.oracle.dialect import DIALECT
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle
 
+_ELSEWHERE = (
+    *("CREATE ANY TABLE", "CREATE ANY INDEX", "CREATE ANY SEQUENCE", "DROP ANY TABLE"),
+    *("SELECT ANY TABLE", "INSERT ANY TABLE", "DELETE ANY TABLE", "SELECT ANY SEQUENCE"),
+)
+"""What staging tables and the ledger need in a schema that is not the user's own."""
+
 
 def grants(sink: Oracle, user: str) -> list[str]:
     """Statements for a DBA; in a schema of its own the user needs no rights on its tables."""
     name, mode = user.upper(), sink.write_mode
     to = DIALECT.quote(name)
+    # Rows of a staging table are numbered by an identity column, which is a sequence.
     statements = [
-        f"GRANT CREATE SESSION, CREATE TABLE TO {to}",
+        f"GRANT CREATE SESSION, CREATE TABLE, CREATE SEQUENCE TO {to}",
         f"ALTER USER {to} QUOTA UNLIMITED ON users",
     ]
     if sink.meta != name:
-        statements.append(
-            f"GRANT CREATE ANY TABLE, DROP ANY TABLE, SELECT ANY TABLE, INSERT ANY TABLE TO {to}"
-        )
+        statements.append(f"GRANT {', '.join(_ELSEWHERE)} TO {to}")
     if sink.table_schema != name:
         rights = ["SELECT", "INSERT"]
         rights += ["UPDATE"] if mode.mode == "upsert" else []
