@@ -60,6 +60,15 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(keyed, some):
     assert keyed.rows(columns="id, name") == [(1, "n1")]
 
 
+def test_the_haste_of_one_verb_is_not_that_of_the_next(orders, some):
+    life = orders.life(lock_timeout_s=17)
+    life.commit(0, life.write(0, some(1)))
+    session = life.committer._pool.take()
+    patience = session.query("SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout")
+    life.committer._pool.give_back(session)
+    assert patience == [(17, 17)]
+
+
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
     trigger(orders, "SET @waited = SLEEP(5)")
     life = orders.life(statement_timeout_s=0.2)

@@ -28,6 +28,7 @@ class MySQLSession:
         self._server = server
         self._lock = DIALECT.literal(lock)
         self._is_named = False
+        self._is_hasty = False
 
     def execute(self, statement: str) -> int:
         with self._pooled.cursor() as cursor:
@@ -49,6 +50,7 @@ class MySQLSession:
         declared = self._server.lock_timeout_s
         wait_s = declared if seconds is None else min(seconds, declared)
         self.execute(f"SET SESSION {self._server.lock_settings(wait_s)}")
+        self._is_hasty = wait_s < declared
 
     def commit(self) -> None:
         self.execute("COMMIT")
@@ -61,9 +63,12 @@ class MySQLSession:
             self._pooled.invalidate()
 
     def give_back(self) -> None:
-        if self._is_named:
-            with suppress(pymysql.MySQLError, OSError, exc.SQLAlchemyError):
+        # A connection that can't do this is found dead when it is taken again.
+        with suppress(pymysql.MySQLError, OSError, exc.SQLAlchemyError):
+            if self._is_named:
                 self.execute(f"DO RELEASE_LOCK({self._lock})")
+            if self._is_hasty:
+                self.wait_for_locks()
         self._pooled.close()
 
 

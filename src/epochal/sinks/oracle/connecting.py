@@ -172,7 +172,9 @@ class OraclePool:
             connection = self._pool.acquire()
         except ERRORS as error:
             raise self._reason(error) from None
-        return OracleSession(connection, self._server)
+        session = OracleSession(connection, self._server)
+        session.wait_for_locks()
+        return session
 
     def give_back(self, session: Session) -> None:
         if not isinstance(session, OracleSession):

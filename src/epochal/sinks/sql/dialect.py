@@ -38,7 +38,7 @@ class Session(Protocol):
         """Begin a transaction, READ COMMITTED, with this patience for locks."""
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
-        """Change the patience of the open transaction; None is the declared one."""
+        """Change the patience, until the session is given back; None is the declared one."""
 
     def commit(self) -> None: ...
 

@@ -250,11 +250,7 @@ class StagedCommitter(Committing):
             if there:
                 # A task that still writes to it is asked after later, not waited for.
                 session.wait_for_locks(HOLDER_WAIT_S)
-                try:
-                    self._dialect.drop(session, self._sink.meta, sorted(there))
-                finally:
-                    with suppress(*self._dialect.errors):
-                        session.wait_for_locks()
+                self._dialect.drop(session, self._sink.meta, sorted(there))
             return True
 
         def drop_or_end_the_holder() -> None:
