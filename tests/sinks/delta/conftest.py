@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from sinks.delta import delta_stage
+from sinks.life import Life
 
-from epochal.contract import Committer, Limits, Task
 from epochal.sinks.delta import Delta
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
-
-UID = Uid("abcdefgh2345")
-QUICK = Limits(retry_backoff_ms=(1, 5, 20))
-
-
-@dataclass(kw_only=True)
-class Life:
-    """One driver of one pipeline with one sink, and its tasks."""
-
-    sink: Delta
-    generation: int = 1
-    uid: Uid = UID
-    run: str | None = None
-    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    opened: list[Committer] = field(default_factory=list)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(
-            pipeline="orders",
-            uid=self.uid,
-            sink=self.sink.name,
-            generation=Generation(self.generation),
-            run=self.run,
-        )
-
-    @property
-    def committer(self) -> Any:
-        """The driver's: one a life."""
-        if not self.opened:
-            self.opened.append(self.sink.committer(self.identity, QUICK))
-        return self.opened[0]
-
-    def fresh(self, **changes: Any) -> Life:
-        """Another process with the same sink."""
-        return replace(self, opened=[], **changes)
-
-    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
-        handout = self.committer.begin(EpochNumber(epoch))
-        handle = self.identity.handle(
-            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
-        )
-        task = Task(handle=handle, schema=rows.schema, handout=handout, limits=QUICK)
-        writer = self.sink.writer(task)
-        for batch in rows.to_batches(max_chunksize=1000):
-            writer.write(batch)
-        return writer.prepare()
-
-    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.rehearse(EpochNumber(epoch), receipts)
-
-    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.commit(EpochNumber(epoch), receipts)
-
-    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
-        """A whole epoch, each table a task."""
-        if not self.opened and parts:
-            self.committer.check(parts[0].schema)
-        receipts = [self.prepare(rows, epoch, number) for number, rows in enumerate(parts)]
-        self.rehearse(epoch, receipts)
-        self.commit(epoch, receipts)
-        return receipts
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from sinks.delta.conftest import ORDERS, UID
+from sinks.delta.conftest import ORDERS
+from sinks.life import UID
 
 from epochal.coordinator import Coordinator
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from servers.s3 import ACCESS_KEY, SECRET, S3Server, running_s3
-from sinks.delta.conftest import ORDERS, Life
+from sinks.delta.conftest import ORDERS
+from sinks.life import Life
 
 from epochal.errors import RowRejected
 from epochal.sinks.delta import Delta

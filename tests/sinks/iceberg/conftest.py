@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,11 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import LongType, NestedField, StringType
+from sinks.life import Life
 
-from epochal.contract import Limits, Task
 from epochal.sinks.iceberg import Iceberg
-from epochal.sinks.iceberg.committer import IcebergCommitter
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
 
 _numbers = itertools.count(1)
-UID = Uid("abcdefgh2345")
 ORDERS = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
 
 
@@ -77,62 +74,6 @@ class Warehouse:
         there = [path for path in folder.rglob("*") if path.is_file()]
         empty = [path for path in folder.glob("epochal-*") if not any(path.iterdir())]
         return [str(path) for path in [*there, *empty] if str(path) not in used]
-
-
-@dataclass(kw_only=True)
-class Life:
-    """One driver of one pipeline with one sink, and its tasks."""
-
-    sink: Iceberg
-    generation: int = 1
-    uid: Uid = UID
-    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    opened: list[IcebergCommitter] = field(default_factory=list)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(
-            pipeline="orders",
-            uid=self.uid,
-            sink=self.sink.name,
-            generation=Generation(self.generation),
-        )
-
-    @property
-    def committer(self) -> IcebergCommitter:
-        if not self.opened:
-            self.opened.append(self.sink.committer(self.identity, Limits()))
-        return self.opened[0]
-
-    def fresh(self, **changes: Any) -> Life:
-        return replace(self, opened=[], **changes)
-
-    def close(self) -> None:
-        for committer in self.opened:
-            committer.close()
-        self.opened.clear()
-
-    def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
-        handout = self.committer.begin(EpochNumber(epoch))
-        handle = self.identity.handle(
-            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
-        )
-        return self.sink.writer(Task(handle=handle, schema=schema, handout=handout))
-
-    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
-        writer = self.writer(rows.schema, epoch, partition)
-        for batch in rows.to_batches():
-            writer.write(batch)
-        return writer.prepare()
-
-    def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
-        """A whole epoch, each table a task."""
-        if parts:
-            self.committer.check(parts[0].schema)
-        receipts = [self.prepare(rows, epoch, at) for at, rows in enumerate(parts)]
-        self.committer.rehearse(EpochNumber(epoch), receipts)
-        self.committer.commit(EpochNumber(epoch), receipts)
-        return receipts
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pymysql
 import pytest
 from servers.mariadb import MariaDBServer, NoServer, running_server
 from servers.tcp_proxy import Proxy
-from sinks.sql.life import Life
+from sinks.life import Life
 
 from epochal.sinks.mysql import MySQL
 from epochal.terms import SinkName

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from servers.h2 import H2Server
+from sinks.life import Life
 from sinks.oracle.standin import StandIn
-from sinks.sql.life import Life
 
 from epochal.sinks.oracle import Oracle, connecting, writer
 from epochal.sinks.sql.keeping import Kept

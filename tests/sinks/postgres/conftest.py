@@ -14,7 +14,7 @@ import pytest
 from servers.pgbouncer import running_pgbouncer
 from servers.postgres import NoServer, PostgresServer, debian_binaries, running_server
 from servers.tcp_proxy import Proxy
-from sinks.sql.life import Life
+from sinks.life import Life
 
 from epochal.sinks.postgres import Postgres
 from epochal.terms import SinkName

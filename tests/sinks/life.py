@@ -1,4 +1,4 @@
-"""A pipeline in miniature: what a driver and its tasks do to one table."""
+"""A pipeline in miniature: what a driver that stays and its tasks do to one table."""
 
 from __future__ import annotations
 
