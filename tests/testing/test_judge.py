@@ -264,6 +264,12 @@ def test_i8_an_empty_epoch_that_is_not_proven(scene):
     objects("I8", scene.world.judge.at_rest, scene.world)
 
 
+def test_i9_a_proof_forgotten_that_may_still_be_asked_for(scene):
+    scene.whole()
+    scene.target("prune", 1)
+    objects("I9", scene.target, "prune", 2)
+
+
 def test_i10_another_uid(scene):
     objects("I10", scene.put, RecordKind.STOP, replace(scene.state, uid=Uid("z" * 12)))
 

@@ -43,6 +43,7 @@ def test_all_kinds_of_trouble_come_up():
         "fails: ",
         "no answer: ",
         "sent, not arrived: ",
+        "out of sight: ",
         "late: ",
         "throws away",
         "rejected: ",

@@ -16,7 +16,8 @@ with that truth:
 - I7      no effective record is of an older generation; nobody aborts without having asked the
           log first;
 - I8      at rest, an empty epoch is proven at every target of its decision;
-- I9      an unanswered call is neither taken for done (I4 sees it) nor for failed (I5 sees it);
+- I9      an unanswered call is neither taken for done (I4 sees it) nor for failed (I5 sees it),
+          and nobody asks a target to forget the proof of the newest decision;
 - I10     the uid never changes, and a decision's offsets are those that the engine planned.
 
 At rest every row of every decided epoch is visible once in each of its sinks, nothing else is
@@ -129,6 +130,8 @@ class Judge:
             self._rehearsed |= {(call.name, epoch, frozenset(handles))}
         elif call.verb == "prepare":
             self._one_attempt(world, call)
+        elif call.verb == "prune":
+            self._may_forget(call)
 
     def _may_commit(self, call: Call) -> None:
         epoch, handles = _epoch_and_handles(call)
@@ -154,6 +157,11 @@ class Judge:
         for handle in handles:
             if handle in self._named and handle not in committed:
                 raise Breach("I5", f"{call}: the decision of {self._named[handle]} names {handle}")
+
+    def _may_forget(self, call: Call) -> None:
+        (below,) = cast("tuple[int]", call.args)
+        if below > max(self._decided, default=0):
+            raise Breach("I9", f"{call}: the newest decision may still have to be proven")
 
     def _one_attempt(self, world: World, call: Call) -> None:
         handle, rows = cast("tuple[str, Hashable]", call.args)

@@ -3,8 +3,8 @@ A seeded simulation: `python -m epochal.testing.sim --seeds 100000`.
 
 Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
 every call they make outside, the seed chooses: which driver goes on and which sleeps; whether the
-call fails, hangs, loses its answer, lands later or twice; whether its driver dies before or after
-it; whether a target throws prepared rows away, rejects them, or a gate refuses them. Dead and
+call fails, hangs, loses its answer, lands later or twice; whether its driver loses sight of the log
+or of a target for a while, or dies before or after it; whether a target throws prepared rows away, rejects them, or a gate refuses them. Dead and
 stopped drivers are replaced, also while the old one still runs; sinks come and go between starts.
 Then the trouble ends, what is still on its way lands, a last driver starts and stops, and the
 judge looks at what is visible and what is left.
@@ -62,6 +62,7 @@ class Weather:
     late: float
     twice: float
     slow: float
+    cut_off: float
     expire: float
     reject: float
     speculate: float
@@ -82,6 +83,7 @@ class Weather:
             late=some(0.10),
             twice=some(0.05),
             slow=some(0.1),
+            cut_off=some(0.01),
             expire=some(0.01),
             reject=some(0.05),
             speculate=some(0.5),
@@ -115,6 +117,8 @@ class Life:
     thread: greenlet
     call: Call | None = None
     """What it waits for an answer to."""
+    cut_off_until_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Rooms that it has lost sight of."""
     error: BaseException | None = None
     is_over: bool = False
 
@@ -207,7 +211,11 @@ class Simulation:
     def _disturbed(self, life: Life, call: Call) -> bool:
         """Whether the caller gets an error instead of an answer."""
         weather = self._weather
-        if self._happens(weather.fail):
+        if self._is_cut_off(life, call):
+            if call.changes_something and self._chance.random() < 0.5:
+                self._flying.append(call)
+            self._raise_in(life, OutcomeUnknown("out of sight"), f"out of sight: {call}")
+        elif self._happens(weather.fail):
             self._raise_in(life, TryAgain("nothing happened"), f"fails: {call}")
         elif call.verb == "rehearse" and self._happens(weather.reject):
             self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
@@ -223,6 +231,13 @@ class Simulation:
                 self._flying.append(call)
             return False
         return True
+
+    def _is_cut_off(self, life: Life, call: Call) -> bool:
+        """Not only this call: all that follow to the same room, until it is seen again."""
+        room = (call.room, call.name)
+        if self._happens(self._weather.cut_off):
+            life.cut_off_until_s[room] = self._clock.time_s + self._chance.choice((1.0, 5.0))
+        return not self._is_calm and self._clock.time_s < life.cut_off_until_s.get(room, 0.0)
 
     def _maybe_half(self, call: Call) -> Call:
         if call.verb != "commit" or self._chance.random() < 0.5:
