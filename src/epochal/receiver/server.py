@@ -27,6 +27,9 @@ except ImportError as error:
 
 _FILE = "receiver.sqlite"
 _DRAIN_S = 5
+_IDLE_S = 75
+"""Longer than clients keep a connection that nobody uses: the side that sends must be the one to
+let go of it, or a request meets a socket that is just being closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ def serve(
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=_DRAIN_S,
+        timeout_keep_alive=_IDLE_S,
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else str(tls.key),
         ssl_ca_certs=None if tls is None or tls.client_ca is None else str(tls.client_ca),

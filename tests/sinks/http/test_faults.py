@@ -235,6 +235,8 @@ class _Stranger(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(self.told)))
+        for header in self.headers_told:
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(self.told)
 
@@ -291,6 +293,14 @@ def test_a_commit_that_was_answered_with_5xx_may_have_happened(trial_of, strange
     receipt = trial.prepare(0, trial.batch(1))
     stranger.status = status
     with pytest.raises(OutcomeUnknown, match=str(status)):
+        trial_of(stranger.url, name=trial.sink.name).commit(0, receipt)
+
+
+def test_an_answer_that_can_not_be_unpacked_leaves_open_what_happened(trial_of, stranger):
+    trial = trial_of()
+    receipt = trial.prepare(0, trial.batch(1))
+    stranger.status, stranger.headers_told = 200, [("Content-Encoding", "gzip")]
+    with pytest.raises(OutcomeUnknown, match="DecodingError"):
         trial_of(stranger.url, name=trial.sink.name).commit(0, receipt)
 
 

@@ -87,7 +87,7 @@ class Client:
             try:
                 request = self._request(method, path, content, headers, params)
                 answer = self._http.send(request)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 is_sure = is_sure and isinstance(error, _NOT_SENT)
                 why = self._unanswered(error)
                 self._sleep(wait_s)
@@ -152,7 +152,7 @@ class Client:
             told=self._without_secrets(text)[:_TOLD_CHARS_MAX],
         )
 
-    def _unanswered(self, error: httpx.TransportError) -> str:
+    def _unanswered(self, error: httpx.RequestError) -> str:
         told = self._without_secrets(str(error)) or type(error).__name__
         if isinstance(error, httpx.ConnectError) and any(sign in told for sign in _TLS_SIGNS):
             raise Misconfigured(
