@@ -191,14 +191,21 @@ def encode(
     compression: Compression = Compression.NONE,
     producer: Producer = ANYBODY,
 ) -> list[Part]:
-    """One batch with all rows, as a header and a records section. There must be rows."""
+    """
+    One batch with all rows, as a header and a records section. There must be rows. Compressed only
+    where that makes it shorter.
+    """
     count = len(rows)
     if not count:
         raise ValueError("a batch has at least one record")
     base, latest, deltas = _timestamps(rows.timestamp_ms, default_timestamp_ms)
     section = _records_section(rows, deltas)
+    packed = compress(compression, section)
+    if len(packed) >= len(section):
+        # What compression makes longer could pass a limit that the rows themselves keep.
+        compression, packed = Compression.NONE, section
     attributes = compression | (BIT_TRANSACTIONAL if producer.is_transactional else 0)
-    return with_header(compress(compression, section), attributes, count, (base, latest), producer)
+    return with_header(packed, attributes, count, (base, latest), producer)
 
 
 def _timestamps(column: pa.Array | None, default_ms: int) -> tuple[int, int, Ints | None]:

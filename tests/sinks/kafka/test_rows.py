@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 
 import confluent_kafka
@@ -18,6 +19,11 @@ from epochal.kafka.messages.create_partitions import (
     CreatePartitionsTopic,
 )
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from epochal.kafka.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.kafka import json as as_json
 from epochal.terms import EpochNumber
@@ -153,6 +159,55 @@ def test_a_row_that_is_too_large_is_named_before_it_is_sent(place: Place) -> Non
     writer.abort()
     assert place.messages(topic) == []
     assert not place.open_transactions(life.identity.tag)
+
+
+def shrink(place: Place, topic: str, message_bytes_max: int) -> None:
+    """Somebody changes what a topic takes, behind the back of a driver that has asked before."""
+    config = AlterableConfig(
+        name="max.message.bytes", config_operation=0, value=str(message_bytes_max)
+    )
+    resource = AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])
+    request = IncrementalAlterConfigsRequest(resources=[resource])
+    (done,) = place.client.ask(request, Controller()).responses
+    assert done.error_code == 0, done.error_message
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "told"),
+    [
+        (["x" * 5000], RowRejected, "a row with the key b?'key' takes 5"),
+        (["x" * 100] * 50, Misconfigured, "a batch of 50 rows"),
+    ],
+    ids=["one row", "many rows"],
+)
+def test_what_a_broker_refuses_as_too_large_is_told_with_the_way_out(
+    place: Place, values: list[str], kind: type[EpochalError], told: str
+) -> None:
+    topic = place.topic()
+    life = place.life(topic, key="k", value="v")
+    rows = pa.table({"k": ["key"] * len(values), "v": values})
+    handout = life.begin(0)
+    shrink(place, topic, 2000)
+    writer = life.writer(rows, 0, handout=handout)
+    for batch in rows.to_batches():
+        writer.write(batch)
+    with pytest.raises(kind, match=told) as caught:
+        writer.prepare()
+    assert "max.message.bytes" in caught.value.hint or "batch_bytes=" in caught.value.hint
+    writer.abort()
+    assert place.messages(topic) == []
+    assert not place.open_transactions(life.identity.tag)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "snappy", "lz4", "zstd"])
+def test_rows_that_compression_makes_longer_still_fit(place: Place, kind: str) -> None:
+    limit = 200_000
+    topic = place.topic(max_message_bytes=str(limit))
+    life = place.life(topic, value="v", compression=kind)
+    halves = [os.urandom((limit - 61) // 2 - 36) for _ in range(2)]
+    whole = os.urandom(limit - 61 - 36)
+    life.write(0, pa.table({"v": pa.array([*halves, whole], pa.binary())}))
+    assert sorted(message.value() for message in place.messages(topic)) == sorted([*halves, whole])
 
 
 def test_a_partition_that_is_not_there_rejects_its_row(place: Place) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from epochal.errors import EpochalError, OutcomeUnknown, RowRejected, TryAgain
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejected, TryAgain
 from epochal.kafka import batches, faults
 from epochal.kafka.batches import Columns, Producer
 from epochal.kafka.client import Ask, Client
@@ -31,7 +31,7 @@ from epochal.kafka.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from epochal.kafka.primitives import Part
+from epochal.sinks.kafka import rights
 from epochal.sinks.kafka.ending import ENDED, require_going_on
 from epochal.sinks.kafka.tokens import WITNESSES_MAX, Open, Witness
 
@@ -45,6 +45,8 @@ _ACKS_ALL = -1
 class _Batch:
     request: ProduceRequest
     count: int
+    told: str
+    """Which rows these are, for people."""
     pending: Pending[ProduceResponse] | None
 
 
@@ -100,8 +102,10 @@ class Sending:
                 is_transactional=True,
             ),
         )
-        self._require_fits(target, rows, parts)
         records = b"".join(parts)
+        told = _told_of(rows, len(records))
+        if len(records) > self._batch_bytes_max:
+            raise _too_large(target, told, len(rows), f"{self._batch_bytes_max} bytes")
         self.bytes += len(records)
         request = ProduceRequest(
             transactional_id=self._txn.transactional_id,
@@ -115,7 +119,8 @@ class Sending:
             ],
         )
         line.sequence = batches.next_sequence(line.sequence, len(rows))
-        line.under_way.append(_Batch(request, len(rows), self._submitted(target, request)))
+        pending = self._submitted(target, request)
+        line.under_way.append(_Batch(request, len(rows), told, pending))
 
     def finish(self) -> list[Witness]:
         """Wait for every acknowledgement. Gives a few rows by their places."""
@@ -163,7 +168,7 @@ class Sending:
             first = line.under_way[0]
             first.pending = None
             told = _told(self._asked(target, first))
-            self._require_taken(target, told)
+            self._require_taken(target, first, told)
             self._acknowledged(line, told)
 
     def _take_answer(self, target: Leader, line: _Line) -> bool:
@@ -176,7 +181,7 @@ class Sending:
             return False
         if faults.is_passing(told.error_code) or told.error_code in faults.MAY_HAVE_HAPPENED:
             return False
-        self._require_taken(target, told)
+        self._require_taken(target, first, told)
         self._acknowledged(line, told)
         return True
 
@@ -201,11 +206,14 @@ class Sending:
         if told.error_code == Code.NONE and told.base_offset >= 0:
             line.last_offset = told.base_offset + batch.count - 1
 
-    def _require_taken(self, target: Leader, told: PartitionProduceResponse) -> None:
+    def _require_taken(self, target: Leader, batch: _Batch, told: PartitionProduceResponse) -> None:
         code = told.error_code
         # A number that the broker has already seen: the first answer was lost, the rows are there.
         if code in (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER):
             return
+        rights.require(code, topic=("Write", target.topic))
+        if code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
+            raise _too_large(target, batch.told, batch.count, "less")
         about = f"writing to {target.topic}-{target.partition}"
         if code in ENDED:
             require_going_on(code, self._txn, about)
@@ -213,17 +221,6 @@ class Sending:
         if isinstance(error, OutcomeUnknown):
             raise TryAgain(error.message, error.hint)
         raise error
-
-    def _require_fits(self, target: Leader, rows: Columns, parts: list[Part]) -> None:
-        size = sum(len(part) for part in parts)
-        if size <= self._batch_bytes_max:
-            return
-        key = "" if rows.key is None else f" with the key {rows.key[0].as_py()!r}"
-        raise RowRejected(
-            f"a row{key} takes {size} bytes as a record, and {target.topic} takes "
-            f"{self._batch_bytes_max}",
-            "max.message.bytes of the topic, compression=, or leave such rows out: where=",
-        )
 
     def _add(self, targets: list[Leader]) -> None:
         txn = self._txn
@@ -242,7 +239,27 @@ class Sending:
         answer = self._client.ask(
             request, Coordinator(txn.transactional_id), is_repeatable=True, code_of=_worst
         )
+        rights.require(_worst(answer), topic=("Write", ", ".join(topics)))
         require_going_on(_worst(answer), txn, f"adding {', '.join(topics)} to the transaction")
+
+
+def _told_of(rows: Columns, size: int) -> str:
+    if len(rows) > 1:
+        return f"a batch of {len(rows)} rows takes {size} bytes"
+    key = "" if rows.key is None else f" with the key {rows.key[0].as_py()!r}"
+    return f"a row{key} takes {size} bytes as a record"
+
+
+def _too_large(target: Leader, told: str, count: int, taken: str) -> EpochalError:
+    """No row of several is to blame: the sink was not told, or not lately, what the topic takes."""
+    fact = f"{told}, and {target.topic} takes {taken}"
+    if count > 1:
+        return Misconfigured(
+            fact, "a smaller batch_bytes=, or the right DescribeConfigs on the topic to learn it"
+        )
+    return RowRejected(
+        fact, "max.message.bytes of the topic, compression=, or leave such rows out: where="
+    )
 
 
 def _told(answer: ProduceResponse) -> PartitionProduceResponse:
