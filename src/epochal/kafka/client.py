@@ -323,6 +323,8 @@ class Client:
         told = answer.coordinators[0] if answer.coordinators else answer
         if told.error_code:
             about = f"looking for {of}"
+            if told.error_code in faults.DENIED:
+                about += ", which takes the right Describe on it"
             raise faults.error_for(told.error_code, about, told.error_message, is_read=True)
         self._coordinators[of] = told.node_id
         self._know(told.node_id, Address(told.host, told.port))

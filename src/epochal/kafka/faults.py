@@ -86,13 +86,18 @@ _ROWS = frozenset(
         Code.INVALID_TIMESTAMP,
     )
 )
-_FOR_A_PERSON = frozenset(
+DENIED = frozenset(
     (
         Code.TOPIC_AUTHORIZATION_FAILED,
         Code.GROUP_AUTHORIZATION_FAILED,
         Code.CLUSTER_AUTHORIZATION_FAILED,
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         Code.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    )
+)
+"""A right is missing."""
+_FOR_A_PERSON = DENIED | frozenset(
+    (
         Code.SASL_AUTHENTICATION_FAILED,
         Code.UNSUPPORTED_SASL_MECHANISM,
         Code.ILLEGAL_SASL_STATE,

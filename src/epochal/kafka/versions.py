@@ -23,6 +23,10 @@ switched it on; sent there, they leave a transaction that nobody can end.
 TRANSACTION_FEATURE = "transaction.version"
 
 
+class NotSpoken(Misconfigured):
+    """A request that this broker, older than it, does not know at all. It was not sent."""
+
+
 def choose(
     request: Request[Message],
     spoken: Mapping[int, tuple[int, int]],
@@ -34,7 +38,7 @@ def choose(
     key = request.API_KEY
     name = type(request).__name__
     if key not in spoken:
-        raise Misconfigured(f"the broker does not speak {name} (API key {key})")
+        raise NotSpoken(f"the broker does not speak {name} (API key {key})")
     low, high = spoken[key]
     limits = [request.VERSIONS[-1], high, _CLIENT_MAX.get(key, high)]
     if transaction_version < 2:

@@ -14,7 +14,10 @@ from kafka_place import Life, Place, some
 from epochal.contract import Limits, Task
 from epochal.coordinator import Surroundings
 from epochal.errors import EpochalError, Misconfigured, PreparedLost, TryAgain
+from epochal.kafka.cluster import Controller
 from epochal.kafka.codes import Code
+from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from epochal.kafka.messages.init_producer_id import InitProducerIdResponse
 from epochal.logs.memory import MemoryLog
 from epochal.session import Session
 from epochal.sinks.kafka import Kafka, ending
@@ -140,16 +143,21 @@ def test_a_late_driver_does_not_move_the_ledger_of_empty_epochs_back(place: Plac
     assert mark.epoch == 3
 
 
+KEPT_S = 3.0
+"""Of transactions that are to time out: long enough to prepare them on a machine that is busy."""
+
+
 def timed_out(place: Place, topic: str, **options: object) -> tuple[Life, list[Receipt]]:
     """A decided epoch whose transactions the broker then threw away."""
-    life = place.life(topic, key="id", transaction_timeout_s=1.0, **options)
-    receipts = [
-        _summed(one, rows)
-        for one, rows in zip(life.prepare(0, some(1, 2), some(3)), (3, 3), strict=True)
-    ]
-    life.rehearse(0, receipts)
+    life = place.life(topic, key="id", transaction_timeout_s=KEPT_S, **options)
+    return life, _thrown_away(place, life, 0, some(1, 2), some(3))
+
+
+def _thrown_away(place: Place, life: Life, epoch: int, *parts: pa.Table) -> list[Receipt]:
+    receipts = [_summed(one, 3) for one in life.prepare(epoch, *parts)]
+    life.rehearse(epoch, receipts)
     _await_nothing_open(place, life.identity.tag)
-    return life, receipts
+    return receipts
 
 
 def _await_nothing_open(place: Place, tag: str) -> None:
@@ -190,6 +198,46 @@ def test_what_a_broker_threw_away_is_sent_again_from_the_spool_once(place: Place
     assert {life.outcome(one) for one in receipts} == {Proof.COMMITTED}
     assert not files_below(tmp_path)
     assert not life.committer.in_doubt()
+
+
+def test_a_late_driver_takes_rows_that_were_sent_again_for_sent_after_later_ones_were_too(
+    place: Place, tmp_path
+) -> None:
+    topic = place.topic()
+    life, first = timed_out(place, topic, spool=str(tmp_path))
+    life.commit(0, first)
+    second = _thrown_away(place, life, 1, some(4), some(5))
+    life.commit(1, second)
+    late = place.keep(life.fresh())
+    assert {late.outcome(one) for one in (*first, *second)} == {Proof.COMMITTED}
+    late.commit(0, first)
+    assert place.ids(topic) == [1, 2, 3, 4, 5]
+    assert not late.committer.in_doubt()
+
+
+def test_an_id_that_somebody_begins_at_the_same_time_is_tried_again(place: Place) -> None:
+    """Two drivers race for the ledger's id: neither may take that for being fenced as a driver."""
+    for code in (Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH):
+        with pytest.raises(TryAgain, match="somebody else"):
+            ending.given(InitProducerIdResponse(error_code=code), "ledger", 1000)
+
+
+def test_a_topic_that_is_deleted_after_the_decision_does_not_hold_the_pipeline_up(
+    place: Place,
+) -> None:
+    topic = place.topic(partitions=2)
+    life = place.life(topic, key="id")
+    receipts = life.prepare(0, some(1, 2), some(3))
+    life.rehearse(0, receipts)
+    request = DeleteTopicsRequest(
+        topics=[DeleteTopicState(name=topic)], topic_names=[topic], timeout_ms=20_000
+    )
+    (gone,) = place.client.ask(request, Controller()).responses
+    assert gone.error_code == Code.NONE
+    life.commit(0, receipts)
+    assert not place.open_transactions(life.identity.tag)
+    with pytest.raises(Misconfigured, match="no topic"):
+        place.keep(life.fresh()).begin(1)
 
 
 def test_a_resend_that_was_interrupted_is_finished_once(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -53,47 +56,76 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, s
 def grant(place: Place, commands: list[str]) -> None:
     """What `kafka-acls.sh` does with these commands."""
     bindings = [binding for command in commands for binding in _bindings(shlex.split(command))]
+    _create(AdminClient({"bootstrap.servers": place.bootstrap}), bindings)
+
+
+@contextmanager
+def denied(place: Place, option: str, name: str, operation: str) -> Iterator[None]:
+    """For the length of a block, alice has one right less, at every broker."""
     admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    binding = _binding(option, name, "User:alice", operation, AclPermissionType.DENY)
+    _create(admin, [binding])
+    yield
+    wanted = _filter(binding)
+    for done in admin.delete_acls([wanted]).values():
+        done.result(60)
+    _await(lambda: not admin.describe_acls(wanted).result(60))
+
+
+def _create(admin: AdminClient, bindings: list[AclBinding]) -> None:
+    """Returns when the broker itself knows: it hears of a change from its controller, later."""
     for done in admin.create_acls(bindings).values():
-        done.result(30)
+        done.result(60)
+    for binding in bindings:
+        _await(lambda: admin.describe_acls(_filter(binding)).result(60))  # noqa: B023  asked at once
+
+
+def _await(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _bindings(words: list[str]) -> list[AclBinding]:
     option = next(word for word in words if word in _RESOURCES)
-    is_prefix = "prefixed" in words
+    name = words[words.index(option) + 1]
     principal = words[words.index("--allow-principal") + 1]
+    is_prefix = "prefixed" in words
     operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
     return [
-        AclBinding(
-            _RESOURCES[option],
-            words[words.index(option) + 1],
-            ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL,
-            principal,
-            "*",
-            _OPERATIONS[operation],
-            AclPermissionType.ALLOW,
-        )
-        for operation in operations
+        _binding(option, name, principal, one, AclPermissionType.ALLOW, is_prefix=is_prefix)
+        for one in operations
     ]
 
 
-def _await_rights(life: Life) -> None:
-    """A broker hears of a new right from its controller, a moment later."""
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            life.committer.check(some(1).schema)
-        except Misconfigured:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+def _binding(
+    option: str,
+    name: str,
+    principal: str,
+    operation: str,
+    permission: AclPermissionType,
+    *,
+    is_prefix: bool = True,
+) -> AclBinding:
+    pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
+    whom = (principal, "*", _OPERATIONS[operation], permission)
+    return AclBinding(_RESOURCES[option], name, pattern, *whom)
 
 
-def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guarded) -> None:
-    place, address = guarded
-    topic = place.topic(partitions=2)
+def _filter(one: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        one.restype,
+        one.name,
+        one.resource_pattern_type,
+        one.principal,
+        one.host,
+        one.operation,
+        one.permission_type,
+    )
+
+
+def _life(place: Place, address: str, topic: str) -> Life:
     sink = place.sink(
         topic,
         bootstrap=address,
@@ -102,10 +134,15 @@ def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guar
         password="alice-secret",
         sasl_mechanism="SCRAM-SHA-256",
     )
-    life = place.keep(Life(sink=sink))
-    commands = sink.grants("User:alice")
+    return place.keep(Life(sink=sink))
+
+
+def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guarded) -> None:
+    place, address = guarded
+    topic = place.topic(partitions=2)
+    life = _life(place, address, topic)
     told = []
-    for command in commands:
+    for command in life.sink.grants("User:alice"):
         with pytest.raises(Misconfigured) as caught:
             life.committer.check(some(1).schema)
         told.append(caught.value.message)
@@ -114,7 +151,7 @@ def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guar
     assert "alice-secret" not in "".join(told)
     assert any("TRANSACTIONAL_ID" in one for one in told)
     assert any("group" in one for one in told)
-    _await_rights(life)
+    life.committer.check(some(1).schema)
     life.write(0, some(1, 2), some(3), first=True)
     receipts = life.write(1, some(4), first=True)
     life.abort(2, life.prepare(2, some(5), first=True))
@@ -123,3 +160,57 @@ def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guar
     assert life.outcome(receipts[0]) is Proof.COMMITTED
     assert [mark.epoch for mark in life.committer.newest()] == [3]
     assert not life.committer.in_doubt()
+
+
+def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guarded) -> None:
+    place, address = guarded
+    topic = place.topic()
+    life = _life(place, address, topic)
+    grant(place, life.sink.grants("User:alice"))
+    committed = life.write(0, some(1))
+    life.committer.newest()  # from here on it knows whom to ask
+    epochs = itertools.count(1)
+
+    def prepares() -> None:
+        life.prepare(next(epochs), some(2))
+
+    def rehearses() -> None:
+        life.rehearse(0, committed)
+
+    def commits() -> None:
+        life.commit(0, committed)
+
+    def begins() -> None:
+        place.keep(life.fresh()).begin(next(epochs))
+
+    def checks() -> None:
+        place.keep(life.fresh()).committer.check(some(1).schema)
+
+    def looks() -> None:
+        life.committer.newest()
+
+    topics, groups, ids = "--topic", "--group", "--transactional-id"
+    group, own = "epochal-ledger-", "epochal-"
+    cases = [
+        (topics, topic, "Write", prepares, f"Write on the topic {topic}"),
+        (topics, topic, "Read", prepares, f"Read on the topic {topic}"),
+        (groups, group, "Read", prepares, f"Read on the group {group}"),
+        (groups, group, "Describe", looks, f"Describe on the group {group}"),
+        (groups, group, "Describe", checks, f"{group}.*takes the right Describe"),
+        (ids, own, "Write", prepares, f"Write on the transactional id {own}"),
+        (ids, own, "Write", commits, f"Write on the transactional id {own}"),
+        (ids, own, "Describe", rehearses, f"Describe on the transactional id {own}"),
+        (ids, own, "Describe", checks, f"{own}.*takes the right Describe"),
+        (topics, topic, "Describe", begins, topic),
+    ]
+    for option, name, operation, verb, told in cases:
+        with (
+            denied(place, option, name, operation),
+            pytest.raises(Misconfigured, match=told) as caught,
+        ):
+            verb()
+        assert "grants()" in caught.value.hint
+    for found in life.committer.in_doubt():
+        life.abort(found.handle.epoch, [found.receipt])
+    life.write(next(epochs), some(3))
+    assert place.ids(topic) == [1, 3]

@@ -35,8 +35,12 @@ class Resending:
         self._spool = spool
 
     def is_done(self, client: Client, epoch: EpochNumber, receipt: Receipt) -> bool:
-        """Whether the rows of a receipt were sent again, and are visible."""
-        return self._ledger.at(client, self._group(receipt)) == epoch
+        """
+        Whether the rows of a receipt were sent again, and are visible. A later epoch proves it too:
+        none begins before the one before it is settled.
+        """
+        proven = self._ledger.at(client, self._group(receipt))
+        return proven is not None and proven >= epoch
 
     def send(self, client: Client, epoch: EpochNumber, receipt: Receipt, handout: Handout) -> None:
         """Send a receipt's rows again and commit them, unless that is done."""

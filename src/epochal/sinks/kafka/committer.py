@@ -31,6 +31,7 @@ from epochal.sinks.kafka import (
     listing,
     proof,
     recounting,
+    rights,
     standing,
 )
 from epochal.sinks.kafka.again import Resending
@@ -295,6 +296,7 @@ class KafkaCommitter:
             if isinstance(answer, Misconfigured):
                 raise answer
             code = -1 if isinstance(answer, EpochalError) else answer.error_code
+            rights.require(code, transactional_id=("Write", txn.transactional_id))
             if not isinstance(answer, EpochalError) and code == Code.NONE:
                 self._pool.ended(txn, answer)
                 continue

@@ -24,6 +24,7 @@ from epochal.kafka.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
 )
+from epochal.sinks.kafka import rights
 from epochal.sinks.kafka.tokens import Open
 
 _OLDER_END = 4
@@ -54,6 +55,7 @@ class Ended(TryAgain):
 
 def require_going_on(code: int, txn: Open, about: str) -> None:
     """Raise where a code says that a transaction is over, or that something else is wrong."""
+    rights.require(code, transactional_id=("Write", txn.transactional_id))
     if code in ENDED:
         seconds = f"it has {txn.timeout_ms / 1000:.0f} s: " if txn.timeout_ms else ""
         raise Ended(
@@ -113,17 +115,15 @@ def given(
             f"the brokers don't allow a transaction of {timeout_ms / 1000:.0f} s",
             "a shorter transaction_timeout_s, or transaction.max.timeout.ms of the brokers",
         )
-    if answer.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        raise Misconfigured(
-            f"no right to write under the transactional id {transactional_id}",
-            "Kafka(…).grants() gives the commands that grant it",
-        )
+    rights.require(answer.error_code, transactional_id=("Write", transactional_id))
+    if answer.error_code in ENDED:
+        raise Ended(f"{transactional_id} is being begun or ended by somebody else just now")
     faults.check(answer.error_code, f"beginning {transactional_id}")
     return answer.producer_id, answer.producer_epoch
 
 
 def describe(client: Client, ids: Sequence[str]) -> list[TransactionState | EpochalError]:
-    """How each stands. Brokers before 3.0 can't say: `Misconfigured` for each of them."""
+    """How each stands. Brokers before 3.0 can't say: `NotSpoken` for each of them."""
     client.locate([Coordinator(one) for one in ids])
     answers: list[DescribeTransactionsResponse | EpochalError] = client.ask_all(
         [
@@ -136,9 +136,18 @@ def describe(client: Client, ids: Sequence[str]) -> list[TransactionState | Epoc
         ]
     )
     return [
-        answer if isinstance(answer, EpochalError) else answer.transaction_states[0]
+        answer if isinstance(answer, EpochalError) else _described(answer.transaction_states[0])
         for answer in answers
     ]
+
+
+def _described(told: TransactionState) -> TransactionState | EpochalError:
+    """One that may not be seen must not pass for one that is not open."""
+    try:
+        rights.require(told.error_code, transactional_id=("Describe", told.transactional_id))
+    except Misconfigured as denied:
+        return denied
+    return told
 
 
 def end(
@@ -174,6 +183,7 @@ def add_offsets(client: Client, txn: Open, group: str, offsets: Offsets) -> None
             group_id=group,
         )
         answer = client.ask(request, Coordinator(txn.transactional_id), is_repeatable=True)
+        rights.require(answer.error_code, group=("Read", group))
         require_going_on(answer.error_code, txn, f"adding the group {group}")
     told = client.ask(
         _offsets_request(txn, group, offsets),
@@ -182,11 +192,7 @@ def add_offsets(client: Client, txn: Open, group: str, offsets: Offsets) -> None
         code_of=_worst,
         version_max=None if txn.is_v2 else _OLDER_OFFSETS,
     )
-    if _worst(told) == Code.GROUP_AUTHORIZATION_FAILED:
-        raise Misconfigured(
-            f"no right to commit offsets of the group {group}",
-            "Kafka(…).grants() gives the commands that grant it",
-        )
+    rights.require(_worst(told), group=("Read", group), topic=("Read", ", ".join(offsets)))
     require_going_on(_worst(told), txn, f"committing offsets of the group {group}")
 
 

@@ -22,7 +22,7 @@ from epochal.kafka.messages.describe_transactions import DescribeTransactionsReq
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
-from epochal.sinks.kafka import ending
+from epochal.sinks.kafka import ending, rights
 from epochal.sinks.kafka.ledger import Ledger
 from epochal.sinks.kafka.names import Names
 from epochal.sinks.kafka.shaping import check_schema
@@ -40,7 +40,6 @@ _BROKER, _TOPIC = 4, 2
 _WRITE = 4
 """The bit of the right to write to a topic."""
 _NOT_TOLD = -2_147_483_648
-_GRANTS = "Kafka(…).grants() gives the commands that grant what is missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ def gather(client: Client, sink: Kafka) -> Facts:
         topic = client.await_topic(sink.topic)
     except Misconfigured as error:
         raise Misconfigured(
-            f"{sink.server.place}: {error.message}", error.hint or _GRANTS
+            f"{sink.server.place}: {error.message}", error.hint or rights.GRANTS
         ) from None
     if not topic.partition_count:
         raise TryAgain(
@@ -104,7 +103,7 @@ def check(
         ending.start_one(client, names.check, facts.timeout_ms)
         ledger.own(client)
     except Misconfigured as error:
-        raise Misconfigured(error.message, error.hint or _GRANTS) from None
+        raise Misconfigured(error.message, error.hint or rights.GRANTS) from None
     if schema is not None:
         check_schema(sink, schema)
     return [_time(facts), _listing(client), _protocol(client), _proof()]
@@ -127,14 +126,10 @@ def _require_writable(client: Client, sink: Kafka) -> None:
         include_topic_authorized_operations=True,
     )
     (told,) = client.ask(request).topics
-    rights = told.topic_authorized_operations
-    if told.error_code == Code.TOPIC_AUTHORIZATION_FAILED or (
-        rights != _NOT_TOLD and not rights & (1 << _WRITE)
-    ):
-        raise Misconfigured(
-            f"no right to write to the topic {sink.topic}",
-            "Kafka(…).grants() gives the commands that grant it",
-        )
+    given = told.topic_authorized_operations
+    is_missing = given != _NOT_TOLD and not given & (1 << _WRITE)
+    code = Code.TOPIC_AUTHORIZATION_FAILED if is_missing else told.error_code
+    rights.require(code, topic=("Write", sink.topic))
 
 
 def _time(facts: Facts) -> Ability:

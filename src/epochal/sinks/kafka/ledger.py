@@ -14,16 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.errors import EpochalError, TryAgain
 from epochal.kafka import faults
 from epochal.kafka.client import Client, group_coordinator
-from epochal.kafka.codes import Code
 from epochal.kafka.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from epochal.sinks.kafka import ending
+from epochal.sinks.kafka import ending, rights
 from epochal.sinks.kafka.every_broker import groups
 from epochal.sinks.kafka.names import Names
 from epochal.sinks.kafka.tokens import Open
@@ -121,11 +120,7 @@ class Ledger:
         else:
             request = OffsetFetchRequest(group_id=group, topics=None)
         answer = client.ask(request, group_coordinator(group), code_of=_code)
-        if _code(answer) == Code.GROUP_AUTHORIZATION_FAILED:
-            raise Misconfigured(
-                f"no right to read the offsets of the group {group}, which is the ledger",
-                "Kafka(…).grants() gives the commands that grant it",
-            )
+        rights.require(_code(answer), group=("Describe", group))
         faults.check(_code(answer), f"reading the ledger {group}")
         topics = answer.groups[0].topics if answer.groups else answer.topics
         for topic in topics:

@@ -8,14 +8,15 @@ begins before the one before it is settled.
 
 from __future__ import annotations
 
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError
 from epochal.kafka import batch_reader
 from epochal.kafka.batches import Marker
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_transactions import TransactionState
-from epochal.sinks.kafka import ending
+from epochal.kafka.versions import NotSpoken
+from epochal.sinks.kafka import ending, rights
 from epochal.sinks.kafka.fetching import fetch
 from epochal.sinks.kafka.tokens import Open, Witness
 from epochal.terms import Proof
@@ -41,7 +42,7 @@ def proof_of(client: Client, txn: Open) -> Proof:
 def _by_coordinator(client: Client, txn: Open) -> Proof | None:
     """None where the coordinator's word is about another transaction, or there is none."""
     (told,) = ending.describe(client, [txn.transactional_id])
-    if isinstance(told, Misconfigured):
+    if isinstance(told, NotSpoken):
         return None
     if isinstance(told, EpochalError):
         raise told
@@ -81,6 +82,7 @@ def _scan(client: Client, witness: Witness, producer_id: int) -> Proof | None:
     at, offset = Leader(witness.topic, witness.partition), witness.offset
     for _ in range(_SCAN_FETCHES_MAX):
         part = fetch(client, at, offset)
+        rights.require(part.error_code, topic=("Read", at.topic))
         if part.error_code != Code.NONE:
             return None
         here = list(batch_reader.read(part.records or b""))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
 from epochal.kafka import faults
 from epochal.kafka.client import Client
+from epochal.kafka.versions import NotSpoken
 from epochal.sinks.kafka import ending, proof
 from epochal.sinks.kafka.tokens import Open
 from epochal.terms import EpochNumber
@@ -21,10 +22,12 @@ def require_open(client: Client, epoch: EpochNumber, txns: Sequence[Open]) -> No
     """Raise where one has ended already. Of brokers that can't tell, nothing is asked."""
     answers = ending.describe(client, [txn.transactional_id for txn in txns])
     for txn, told in zip(txns, answers, strict=True):
-        if isinstance(told, Misconfigured):
-            return
-        if isinstance(told, EpochalError):
+        if isinstance(told, NotSpoken):
+            continue
+        if isinstance(told, OutcomeUnknown):
             raise TryAgain(told.message, told.hint)
+        if isinstance(told, EpochalError):
+            raise told
         if not proof.is_open(told, txn):
             raise TryAgain(
                 f"epoch {epoch}: the transaction {txn.transactional_id} is no longer open "
@@ -45,9 +48,9 @@ def still_open(client: Client, txns: Sequence[Open]) -> list[Open]:
     answers = ending.describe(client, [txn.transactional_id for txn in txns])
     found = []
     for txn, told in zip(txns, answers, strict=True):
-        if isinstance(told, EpochalError) and not isinstance(told, Misconfigured):
+        if isinstance(told, EpochalError) and not isinstance(told, NotSpoken):
             raise told
-        if isinstance(told, Misconfigured) or proof.is_open(told, txn):
+        if isinstance(told, NotSpoken) or proof.is_open(told, txn):
             found.append(txn)
     return found
 
