@@ -4,10 +4,10 @@ A seeded simulation: `python -m epochal.testing.sim --seeds 100000`.
 Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
 every call they make outside, the seed chooses: which driver goes on and which sleeps; whether the
 call fails, hangs, loses its answer, lands later or twice; whether its driver loses sight of the log
-or of a target for a while, or dies before or after it; whether a target throws prepared rows away, rejects them, or a gate refuses them. Dead and
-stopped drivers are replaced, also while the old one still runs; sinks come and go between starts.
-Then the trouble ends, what is still on its way lands, a last driver starts and stops, and the
-judge looks at what is visible and what is left.
+or of a target for a while, or dies before or after it; whether a target throws prepared rows away,
+rejects them, or a gate refuses them. Dead and stopped drivers are replaced, also while the old one
+still runs; sinks come and go between starts. Then the trouble ends, what is still on its way lands,
+a last driver starts and stops, and the judge looks at what is visible and what is left.
 
 A seed is a whole run: `--seed S` replays it alone and prints every call.
 """
