@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
+from epochal.spark.crossing import for_crossing
 from epochal.spark.plans import is_narrow_above_batch
 from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
@@ -135,7 +136,7 @@ def _job(
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
         is_hashed=hashed is not None,
     )
-    return (frame if hashed is None else hashed), job
+    return for_crossing(frame if hashed is None else hashed), job
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import pyarrow as pa
 from epochal.contract import Limits, Sink, Task, Writer
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
+from epochal.spark.crossing import as_declared
 from epochal.terms import EpochNumber, Fingerprint, Identity, Json, Receipt
 
 RECEIPT_COLUMN = "receipt"
@@ -113,7 +114,7 @@ def _write(job: Preparing, writer: Writer, batches: Iterator[pa.RecordBatch]) ->
         if job.is_hashed:
             hash_sum += _sum_of(columns.pop())
         if batch.num_rows:
-            writer.write(_as_declared(columns, job.schema))
+            writer.write(as_declared(columns, job.schema))
             rows += batch.num_rows
     return Fingerprint(rows, hash_sum % _MODULUS if job.is_hashed else None)
 
@@ -123,12 +124,3 @@ def _sum_of(hashes: pa.Array) -> int:
     if not len(hashes):
         return 0
     return int(hashes.to_numpy(zero_copy_only=True).view("uint64").sum(dtype="uint64"))
-
-
-def _as_declared(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows under the declared types: Spark marks timestamps with the session's zone."""
-    cast = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(cast, schema=schema)

@@ -1,0 +1,85 @@
+"""
+How rows cross from the JVM to Python: what Spark writes slowly crosses in another form.
+
+Spark writes a decimal into Arrow by way of Java's BigDecimal, which costs as much as four columns
+of numbers do. One of up to 18 digits is a long inside of Spark: as that long it crosses, and Arrow
+makes the decimal of it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+logger = logging.getLogger("epochal")
+
+_LONG_DIGITS = 18
+_WIDE = pa.decimal128(38, 0)
+
+
+def for_crossing(frame: DataFrame) -> DataFrame:
+    """The same rows for Python's side, which knows columns by place; `as_declared` is the way back.
+
+    Under names that Spark can't trip over on its way: a dot or a backtick in one ends its search.
+    """
+    kinds = [field.dataType for field in frame.schema.fields]
+    names = [f"c{place}" for place in range(len(kinds))]
+    plain = frame.toDF(*names)
+    if not any(map(_is_short_decimal, kinds)):
+        return plain
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+
+    try:
+        return plain.select(
+            *(
+                _unscaled(frame, name) if _is_short_decimal(kind) else name
+                for name, kind in zip(names, kinds, strict=True)
+            )
+        )
+    # What a release lacks is answered as a package, which can't be called.
+    except (Py4JError, TypeError, AttributeError) as error:
+        logger.debug("decimals cross as they are: %s", error)
+        return plain
+
+
+def as_declared(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows that crossed, under the declared types."""
+    declared = [
+        _as_declared(column, field.type) for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(declared, schema=schema)
+
+
+def _as_declared(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if pa.types.is_decimal(kind) and pa.types.is_int64(column.type):
+        wide = column.cast(_WIDE)
+        return pa.Array.from_buffers(kind, len(wide), wide.buffers(), offset=wide.offset)
+    # Spark marks timestamps with the session's zone.
+    return column.cast(kind)
+
+
+def _is_short_decimal(kind: DataType) -> bool:
+    from pyspark.sql.types import DecimalType  # noqa: PLC0415  importable without pyspark
+
+    return isinstance(kind, DecimalType) and kind.precision <= _LONG_DIGITS
+
+
+def _unscaled(frame: DataFrame, name: str) -> Column:
+    """An expression of Spark's own that SQL has no name for."""
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    jvm: Any = frame.sparkSession._jvm
+    column: Any = functions.col(name)
+    sql = jvm.org.apache.spark.sql
+    expression = sql.catalyst.expressions.UnscaledValue(
+        sql.classic.ExpressionUtils.expression(column._jc)
+    )
+    return type(column)(sql.classic.ExpressionUtils.column(expression)).alias(name)
