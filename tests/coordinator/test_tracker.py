@@ -66,6 +66,14 @@ def test_only_a_bounded_number_of_epochs_is_kept(tracker, clock):
     ]
 
 
+def test_figures_that_were_given_out_do_not_change_under_their_reader(tracker, clock):
+    lived(tracker, clock, 0, Phase.ACTIVE)
+    (given,) = tracker.last_epochs()
+    with tracker.timing("x", Phase.PREPARING):
+        lived(tracker, clock, 0, *WHOLE[1:])
+    assert (given.phase, given.sinks) == (Phase.ACTIVE, {})
+
+
 def test_an_epoch_that_is_tried_again_is_a_second_entry(tracker, clock):
     lived(tracker, clock, 0, Phase.ACTIVE, Phase.ABORTED)
     lived(tracker, clock, 0, *WHOLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -327,6 +328,18 @@ def test_figures_count_epochs_rows_and_time(log, sink):
     assert (figures.commits, figures.aborts, figures.rows) == (1, 1, 2)
     assert figures.success_rate == 0.5
     assert figures.latency[Phase.COMMITTING].count == 1
+
+
+def test_session_after_session_in_one_process_leaves_no_thread_and_no_file_open(tmp_path: Path):
+    def once(number: int) -> tuple[int, int]:
+        with open_session(tmp_path / "log", ep.Files(str(tmp_path / "out"))) as session:
+            session.begin(number)
+            session.write(rows(number))
+            session.commit()
+        return threading.active_count(), len(list(Path("/dev/fd").iterdir()))
+
+    after_some = [once(number) for number in range(20)][5:]
+    assert set(after_some) == {after_some[0]}
 
 
 def test_a_folder_is_enough_for_a_log(tmp_path: Path):

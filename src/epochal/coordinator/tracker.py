@@ -257,9 +257,12 @@ class Tracker:
     # What anybody asks
 
     def last_epochs(self, count: int = EPOCHS_KEPT) -> Sequence[EpochFigures]:
-        """The newest epochs, oldest first."""
+        """The newest epochs, oldest first, as they stand."""
         with self._lock:
-            return tuple(self._epochs)[-count:]
+            epochs = list(self._epochs)
+            # Only the newest still changes, perhaps while another thread reads it.
+            epochs[-1:] = [deepcopy(one) for one in epochs[-1:]]
+            return tuple(epochs[-count:])
 
     def current(self) -> EpochFigures | None:
         """The newest epoch as it stands, the time in its present phase included."""
