@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal import cli
+from epochal import __version__, cli
 
 JOB = """
 import os, sys, time
@@ -103,6 +103,10 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
     assert "in doubt" in out
     assert "epoch 2 is decided and not settled on orders, audit" in err
 
+    code, out, _ = epochal("verify", "jobs:pipeline")
+    assert code == 0
+    assert out.count("epoch 2 (3 rows) is decided and not carried out yet") == 2
+
     code, out, err = epochal("recover", "jobs:pipeline", "--dry-run")
     assert code == 0
     assert "would: commit epoch 2 on orders: 1 receipt (1 unknown)" in out
@@ -139,7 +143,10 @@ def test_the_doctor_names_what_needs_somebody_and_falls_silent_afterwards(killed
     code, out, err = epochal("doctor", "jobs:pipeline")
     assert code == 1
     assert "needs somebody: epoch 2 is decided and not settled" in err
-    assert epochal("resolve", "finish", "jobs:pipeline", "--sink", "orders", "--epoch", "2")[0] == 0
+    assert "hint: `epochal recover jobs:pipeline --dry-run`" in err
+    finish = ["resolve", "finish", "jobs:pipeline", "--sink", "orders", "--epoch", "2"]
+    assert epochal(*finish)[:2] == (0, "epoch 2 is on 'orders'\n")
+    assert epochal(*finish)[:2] == (0, "epoch 2 is on 'orders' already\n")
     give_up = ["resolve", "give-up", "jobs:pipeline", "--sink", "audit", "--epoch", "2"]
     code, out, err = epochal(*give_up, "--kept-at", "backup", "--because", "gone", "--dry-run")
     assert (code, out) == (
@@ -147,6 +154,8 @@ def test_the_doctor_names_what_needs_somebody_and_falls_silent_afterwards(killed
         "would give sink 'audit' of epoch 2 up; its rows are kept at backup\n",
     )
     assert epochal(*give_up, "--kept-at", "backup", "--because", "gone")[0] == 0
+    code, out, err = epochal(*give_up, "--kept-at", "elsewhere", "--because", "twice")
+    assert (code, "already; its rows are kept at backup" in out) == (0, True)
     assert epochal("recover", "jobs:pipeline")[0] == 0
     code, out, err = epochal("doctor", "jobs:pipeline")
     assert (code, "nothing needs anybody" in err) == (0, True)
@@ -204,6 +213,9 @@ def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
             "is a int, not a function",
         ),
         (["status", "s3://bucket/x", "--json"], "cannot list"),
+        (["status", "hdfs://name:8020/chk"], "hint: a start of the pipeline recovers by itself"),
+        (["epochs", "hdfs://name:8020/chk"], "hint: a start of the pipeline recovers by itself"),
+        (["init", "nowhere/orders.yaml"], "can't be written: No such file or directory"),
         (["doctor", "chk", "--checkpoint", "chk"], "is a place, and so is --checkpoint"),
         (["epochs", "postgresql://nobody@127.0.0.1:1/none#x"], "epoch log"),
     ],
@@ -233,6 +245,10 @@ def test_a_corrupt_log_is_told_by_name_with_exit_code_3(place, epochal):
 def test_what_is_not_a_command_is_a_usage_error(epochal):
     assert epochal("recover")[0] == 2
     assert epochal("resolve", "finish", "jobs:pipeline")[0] == 2
+
+
+def test_the_version_is_told(epochal):
+    assert epochal("--version") == (0, f"epochal {__version__}\n", "")
 
 
 def test_debug_shows_the_stack_trace(place):

@@ -191,6 +191,14 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
             HEAD + "sinks: [\n",
             ["p.yaml:5:1: not YAML: expected the node content, but found '<stream end>'"],
         ),
+        (
+            HEAD + "sinks:\n  - \x00\n",
+            ["p.yaml:5:5: not YAML: special characters are not allowed"],
+        ),
+        (
+            HEAD + MEMORY + "metrics: {port: 70000}\n",
+            ["p.yaml:5:10: metrics: there is no port 70000 (0 to 65535)"],
+        ),
         ("", ["p.yaml:1:1: the file is empty (`epochal init` writes one)"]),
         (
             HEAD + "sinks: [{kind: memory, name: m}, {kind: memory, name: m}]\n",
@@ -207,6 +215,28 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
 )
 def test_a_mistake_is_told_with_its_line_and_the_way_out(mistakes, text, told):
     assert mistakes(text) == told
+
+
+CALLED = """\
+sinks: {kind: callback, spool: /spool, function: {python: "shutil:which"}}
+gates: [{python: "no_such_module:gate"}]
+"""
+
+
+def test_a_function_is_named_where_a_sink_takes_one(read):
+    (sink,) = read(HEAD + CALLED).sinks
+    assert sink.target == "shutil.which"
+
+
+def test_a_gate_that_is_not_there_is_a_mistake_for_who_runs_the_file_only(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(HEAD + CALLED, encoding="utf-8")
+    assert read_file(path, vocabulary()).gates[0].python == "no_such_module:gate"
+    with pytest.raises(Mistakes) as caught:
+        read_file(path, vocabulary(finds_names=True))
+    (found,) = caught.value.found
+    assert (found.place.line, found.place.column) == (5, 18)
+    assert "there is no module 'no_such_module'" in found.message
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(mistakes):

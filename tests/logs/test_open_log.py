@@ -59,6 +59,13 @@ def test_what_only_spark_reaches_needs_a_session(place: str) -> None:
     assert "pass" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["hdfs://namenode/log", "hadoop+hdfs://namenode/log"])
+def test_a_log_on_hdfs_is_told_with_the_way_to_look_at_it(place: str) -> None:
+    with pytest.raises(Misconfigured, match="only a driver reaches that file system") as caught:
+        open_log(place)
+    assert "`hdfs dfs -get hdfs://namenode/log log`" in caught.value.hint
+
+
 @pytest.mark.parametrize("place", ["file://host/log", "sqlite://host/log.db"])
 def test_a_local_log_on_another_machine_is_refused(place: str) -> None:
     with pytest.raises(Misconfigured, match="names a machine"):

@@ -11,7 +11,9 @@ from epochal.assembly.names import imported
 from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart
 from epochal.coordinator import Gate, PreparedEpoch
 from epochal.errors import Misconfigured
-from epochal.spark.local import local_builder
+from epochal.spark.local import hushed, local_builder
+from epochal.spark.selecting import empty_like
+from epochal.spark.telling import said_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +45,7 @@ def _builder(name: str, master: str | None) -> SparkSession.Builder:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if is_submitted or not (master or "local").startswith("local"):
         return SparkSession.builder.appName(name)
-    return local_builder(name, threads=_THREADS)
+    return hushed(local_builder(name, threads=_THREADS))
 
 
 def stream_of(file: PipelineFile, spark: SparkSession) -> DataFrame:
@@ -79,10 +81,13 @@ def _step(spark: SparkSession, frame: DataFrame, step: StepPart) -> DataFrame:
     return frame
 
 
-def gates_of(parts: Sequence[GatePart]) -> list[Gate]:
+def gates_of(parts: Sequence[GatePart], stream: DataFrame) -> list[Gate]:
+    """The gates of a file. Queries are tried on no rows first: a gate that fails stops a query."""
     return [
-        _function(part.python) if part.python is not None else _query_gate(part.sql or "")
-        for part in parts
+        _function(part.python)
+        if part.python is not None
+        else _query_gate(f"gates[{at}]", part.sql or "", stream)
+        for at, part in enumerate(parts)
     ]
 
 
@@ -93,29 +98,29 @@ def _function(path: str) -> Gate:
     return gate
 
 
-def _query_gate(query: str) -> Gate:
+def _query_gate(where: str, query: str, stream: DataFrame) -> Gate:
+    def ask(batch: DataFrame) -> DataFrame:
+        batch.createOrReplaceTempView(_BATCH)
+        return batch.sparkSession.sql(query)
+
     def gate(epoch: PreparedEpoch) -> str | None:
-        frame: DataFrame = epoch.frame
-        frame.createOrReplaceTempView(_BATCH)
-        refused = [row for row in frame.sparkSession.sql(query).collect() if not row[0]]
+        refused = [row for row in ask(epoch.frame).collect() if not row[0]]
         return f"{query} gave {refused[0].asDict()}" if refused else None
 
+    _told(where, lambda: ask(empty_like(stream)))
     gate.__name__ = repr(query)
     return gate
 
 
 def _told(where: str, work: Callable[[], DataFrame]) -> DataFrame:
     """What Spark says of a source or a query that it does not understand, without its stack."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 
     try:
         return work()
-    except PySparkException as error:
-        raise Misconfigured(f"{where}: {_first_lines(str(error))}", _hint(str(error))) from None
-
-
-def _first_lines(text: str) -> str:
-    return text.partition("JVM stacktrace:")[0].partition(";\n'")[0].strip()
+    except (PySparkException, Py4JError) as error:
+        raise Misconfigured(f"{where}: {said_by_spark(error)}", _hint(str(error))) from None
 
 
 _PACKAGES: Mapping[str, str] = {

@@ -17,9 +17,9 @@ def is_file(where: str) -> bool:
     return where.endswith(SUFFIXES)
 
 
-def file_at(path: Path) -> PipelineFile:
+def file_at(path: Path, *, is_to_run: bool = False) -> PipelineFile:
     """A pipeline's file, fitted; raises `Mistakes` with every line that is wrong."""
-    return read_file(path, vocabulary())
+    return read_file(path, vocabulary(finds_names=is_to_run))
 
 
 def pipeline_of(file: PipelineFile, gates: Iterable[Gate] = ()) -> Pipeline:

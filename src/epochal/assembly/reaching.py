@@ -23,7 +23,7 @@ from epochal.assembly.pipelines import file_at, is_file, pipeline_of
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.errors import Misconfigured
 from epochal.logs import checkpoint_log, open_log
-from epochal.spark.local import local_session
+from epochal.spark.local import quiet_session
 from epochal.spark.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def streaming_by(function: str) -> Streaming:
             f"{function} is a {type(stream).__name__}, not a function",
             "name a function that takes the session and returns the streaming DataFrame",
         )
-    session = partial(local_session, "epochal verify", threads=_THREADS)
+    session = partial(quiet_session, "epochal verify", threads=_THREADS)
     return Streaming(session=session, stream=stream)
 
 

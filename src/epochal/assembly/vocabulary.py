@@ -44,13 +44,15 @@ SYNONYMS = {
 """Names under which users of other database connectors know our options."""
 
 
-def vocabulary() -> Vocabulary:
+def vocabulary(*, finds_names: bool = False) -> Vocabulary:
+    """With `finds_names`, gates are looked for too: only a driver must have their modules."""
     return Vocabulary(
         sinks={kind: partial(imported, home) for kind, home in SINKS.items()},
         words={
             **{word: partial(imported, home) for word, home in WORDS.items()},
             "python": _the_name_itself,
         },
+        find=imported if finds_names else None,
         synonyms=SYNONYMS,
     )
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from epochal import __version__
 from epochal.errors import EpochalError
 
 _FAILED = 1
@@ -59,9 +60,19 @@ def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
     return app
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"epochal {__version__}\n")
+        raise typer.Exit
+
+
 def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the whole stack trace of an error.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001  asked by its callback
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_version),
     ] = False,
 ) -> None:
     """Exactly-once sinks for Spark Structured Streaming."""
@@ -90,5 +101,7 @@ def _told(error: Exception) -> str:
     """One of ours speaks for itself; anything else is told shortly, with the way to see more."""
     if isinstance(error, EpochalError):
         return str(error)
-    first = (str(error).strip().splitlines() or [""])[0]
+    java = getattr(error, "java_exception", None)
+    text = str(error if java is None else java.toString())
+    first = (text.strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}\nhint: `epochal --debug …` shows the stack trace"

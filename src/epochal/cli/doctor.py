@@ -40,6 +40,8 @@ def _show(report: DoctorReport) -> None:
         say(f"needs somebody: {problem}")
     if not report.problems:
         say("nothing needs anybody")
+    elif any(one.found for one in report.sinks):
+        say(f"hint: `epochal recover {report.target} --dry-run` shows what would become of it")
 
 
 def _told(sink: SinkDiagnosis) -> list[str]:

@@ -50,14 +50,14 @@ def run(
 
     Example: epochal run orders.yaml
     """
-    declared = file_at(file)
+    declared = file_at(file, is_to_run=True)
     if available_now:
         declared = replace(declared, trigger=TriggerPart(available_now=True))
     spark = session_of(declared)
     spark.sparkContext.setLogLevel("ERROR")
     try:
         stream = stream_of(declared, spark)
-        pipeline = pipeline_of(declared, gates=gates_of(declared.gates))
+        pipeline = pipeline_of(declared, gates=gates_of(declared.gates, stream))
         if check:
             sys.stdout.write(f"{pipeline.check(stream)}\n")
             return

@@ -40,7 +40,7 @@ def validate(
     if file is None:
         raise typer.BadParameter("which file? epochal validate orders.yaml")
     try:
-        declared = file_at(file)
+        declared = file_at(file, is_to_run=True)
     except Mistakes as mistakes:
         if is_json:
             _print_json(mistakes.found)
@@ -51,7 +51,7 @@ def validate(
         return
     sinks = ", ".join(sink.name for sink in declared.sinks)
     sys.stdout.write(f"{file}: pipeline {declared.pipeline!r} into {sinks}: no mistake found\n")
-    sys.stderr.write("whether the targets agree is asked by: epochal run --check\n")
+    sys.stderr.write(f"SQL, the source and the targets are asked by: epochal run {file} --check\n")
 
 
 def _print_json(mistakes: Sequence[Mistake]) -> None:
@@ -84,4 +84,8 @@ def init(
             out.write(example)
     except FileExistsError:
         raise Misconfigured(f"{file} is there already", "name another, or remove it") from None
+    except OSError as error:
+        raise Misconfigured(
+            f"{file} can't be written: {error.strerror}", "name a file in a folder that is there"
+        ) from None
     sys.stderr.write(f"wrote {file}; next: epochal validate {file}, epochal run {file}\n")

@@ -22,7 +22,7 @@ from epochal.cli.showing import (
 )
 from epochal.reports.auditing import audit
 from epochal.reports.model import AuditReport, SinkAudit, SourceAudit
-from epochal.spark.local import local_session
+from epochal.spark.local import quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,7 @@ def _engine(reached: Reached, *, hashes: bool, source: bool) -> Iterator[_Engine
         return
     streaming = reached.require_streaming() if source else None
     session = (
-        local_session("epochal verify", threads=2) if streaming is None else streaming.session()
+        quiet_session("epochal verify", threads=2) if streaming is None else streaming.session()
     )
     try:
         stream = None if streaming is None else streaming.stream(session)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from epochal.config.fitting import Fitter, Mistake, Mistakes, Vocabulary
+from epochal.config.shapes import PythonName
 from epochal.config.tree import Entries, Items, Node, Unreadable, parse
 from epochal.contract import DEFAULT_LIMITS, Limits, Sink
 from epochal.errors import Misconfigured
 
+_PORT_MAX = 65535
 LISTS_OF_ONE = ("steps", "sinks", "gates")
 """Keys whose list may be left out around a single item."""
 
@@ -57,7 +59,7 @@ class GatePart:
 
     sql: str | None = None
     """A query over `batch`. The epoch passes if the first column of every row is true."""
-    python: str | None = None
+    python: PythonName | None = None
     """`module:function` of a function of the prepared epoch."""
 
     def __post_init__(self) -> None:
@@ -96,6 +98,10 @@ class MetricsPart:
     host: str = "127.0.0.1"
     otlp: bool = False
     """Push by OpenTelemetry; the endpoint is in OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= _PORT_MAX:
+            raise Misconfigured(f"there is no port {self.port}", f"0 to {_PORT_MAX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

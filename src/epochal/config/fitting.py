@@ -57,6 +57,8 @@ class Vocabulary:
     """A sink's class by its kind, loaded when it is asked for: its driver may not be there."""
     words: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
     """Words such as `env` and `json`, by what they call."""
+    find: Callable[[str], object] | None = None
+    """Looks up what `module:name` names; None where a file is read by who may not have it."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
     """Other names of a sink's options; a dot is a mapping inside: `pool.max_connections`."""
 
@@ -94,14 +96,15 @@ class Fitter:
             Shape.LIST: self._several,
             Shape.MAPPING: self._mapping,
             Shape.PLAIN: self._plain,
-            Shape.OTHER: lambda _hint, node, _path: plain(node),
+            Shape.NAMED: self._name,
+            Shape.OTHER: self._anything,
         }
 
     def _one_of(self, union: Any, node: Node, path: str) -> Any:
         hints = get_args(union)
         word = self._word(node)
         if word is not None and not any(shape_of(hint) is Shape.MAPPING for hint in hints):
-            return self._spoken(word, typing.cast("Entries", node), path)
+            return self._spoken(word, _entries(node), path)
         for hint in sorted(hints, key=_by_strictness):
             attempt = Fitter(self._vocabulary)
             value = attempt._value(hint, node, path)
@@ -133,6 +136,17 @@ class Fitter:
             f"{path}: {_shown(node)} where {named(hint)} belongs",
             "put it in quotes" if is_scalar else "",
         )
+
+    def _name(self, _hint: Any, node: Node, path: str) -> Any:
+        name = self._plain(str, node, path)
+        find = self._vocabulary.find
+        if name is not _MISSING and find is not None:
+            self._called(lambda: find(name), node.place, path)
+        return name
+
+    def _anything(self, _hint: Any, node: Node, path: str) -> Any:
+        word = self._word(node)
+        return plain(node) if word is None else self._spoken(word, _entries(node), path)
 
     def _several(self, hint: Any, node: Node, path: str) -> Any:
         if not isinstance(node, Items):
@@ -252,6 +266,10 @@ class Fitter:
             return self.note(place, f"{path}: {error}")
 
 
+def _entries(node: Node) -> Entries:
+    return typing.cast("Entries", node)
+
+
 def _by_strictness(hint: Any) -> int:
     """The narrower type first: a text is any text, and only some are one of a few words."""
     shape = shape_of(hint)
@@ -267,7 +285,7 @@ def _suits(hint: Any, node: Node) -> bool:
         return shape is Shape.LIST
     if isinstance(node, Entries):
         return shape in (Shape.MAPPING, Shape.RECORD, Shape.SINK)
-    return shape in (Shape.CHOICE, Shape.PLAIN) and hint is not type(None)
+    return shape in (Shape.CHOICE, Shape.PLAIN, Shape.NAMED) and hint is not type(None)
 
 
 def _shown(node: Node) -> str:

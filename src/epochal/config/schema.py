@@ -117,6 +117,7 @@ class _SchemaWriter:
             Shape.LIST: lambda hint: {"type": "array", "items": self._of(get_args(hint)[0])},
             Shape.MAPPING: self._mapping,
             Shape.PLAIN: lambda hint: {"type": _PLAIN[hint]},
+            Shape.NAMED: lambda _: {"type": _PLAIN[str]},
             Shape.OTHER: lambda _: {},
         }
 

@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NewType, Union, get_args, get_origin
 
 from epochal.contract import Sink
 
@@ -20,6 +20,10 @@ PLAIN = {
 """Types that a file can say as they are, in words for people."""
 
 
+PythonName = NewType("PythonName", str)
+"""`module:name` of something in Python."""
+
+
 class Shape(Enum):
     """By what is said of it to a person who wrote something else."""
 
@@ -30,6 +34,7 @@ class Shape(Enum):
     SINK = "a sink"
     UNION = "one of several"
     PLAIN = "a value"
+    NAMED = "module:name"
     OTHER = "anything"
 
 
@@ -43,6 +48,7 @@ def shape_of(hint: Any) -> Shape:
         (Shape.MAPPING, isinstance(origin, type) and issubclass(origin, Mapping)),
         (Shape.LIST, isinstance(origin, type) and issubclass(origin, Sequence)),
         (Shape.PLAIN, hint in PLAIN),
+        (Shape.NAMED, hint is PythonName),
     ):
         if is_it:
             return shape

@@ -85,7 +85,12 @@ _VARIABLE = re.compile(r"\$(\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defau
 
 def parse(text: str, file: str, environment: Mapping[str, str]) -> Node:
     """The tree of a file; raises `Unreadable` at the first thing that is no YAML of ours."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        raise Unreadable(
+            _place_of(file, text, error.position), f"not YAML: {error.reason}"
+        ) from None
     try:
         root = loader.get_single_node()
         if root is None:
@@ -97,6 +102,11 @@ def parse(text: str, file: str, environment: Mapping[str, str]) -> Node:
         raise Unreadable(place, f"not YAML: {error.problem or error.context}") from None
     finally:
         loader.dispose()
+
+
+def _place_of(file: str, text: str, position: int) -> Place:
+    before = text[:position]
+    return Place(file, before.count("\n") + 1, position - before.rfind("\n"))
 
 
 @dataclass(frozen=True, slots=True)

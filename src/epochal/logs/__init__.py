@@ -68,12 +68,7 @@ def open_log(place: str | os.PathLike[str], *, spark: SparkSession | None = None
         return ObjectsLog.at(text)
     if spark is not None:
         return _hadoop_log(text, spark)
-    raise Misconfigured(
-        f"no epoch log can be opened at {without_secrets(text)} without a Spark session",
-        hint="a folder, file:///folder, sqlite:///path, "
-        + ", ".join(f"{known}://…" for known in sorted(_OBJECT_STORES))
-        + "; with a Spark session also hdfs://… and what else Spark can reach",
-    )
+    raise _only_by_spark(scheme, without_secrets(text))
 
 
 def checkpoint_log(
@@ -111,6 +106,24 @@ def _postgres_log(url: str) -> EpochLog:
     from epochal.logs.postgres import PostgresLog  # noqa: PLC0415  needs epochal[postgres]
 
     return PostgresLog(url)
+
+
+def _only_by_spark(scheme: str, place: str) -> Misconfigured:
+    fact = f"no epoch log can be opened at {place} without a Spark session"
+    if scheme == "hdfs" or scheme.startswith(_THROUGH_HADOOP):
+        return Misconfigured(
+            f"{fact}: only a driver reaches that file system, and commands start none",
+            hint="a start of the pipeline recovers by itself; to look, copy the log: "
+            f"`hdfs dfs -get {place.removeprefix(_THROUGH_HADOOP)} log`, then name the copy; for "
+            "commands that act, keep the log where they reach it: s3://…, postgresql://…#name, "
+            "sqlite:///path",
+        )
+    return Misconfigured(
+        fact,
+        hint="a folder, file:///folder, sqlite:///path, "
+        + ", ".join(f"{known}://…" for known in sorted(_OBJECT_STORES))
+        + "; with a Spark session also hdfs://… and what else Spark can reach",
+    )
 
 
 def _hadoop_log(url: str, spark: SparkSession) -> EpochLog:

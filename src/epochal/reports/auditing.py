@@ -168,9 +168,19 @@ def _compared(
     return replace(
         blank,
         verdict="differs" if differences else "agrees",
+        because=_and_what_waits(counted.because, after, name),
         visible_rows=visible,
         differences=differences[:_DIFFERENCES_SHOWN],
     )
+
+
+def _and_what_waits(because: str, state: State, name: SinkName) -> str:
+    """Why fewer rows than were decided may be seen, and be all of them."""
+    waiting = state.pending.get(name)
+    if state.unsettled is None or not waiting:
+        return because
+    rows = quantity(sum(receipt.rows for receipt in waiting), "row")
+    return f"{because}; epoch {state.unsettled.epoch} ({rows}) is decided and not carried out yet"
 
 
 def _comparable(counted: Recount, state: State, decided: Total | None) -> tuple[int | None, str]:

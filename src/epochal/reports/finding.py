@@ -36,6 +36,8 @@ def find_logs(root: str) -> Iterator[EpochLog]:
     if root.startswith(_DATABASES):
         yield log_at(root)
     elif "://" in root and not root.startswith("file:"):
+        # First what refuses a place that no command can reach, with the way out.
+        open_log(root).close()
         for place in _find_objects(root.rstrip("/")):
             yield open_log(place)
     else:

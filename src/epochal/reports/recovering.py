@@ -36,7 +36,7 @@ def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryRepo
         log,
         surveyed,
         is_dry_run=True,
-        steps=[*_claiming(state), *_steps(state, surveyed)],
+        steps=[*_claiming(state), *_steps(state, surveyed, is_dry_run=True)],
         needs=_needs(surveyed),
         now=now,
     )
@@ -71,7 +71,13 @@ def recover(
         )
     after = require_record(log).record.state
     return _report(
-        after, log, before, is_dry_run=False, steps=_steps(state, before), needs=left, now=now
+        after,
+        log,
+        before,
+        is_dry_run=False,
+        steps=_steps(state, before, is_dry_run=False),
+        needs=left,
+        now=now,
     )
 
 
@@ -113,14 +119,16 @@ def _claiming(state: State) -> list[str]:
     return [f"claim generation {state.generation + 1}; generation {state.generation} is fenced"]
 
 
-def _steps(state: State, surveyed: Sequence[SinkSurvey]) -> list[str]:
+def _steps(state: State, surveyed: Sequence[SinkSurvey], *, is_dry_run: bool) -> list[str]:
+    """In words; what was proven before is told only as long as nothing is done."""
     steps = []
     for sink in surveyed:
         if sink.is_pending and state.unsettled is not None:
             proofs = ", ".join(f"{count} {word}" for word, count in proofs_told(sink).items())
+            told = f" ({proofs})" if proofs and is_dry_run else ""
             steps.append(
                 f"commit epoch {state.unsettled.epoch} on {sink.sink}: "
-                f"{quantity(len(sink.receipts), 'receipt')} ({proofs or 'none'})"
+                f"{quantity(len(sink.receipts), 'receipt')}{told}"
             )
         aborts = [one for one in sink.found if one.verdict == Verdict.ABORT.value]
         if aborts:

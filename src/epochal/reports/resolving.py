@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from epochal.assembly import Reached
 from epochal.contract import Sink
@@ -23,6 +24,9 @@ def finish(
     """Commit one sink of the decided epoch, whatever the others do."""
     state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="finish a sink")
     declared = _declared(reached, sink)
+    if _is_carried_out(state, sink, epoch):
+        step = f"epoch {epoch} is on {sink!r} already"
+        return _report(reached, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run)
     evidence = _evidence(reached, state, sink, epoch)
     if not dry_run:
         note = f"{by} finished sink {sink!r} of epoch {epoch}: {'; '.join(evidence)}"
@@ -52,6 +56,18 @@ def give_up(
     gone for good; where it can be asked, what it proves is put on record too.
     """
     state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="give a sink up")
+    what = f"sink {word.sink!r} of epoch {word.epoch}"
+    earlier = _given_up(state, word.sink, word.epoch)
+    if earlier is not None:
+        return _report(
+            reached,
+            action="give-up",
+            sink=word.sink,
+            epoch=word.epoch,
+            step=f"{what} was given up by {earlier.by} already; "
+            f"its rows are kept at {earlier.kept_at}",
+            dry_run=dry_run,
+        )
     evidence = _evidence(reached, state, word.sink, word.epoch)
     if not dry_run:
         spoken = GivenUp(
@@ -63,7 +79,6 @@ def give_up(
             evidence="; ".join(evidence),
         )
         life.give_up(reached.require_log(), spoken)
-    what = f"sink {word.sink!r} of epoch {word.epoch}"
     return _report(
         reached,
         action="give-up",
@@ -126,6 +141,17 @@ def _declared(reached: Reached, sink: str) -> Sink:
     return declared[sink]
 
 
+def _given_up(state: State, sink: str, epoch: int) -> GivenUp | None:
+    return next((word for word in state.given_up if (word.sink, word.epoch) == (sink, epoch)), None)
+
+
+def _is_carried_out(state: State, sink: str, epoch: int) -> bool:
+    """Only of the newest epoch, which a person may be at twice: of others the log says nothing."""
+    last = state.last
+    is_decided = last is not None and last.epoch == epoch and sink in last.rows
+    return is_decided and sink not in state.pending and _given_up(state, sink, epoch) is None
+
+
 def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str]:
     """What the target proves about the decided receipts, one sentence each."""
     decision = state.unsettled
@@ -160,9 +186,9 @@ def _report(
     action: str,
     sink: str,
     epoch: int | None,
-    evidence: list[str],
     step: str,
     dry_run: bool,
+    evidence: Sequence[str] = (),
 ) -> ResolutionReport:
     state = require_record(reached.require_log()).record.state
     return ResolutionReport(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_LOG_IS_WANTED = ("SPARK_CONF_DIR", "EPOCHAL_DEBUG")
+"""Somebody has set up Spark's log, or wants to see everything."""
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
 
@@ -42,5 +46,18 @@ def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
     )
 
 
+def hushed(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """The same with little on stderr, for a command that tells by itself what goes wrong."""
+    if any(name in os.environ for name in _LOG_IS_WANTED):
+        return builder
+    return builder.config(
+        "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+    )
+
+
 def local_session(name: str, *, threads: int) -> SparkSession:
     return local_builder(name, threads=threads).getOrCreate()
+
+
+def quiet_session(name: str, *, threads: int) -> SparkSession:
+    return hushed(local_builder(name, threads=threads)).getOrCreate()

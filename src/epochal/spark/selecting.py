@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from epochal.contract import Rows, Shape, Shaped, Sink
 from epochal.errors import Misconfigured
+from epochal.spark.telling import said_by_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,12 +37,25 @@ def columns_taken_by(sink: Sink, batch: Rows) -> DataFrame:
 
 
 def _part_of(sink: Sink, batch: Rows) -> DataFrame:
-    part: DataFrame = batch if sink.where is None else batch.where(sink.where)
+    part: DataFrame = batch if sink.where is None else _chosen(sink, "where", batch.where)
     if callable(sink.select):
         part = sink.select(part)
     elif sink.select is not None:
-        part = part.selectExpr(*sink.select)
+        part = _chosen(sink, "select", part.selectExpr)
     return part
+
+
+def _chosen(sink: Sink, option: str, choose: Callable[..., DataFrame]) -> DataFrame:
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    words = getattr(sink, option)
+    try:
+        return choose(words) if isinstance(words, str) else choose(*words)
+    except PySparkException as error:
+        raise Misconfigured(
+            f"sink {sink.name!r}: {option}={words!r}: {said_by_spark(error)}",
+            "SQL over the columns of the stream",
+        ) from None
 
 
 def _shaped(part: DataFrame, shape: Shape) -> DataFrame:

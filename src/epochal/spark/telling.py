@@ -66,6 +66,13 @@ def typed(error: BaseException, doing: str) -> EpochalError:
     )
 
 
+def said_by_spark(error: BaseException) -> str:
+    """What Spark says of a query or an option that it refuses, without its plan and its stack."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.getMessage() or java.toString())
+    return text.strip().partition("\n")[0].rstrip(";")
+
+
 def _reason(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     _, traced, rest = text.rpartition("Traceback (most recent call last):")
