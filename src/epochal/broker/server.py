@@ -105,14 +105,20 @@ async def running(
                 raise ConnectionRefusedError
             return Connection(ticks, None if users is None else Login(users))
 
-        server = await loop.create_server(
-            connect,
-            listener.host,
-            listener.port,
-            ssl=context,
-            backlog=_BACKLOG,
-            start_serving=False,
-        )
+        try:
+            server = await loop.create_server(
+                connect,
+                listener.host,
+                listener.port,
+                ssl=context,
+                backlog=_BACKLOG,
+                start_serving=False,
+            )
+        except OSError as error:
+            raise Misconfigured(
+                f"the broker can't listen on {listener.host}:{listener.port}: {error.strerror}",
+                hint="another port, or 0 for any that is free",
+            ) from error
         port = server.sockets[0].getsockname()[1]
         shown = listener.advertised_host or listener.host
         is_any = listener.advertised_host is None and shown in ("0.0.0.0", "::", "")  # noqa: S104
@@ -120,9 +126,12 @@ async def running(
         ticks = Ticks(broker, advertised=address, has_fixed_host=not is_any, fail=fail or _ignore)
         for note in store.notes:
             ticks.say(note)
-        async with server:
-            await server.start_serving()
+        await server.start_serving()
+        try:
             yield address
+        finally:
+            # Not `async with`: from Python 3.12 on that waits until every client has left.
+            server.close()
         ticks.close()
         while ticks.is_syncing:
             await asyncio.sleep(_SYNC_LOOK_S)
@@ -157,10 +166,16 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    async with running(data_dir, listener, settings, fsync=fsync, fail=fail) as address:
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        ready(f"{host}:{address.port}")
-        await over
+    try:
+        async with running(data_dir, listener, settings, fsync=fsync, fail=fail) as address:
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            ready(f"{host}:{address.port}")
+            await over
+    except OSError as error:
+        raise Misconfigured(
+            f"the broker has stopped, for its folder {data_dir} can't be used: {error.strerror}",
+            hint="what it acknowledged is there: give it room, and start it again",
+        ) from error
 
 
 def serve(
@@ -181,9 +196,9 @@ def serve(
     """
     Run a broker until SIGTERM or SIGINT. `ready` is called with its address once it can be used.
 
-    Raises `Misconfigured` where the folder is in use or the address is open to strangers, and
-    whatever the disk says when a write fails: the broker has then stopped, and what it had
-    acknowledged is in the folder.
+    Raises `Misconfigured` where the folder is in use, the address is taken or open to strangers, or
+    the disk refuses a write: the broker has then stopped, and what it had acknowledged is in the
+    folder.
     """
     listener = Listener(
         host=host,
