@@ -11,8 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
-from epochal.errors import OutcomeUnknown, TryAgain
+from epochal.errors import OutcomeUnknown, PreparedLost, TryAgain
 from epochal.sinks.iceberg import committer as committing
 from epochal.sinks.iceberg import inside
 from epochal.terms import EpochNumber, Proof, Receipt, Uid
@@ -234,6 +237,70 @@ def test_a_conflict_leaves_no_manifests(warehouse, live, some):
     written = {where for where in Storage(table.io).below(folder) if where.endswith(".avro")}
     assert written == used
     assert warehouse.ids(name) == [1, 9]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_commit_that_is_refused_because_of_its_own_first_request_keeps_its_files(
+    warehouse, live, some, monkeypatch, mode
+):
+    """A client that asks again by itself, as Glue's does, is told of a conflict with itself."""
+    name = warehouse.create()
+    options = {"mode": mode, "keys": "id"} if mode == "upsert" else {}
+    life = live(warehouse.sink(name, **options))
+    life.write(0, some(1, 2))
+
+    def twice(table: Any, change: Any) -> None:
+        monkeypatch.setattr(inside, "send", send)
+        send(table, change)
+        raise CommitFailedException("Requirement failed: branch main has changed")
+
+    monkeypatch.setattr(inside, "send", twice)
+    life.write(1, some(3) if mode == "append" else some(2, 3))
+    assert warehouse.ids(name) == [1, 2, 3]
+    sweep(life)
+    assert not warehouse.leftovers(name)
+    assert not life.committer.in_doubt()
+
+
+def recreated(warehouse: Any, name: str) -> None:
+    """Under the same name, with the same columns under each other's numbers."""
+    warehouse.catalog.drop_table(name)
+    turned = Schema(NestedField(1, "name", StringType()), NestedField(2, "id", LongType()))
+    warehouse.catalog.create_table(name, schema=turned)
+
+
+def test_files_of_a_table_that_was_dropped_are_written_again_for_the_new_one(warehouse, live, some):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    receipt = life.prepare(some(2), 0)
+    recreated(warehouse, name)
+    with pytest.raises(TryAgain, match="written for a table that was dropped"):
+        life.rehearse(0, [receipt])
+    life.committer.abort(E0, [receipt])
+    life.write(0, some(2))
+    assert warehouse.rows(name) == [{"name": "row 2", "id": 2}]
+    assert not warehouse.leftovers(name)
+
+
+def test_a_table_that_is_dropped_after_the_decision_is_told_as_rows_lost(
+    warehouse, live, some, monkeypatch
+):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    receipt = life.prepare(some(1), 0)
+    life.rehearse(0, [receipt])
+
+    def overtaken(table: Any, change: Any) -> None:
+        monkeypatch.setattr(inside, "send", send)
+        recreated(warehouse, name)
+        send(table, change)
+
+    monkeypatch.setattr(inside, "send", overtaken)
+    with pytest.raises(PreparedLost) as caught:
+        life.commit(0, [receipt])
+    assert caught.value.handles == (str(receipt.handle),)
+    life.commit(0, [life.prepare(some(1), 0)])
+    assert warehouse.rows(name) == [{"name": "row 1", "id": 1}]
 
 
 def test_pyiceberg_is_the_release_whose_inside_is_used():

@@ -48,8 +48,14 @@ class Plan:
     handles: list[Handle] = field(default_factory=list)
     """Of files that the driver wrote."""
 
-    def undo(self, storage: Storage) -> None:
-        storage.delete(self.change.written)
+    def undo(self, table: Table) -> None:
+        """
+        Take back what was written for a change that was refused, unless the table has it: a client
+        or a proxy that asks again by itself is refused because of its own first request (I9).
+        """
+        if self.change.is_in(table.catalog.load_table(table.name()).metadata):
+            return
+        Storage(table.io).delete(self.change.written)
         if self.attempt is not None:
             self.attempt.discard()
 
@@ -188,7 +194,7 @@ class Changing:
         try:
             inside.send(table, plan.change)
         except CommitFailedException as error:
-            plan.undo(Storage(table.io))
+            plan.undo(table)
             raise TryAgain(f"{self._sink.place}: branch {branch} was written by others") from error
 
     def _drop_audit(self, table: Table, plan: Plan) -> None:

@@ -26,7 +26,7 @@ from epochal.sinks.iceberg.attempt import discard
 from epochal.sinks.iceberg.changing import DRIVER, Changing, Plan
 from epochal.sinks.iceberg.checking import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.counting import recount
-from epochal.sinks.iceberg.data_files import locations_in
+from epochal.sinks.iceberg.data_files import is_for, locations_in
 from epochal.sinks.iceberg.layout import Layout, layout_around, layout_of
 from epochal.sinks.iceberg.ledger import Entry, Ledger, winner
 from epochal.sinks.iceberg.sorting import sorting
@@ -108,19 +108,18 @@ class IcebergCommitter:
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         with self._sorting(f"commit epoch {epoch}"):
-            table = self._rehearsed_table(epoch, receipts)
+            seen = self._rehearsed_table(epoch, receipts)
             self._rehearsed = None
-            if table is None:
-                table = self._load()
-                if not self._is_done(table, epoch, receipts):
-                    self._require_decided_files(table, epoch, receipts)
             for conflicts in range(_CONFLICTS_MAX):
+                table = self._load() if seen is None else seen
                 if self._is_done(table, epoch, receipts):
                     break
+                if seen is None:
+                    self._require_decided_files(table, epoch, receipts)
                 if self._sent(table, self._changing.plan(table, epoch, receipts)):
                     break
+                seen = None
                 time.sleep(_CONFLICT_WAIT_S * conflicts)
-                table = self._load()
             else:
                 raise TryAgain(
                     f"{self._sink.place}: epoch {epoch}: others committed {_CONFLICTS_MAX} times "
@@ -263,7 +262,7 @@ class IcebergCommitter:
             try:
                 inside.send(table, plan.change)
             except (CommitFailedException, ValidationException):
-                plan.undo(storage)
+                plan.undo(table)
                 return False
             except inside.Stale:
                 # No clear refusal, so nothing is undone: the ledger is read anew, and what the
@@ -285,12 +284,19 @@ class IcebergCommitter:
         discard(receipt.handle, storage=storage, layout=layout)
 
     def _missing(self, table: Table, receipts: Sequence[Receipt]) -> dict[str, list[str]]:
+        """What this table can't have: files that are gone, or that carry another table's ids."""
         locations = [where for receipt in receipts for where in locations_in(receipt)]
         gone = set(Storage(table.io).missing(locations))
         return {
             str(receipt.handle): lost
             for receipt in receipts
-            if (lost := [where for where in locations_in(receipt) if where in gone])
+            if (
+                lost := [
+                    where
+                    for where in locations_in(receipt)
+                    if where in gone or not is_for(receipt, table.metadata)
+                ]
+            )
         }
 
     def _require_files(self, table: Table, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -298,7 +304,8 @@ class IcebergCommitter:
         if gone:
             raise TryAgain(
                 f"epoch {epoch}: files of {len(gone)} of {len(receipts)} receipts can't be seen "
-                f"from the driver, such as {next(iter(gone.values()))[0]}",
+                f"from the driver, or were written for a table that was dropped, such as "
+                f"{next(iter(gone.values()))[0]}",
                 "driver and executors must reach the same storage; the epoch is tried again",
             )
 
@@ -309,7 +316,8 @@ class IcebergCommitter:
         if gone:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(gone)} of {len(receipts)} receipts are not there, "
-                f"such as {next(iter(gone.values()))[0]}, and the ledger of {self._sink.place} "
+                f"or were written for a table that was dropped, such as "
+                f"{next(iter(gone.values()))[0]}, and the ledger of {self._sink.place} "
                 "does not prove the epoch committed",
                 "somebody removed them: orphan files may be removed only when they are older than "
                 "any epoch that is still to be committed",

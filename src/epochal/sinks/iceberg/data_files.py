@@ -78,6 +78,15 @@ def require_fitting(receipt: Receipt, metadata: TableMetadata) -> None:
         )
 
 
+def is_for(receipt: Receipt, metadata: TableMetadata) -> bool:
+    """
+    False for a table of the same name that was made later: what its columns' numbers mean is its
+    own affair, so that rows would come back under other names.
+    """
+    wrote_for = receipt.token.get("table")
+    return wrote_for is None or wrote_for == str(metadata.table_uuid)
+
+
 def locations_in(receipt: Receipt) -> list[str]:
     """Where the files of a receipt are."""
     listed: Any = receipt.token.get("files", ())

@@ -27,6 +27,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
+    AddSnapshotUpdate,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
@@ -61,6 +62,15 @@ class Change:
 
     def also(self, *updates: TableUpdate) -> None:
         self.updates += updates
+
+    def is_in(self, metadata: TableMetadata) -> bool:
+        """Whether a table has the snapshot that this adds."""
+        added = {
+            update.snapshot.snapshot_id
+            for update in self.updates
+            if isinstance(update, AddSnapshotUpdate)
+        }
+        return any(one.snapshot_id in added for one in metadata.snapshots)
 
 
 class _Still(Transaction):

@@ -134,6 +134,7 @@ class IcebergWriter:
         folder = self._attempt.folder
         token: dict[str, Json] = {
             "folder": folder,
+            "table": str(self._metadata.table_uuid),
             "spec": self._metadata.default_spec_id,
             "files": [*files_out(files, folder, self._metadata)],
         }
