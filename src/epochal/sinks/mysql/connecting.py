@@ -24,6 +24,7 @@ from pymysql.protocol import OKPacketWrapper
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.sinks.mysql.sorting import number_of, told
 from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.sinks.sql.server import DatabaseServer
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
@@ -43,31 +44,20 @@ _WRONG = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 2054, 2059, 2061, 3118, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where the server is and how it is spoken to. Without secrets, except a held one."""
+class Server(DatabaseServer):
+    """Where the server is."""
 
     host: str
     port: int
     user: str
     database: str
     parameters: tuple[tuple[str, str], ...]
-    password: Secret | None
-    connect_timeout_s: float
-    statement_timeout_s: float
-    lock_timeout_s: float
-    pool_min: int
-    pool_max: int
-    idle_max_s: float
-    lifetime_max_s: float
 
     @property
     def place(self) -> str:
         """For people: host, port and database."""
         where = dict(self.parameters).get("unix_socket") or f"{self.host}:{self.port}"
         return f"{where}/{self.database}"
-
-    def secret(self) -> str:
-        return "" if self.password is None else self.password.reveal()
 
     def lock_settings(self, seconds: float | None = None) -> str:
         """Whole seconds, one at least: InnoDB knows no less."""
@@ -234,8 +224,7 @@ def _state(link: Link) -> tuple[bool, str]:
 
 
 def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError:
-    words, secret = told(error), server.secret()
-    fact = f"{doing}: {words.replace(secret, '…') if secret else words}"
+    fact = f"{doing}: {server.without_secret(told(error))}"
     number = number_of(error)
     if number in _WRONG:
         hint = (

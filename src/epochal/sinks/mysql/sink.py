@@ -56,17 +56,7 @@ class MySQL(TableSink):
     def _get_ready(self) -> None:
         told, password = parse_url(self.url, self.held_password)
         self._set("password", password)
-        server = Server(
-            **told,
-            password=password,
-            connect_timeout_s=self.connect_timeout_s,
-            statement_timeout_s=self.statement_timeout_s,
-            lock_timeout_s=self.lock_timeout_s,
-            pool_min=self.pool_min,
-            pool_max=self.pool_max,
-            idle_max_s=self.idle_max_s,
-            lifetime_max_s=self.lifetime_max_s,
-        )
+        server = Server(**told, **self._server_options())
         self._set("server", server)
         user = f"{server.user}@" if server.user else ""
         self._set("url", f"mysql://{user}{server.place}")

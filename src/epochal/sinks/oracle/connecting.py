@@ -14,6 +14,7 @@ from epochal.sinks.oracle.dialect import XID_FORMAT
 from epochal.sinks.oracle.sorting import ERRORS, number_of, sorted_error, told
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.server import DatabaseServer
 
 _WRONG = frozenset({1005, 1017, 1045, 12154, 12505, 12514, 28000, 28001})
 """Numbers of failed connections that no waiting mends."""
@@ -26,26 +27,15 @@ _SESSION = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where the server is and how it is spoken to. Without secrets, except a held one."""
+class Server(DatabaseServer):
+    """Where the server is."""
 
     dsn: str
     user: str
-    password: Secret | None
-    connect_timeout_s: float
-    statement_timeout_s: float
-    lock_timeout_s: float
-    pool_min: int
-    pool_max: int
-    idle_max_s: float
-    lifetime_max_s: float
 
     @property
     def place(self) -> str:
         return self.dsn
-
-    def secret(self) -> str:
-        return "" if self.password is None else self.password.reveal()
 
 
 def parse_url(url: str, password: Secret | None) -> tuple[str, str, Secret | None]:
@@ -94,9 +84,7 @@ def prepare_session(connection: Any, server: Server) -> None:
 
 
 def connect_error(error: Exception, server: Server) -> EpochalError:
-    words, secret = told(error), server.secret()
-    shown = words.replace(secret, "…") if secret else words
-    fact = f"can't connect to {server.place}: {shown}"
+    fact = f"can't connect to {server.place}: {server.without_secret(told(error))}"
     if number_of(error) in _WRONG:
         return Misconfigured(fact, "check user, password and service: password=env(…) or file(…)")
     return TryAgain(fact)

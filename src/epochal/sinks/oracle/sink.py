@@ -56,21 +56,7 @@ class Oracle(TableSink):
             )
         user, dsn, password = parse_url(self.url, self.held_password)
         self._set("password", password)
-        self._set(
-            "server",
-            Server(
-                dsn=dsn,
-                user=user,
-                password=password,
-                connect_timeout_s=self.connect_timeout_s,
-                statement_timeout_s=self.statement_timeout_s,
-                lock_timeout_s=self.lock_timeout_s,
-                pool_min=self.pool_min,
-                pool_max=self.pool_max,
-                idle_max_s=self.idle_max_s,
-                lifetime_max_s=self.lifetime_max_s,
-            ),
-        )
+        self._set("server", Server(dsn=dsn, user=user, **self._server_options()))
         self._set("url", f"oracle://{user}@{dsn}")
         self._set("column_map", self._folded_columns())
         if not self.name:

@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 
 from epochal.contract import Dropped, Limits, Recount
-from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
+from epochal.errors import Fenced, OutcomeUnknown, Refused, TryAgain
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import apply_rows, read_apply
 from epochal.sinks.postgres.auditing import forget, recount, server_time
@@ -22,7 +22,9 @@ from epochal.sinks.postgres.transaction import Transaction
 from epochal.sinks.sql.auditing import recountable
 from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
 from epochal.sinks.sql.names import staging_name
+from epochal.sinks.sql.receipts import proven
 from epochal.sinks.sql.rejects import REJECTED, SetApart, rows_of
+from epochal.sinks.sql.staging import committed_elsewhere, staged_tables
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -152,10 +154,7 @@ class StagedCommitter(Committing):
             name = staging_name(receipt.handle)
             if meta.present(connection, self.sink.meta_schema, [name]):
                 return Proof.UNKNOWN
-            proof = self._ledger.proof(connection, receipt.handle)
-            # A task without rows leaves no table: that there is none proves nothing.
-            is_nothing = proof is Proof.ABORTED and not receipt.token.get("staged", True)
-            return Proof.UNKNOWN if is_nothing else proof
+            return proven(receipt, self._ledger.proof(connection, receipt.handle))
 
         return self._read("ask for proof", ask, missing=Proof.ABORTED)
 
@@ -239,36 +238,15 @@ class StagedCommitter(Committing):
         self, connection: psycopg.Connection[Any], epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> dict[str, int]:
         """The staging tables of these receipts, with their partitions."""
-        wanted = {
-            staging_name(receipt.handle): receipt
-            for receipt in receipts
-            if receipt.token.get("staged", True)
-        }
-        there = meta.present(connection, self.sink.meta_schema, wanted)
-        lost = tuple(str(wanted[name].handle) for name in wanted if name not in there)
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: {len(lost)} of {len(receipts)} staging tables are not in schema "
-                f"{self.sink.meta_schema}, and the ledger does not prove them committed",
-                "somebody dropped them, or the server was restored from a backup",
-                handles=lost,
-            )
-        return {name: receipt.handle.partition for name, receipt in wanted.items()}
+        schema = self.sink.meta_schema
+        return staged_tables(
+            epoch, receipts, schema, lambda names: meta.present(connection, schema, names)
+        )
 
     def committed_elsewhere(self, epoch: EpochNumber) -> Fenced | Refused:
-        generation = self._read(
+        by = self._read(
             "read the ledger",
             lambda connection: self._ledger.holds(connection, epoch),
             missing=None,
         )
-        fact = f"epoch {epoch} is being written, and {self.sink.table} proves it committed"
-        if generation is not None and generation > self.identity.generation:
-            return Fenced(
-                f"{fact} by generation {generation}; this driver is {self.identity.generation}",
-                "another driver has taken this checkpoint over: leave this one stopped",
-            )
-        return Refused(
-            f"{fact} already: the epoch log is older than the table",
-            "the log or the checkpoint was restored from a backup: start with the newer one, or "
-            "with a run= of its own",
-        )
+        return committed_elsewhere(self.sink.table, epoch, by, self.identity)

@@ -8,10 +8,8 @@ for a server that takes writes, so that a proof is never read on a replica (I9).
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,12 +23,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.postgres.sorting import sorted_error, sorting
 from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.sinks.sql.keeping import Kept
+from epochal.sinks.sql.server import DatabaseServer
 from epochal.terms import Generation, Identity, SinkTag, Uid
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
-_KEPT_IDLE_MAX = 4
 _DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
 _DEFAULTS: Mapping[str, str] = {
     "keepalives_idle": "30",
@@ -41,18 +40,10 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where the server is and how it is spoken to. Without secrets, except a held one."""
+class Server(DatabaseServer):
+    """Where the server is."""
 
     parameters: tuple[tuple[str, str], ...]
-    password: Secret | None
-    connect_timeout_s: float
-    statement_timeout_s: float
-    lock_timeout_s: float
-    pool_min: int
-    pool_max: int
-    idle_max_s: float
-    lifetime_max_s: float
 
     def parameter(self, name: str) -> str:
         return dict(self.parameters).get(name, "")
@@ -78,9 +69,6 @@ class Server:
                 "target_session_attrs": "read-write",
             }
         )
-
-    def secret(self) -> str:
-        return "" if self.password is None else self.password.reveal()
 
     def begin(self, *, lock_wait_s: float | None = None) -> sql.Composed:
         """BEGIN, with every setting that matters said aloud, for this transaction only."""
@@ -235,9 +223,7 @@ class Pool:
 
 def connect_error(error: Exception, doing: str, server: Server) -> Exception:
     """libpq gives no SQLSTATE when it can't connect; only some failures pass by themselves."""
-    words = " ".join(str(error).split())
-    secret = server.secret()
-    words = words.replace(secret, "…") if secret else words
+    words = server.without_secret(" ".join(str(error).split()))
     for mark, hint in _CONNECT_HINTS.items():
         if mark in words:
             return Misconfigured(f"{doing}: {words}", hint)
@@ -269,36 +255,10 @@ def roll_back(connection: psycopg.Connection[Any]) -> None:
 
 # A task's connection: Arrow in, binary COPY out. It lives on in the reused Python worker.
 
-
-@dataclass(slots=True)
-class _Idle:
-    key: tuple[int, str]
-    connection: dbapi.Connection
-    since_s: float
-    born_s: float
-
-
-_idle: list[_Idle] = []
-_idle_lock = threading.Lock()
-
-
-@atexit.register
-def close_idle() -> None:
-    """Close what this process keeps: the driver complains of connections that are left to it."""
-    with _idle_lock:
-        kept, _idle[:] = list(_idle), []
-    for one in kept:
-        if one.key[0] == os.getpid():
-            _close(one.connection)
-
-
-def _take_idle(key: tuple[int, str]) -> _Idle | None:
-    """The connection to this server that was used last, of this process only."""
-    with _idle_lock:
-        for place in reversed(range(len(_idle))):
-            if _idle[place].key == key:
-                return _idle.pop(place)
-    return None
+_kept: Kept[dbapi.Connection] = Kept(answers=lambda _: True)
+"""Whether one still answers, its first statement tells at no cost: see `TaskConnection.renew`."""
+# The library complains of connections that are left to it.
+atexit.register(_kept.close_all)
 
 
 class TaskConnection:
@@ -308,18 +268,11 @@ class TaskConnection:
         self._server = server
         # The secret is part of the text, which stays in this process.
         self._conninfo = server.conninfo(application)
-        self._key = (os.getpid(), self._conninfo)
-        kept = _take_idle(self._key)
-        now = time.monotonic()
-        self.is_reused = kept is not None and (
-            now - kept.born_s < server.lifetime_max_s and now - kept.since_s < server.idle_max_s
+        kept = _kept.take_kept(
+            self._conninfo, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
         )
-        if kept is not None and self.is_reused:
-            self._connection, self._born_s = kept.connection, kept.born_s
-        else:
-            if kept is not None:
-                _close(kept.connection)
-            self._connection, self._born_s = self._connect(), now
+        self.is_reused = kept is not None
+        self._connection = self._connect() if kept is None else kept
         self._cursor = self._connection.cursor()
 
     def _connect(self) -> dbapi.Connection:
@@ -331,13 +284,13 @@ class TaskConnection:
         except manager.Error as error:
             doing = f"can't connect to {self._server.place}"
             raise connect_error(error, doing, self._server) from None
-        return connection
+        return _kept.born(connection)
 
     def renew(self) -> None:
         """A kept connection turned out to be dead: open another one."""
         self._cursor.close()
-        _close(self._connection)
-        self._connection, self._born_s = self._connect(), time.monotonic()
+        _kept.close(self._connection)
+        self._connection = self._connect()
         self._cursor = self._connection.cursor()
         self.is_reused = False
 
@@ -349,18 +302,9 @@ class TaskConnection:
 
     def done(self) -> None:
         self._cursor.close()
-        with _idle_lock:
-            _idle.append(_Idle(self._key, self._connection, time.monotonic(), self._born_s))
-            surplus = [_idle.pop(0) for _ in range(len(_idle) - _KEPT_IDLE_MAX)]
-        for one in surplus:
-            _close(one.connection)
+        _kept.keep(self._conninfo, self._connection)
 
     def close(self) -> None:
         with suppress(Exception):
             self._cursor.close()
-        _close(self._connection)
-
-
-def _close(connection: dbapi.Connection) -> None:
-    with suppress(Exception):
-        connection.close()
+        _kept.close(self._connection)

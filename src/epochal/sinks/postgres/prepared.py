@@ -6,14 +6,13 @@ ledger row, written inside that transaction, tells them apart (I9).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from epochal.errors import Misconfigured, PreparedLost, TryAgain
+from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.postgres.catalog import read_table, to_json
 from epochal.sinks.postgres.committer import Committing
 from epochal.sinks.postgres.sorting import (
@@ -22,6 +21,8 @@ from epochal.sinks.postgres.sorting import (
     sorted_error,
     sqlstate_of,
 )
+from epochal.sinks.sql.ending import each, require_listed, require_none_lost
+from epochal.sinks.sql.receipts import has_rows, proven
 from epochal.terms import (
     EpochNumber,
     Handle,
@@ -50,35 +51,24 @@ class PreparedCommitter(Committing):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Every constraint was met when it was prepared: only that all is still there is asked."""
-        listed = {one.name for one in self.in_doubt()}
-        wanted = [str(one.handle) for one in receipts if _has_rows(one)]
-        gone = [name for name in wanted if name not in listed]
-        if gone:
-            raise TryAgain(
-                f"epoch {epoch}: {len(gone)} of {len(receipts)} prepared transactions are not on "
-                f"the server any more, {gone[0]} among them; no decision was made",
-                "somebody rolled them back: pg_prepared_xacts lists what is there",
-            )
+        require_listed(epoch, receipts, {one.handle for one in self.in_doubt()})
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._get_ready()
-        prepared = [receipt for receipt in receipts if _has_rows(receipt)]
-        results = self._each(lambda one: self._commit(epoch, one), prepared)
-        lost = tuple(str(handle) for handle in results if handle is not None)
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: {len(lost)} of {len(receipts)} prepared transactions are neither "
-                "on the server nor in its ledger: they were rolled back",
-                "a person or a script ran ROLLBACK PREPARED, or the server was restored",
-                handles=lost,
-            )
+        prepared = [receipt for receipt in receipts if has_rows(receipt)]
+        lost = each(
+            lambda one: self._commit(epoch, one), prepared, at_once_max=self.sink.server.pool_max
+        )
+        require_none_lost(epoch, receipts, lost)
         if len(prepared) < len(receipts) or not receipts:
-            self._record_empty(epoch, [one for one in receipts if not _has_rows(one)])
+            self._record_empty(epoch, [one for one in receipts if not has_rows(one)])
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._handout = None
         self._checker.is_ready = False
-        self._each(lambda one: self._roll_back(epoch, one), receipts)
+        each(
+            lambda one: self._roll_back(epoch, one), receipts, at_once_max=self.sink.server.pool_max
+        )
 
     def in_doubt(self) -> Sequence[InDoubt]:
         def ask(connection: psycopg.Connection[Any]) -> Sequence[InDoubt]:
@@ -102,9 +92,7 @@ class PreparedCommitter(Committing):
             gid = str(receipt.handle)
             if connection.execute(_IS_LISTED, (gid,)).fetchone() is not None:
                 return Proof.UNKNOWN
-            proof = self._ledger.proof(connection, receipt.handle)
-            is_nothing = proof is Proof.ABORTED and not _has_rows(receipt)
-            return Proof.UNKNOWN if is_nothing else proof
+            return proven(receipt, self._ledger.proof(connection, receipt.handle))
 
         return self._read("ask for proof", ask, missing=Proof.ABORTED)
 
@@ -127,16 +115,6 @@ class PreparedCommitter(Committing):
             "pipeline": self.identity.pipeline,
             "run": self.identity.run,
         }
-
-    def _each(
-        self, verb: Callable[[Receipt], Handle | None], receipts: Sequence[Receipt]
-    ) -> list[Handle | None]:
-        """The same for many at a time: each COMMIT PREPARED waits for the disk by itself."""
-        if len(receipts) <= 1:
-            return [verb(receipt) for receipt in receipts]
-        workers = min(len(receipts), self.sink.server.pool_max)
-        with ThreadPoolExecutor(workers, thread_name_prefix="epochal-commit") as threads:
-            return list(threads.map(verb, receipts))
 
     def _commit(self, epoch: EpochNumber, receipt: Receipt) -> Handle | None:
         """The handle where its rows were thrown away, else None."""
@@ -174,8 +152,3 @@ class PreparedCommitter(Committing):
         with self.pool.transaction(self.doing(f"record epoch {epoch}")) as connection:
             if self._ledger.claim_epoch(connection, epoch, 0) and receipts:
                 connection.execute(self._ledger.record(receipts))
-
-
-def _has_rows(receipt: Receipt) -> bool:
-    """Whether a transaction was prepared; found in a target's listing, it was."""
-    return bool(receipt.token.get("staged", True))

@@ -64,17 +64,7 @@ class Postgres(TableSink):
     def _get_ready(self) -> None:
         parameters, password = parse_url(self.called, self.url, self.held_password)
         self._set("password", password)
-        server = Server(
-            parameters=tuple(sorted(parameters.items())),
-            password=password,
-            connect_timeout_s=self.connect_timeout_s,
-            statement_timeout_s=self.statement_timeout_s,
-            lock_timeout_s=self.lock_timeout_s,
-            pool_min=self.pool_min,
-            pool_max=self.pool_max,
-            idle_max_s=self.idle_max_s,
-            lifetime_max_s=self.lifetime_max_s,
-        )
+        server = Server(parameters=tuple(sorted(parameters.items())), **self._server_options())
         self._set("server", server)
         self._set("url", make_conninfo(**parameters))
         if not self.name:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from epochal.sinks.declaration import Declaration
 from epochal.sinks.secrets import HeldSecret, Secret
@@ -13,6 +13,7 @@ from epochal.sinks.sql.columns import column_map, require_choice
 from epochal.sinks.sql.modes import Mode, Strategy, WriteMode, write_mode
 from epochal.sinks.sql.names import NameRule, TableName
 from epochal.sinks.sql.pressure import DEFAULT_PRESSURE, PressureLimits
+from epochal.sinks.sql.server import DatabaseServer
 from epochal.terms import Json
 
 
@@ -75,6 +76,10 @@ class TableSink(Declaration):
     @property
     def held_password(self) -> Secret | None:
         return HeldSecret(self.password) if isinstance(self.password, str) else self.password
+
+    def _server_options(self) -> dict[str, Any]:
+        """What is declared of how the server is spoken to, once `password` is out of the url."""
+        return {option.name: getattr(self, option.name) for option in fields(DatabaseServer)}
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

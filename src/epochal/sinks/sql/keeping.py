@@ -41,6 +41,10 @@ class Kept(Generic[C]):
         self, key: object, connect: Callable[[], C], *, idle_max_s: float, lifetime_max_s: float
     ) -> C:
         """One that is kept and still answers, or a new one."""
+        kept = self.take_kept(key, idle_max_s=idle_max_s, lifetime_max_s=lifetime_max_s)
+        return self.born(connect()) if kept is None else kept
+
+    def take_kept(self, key: object, *, idle_max_s: float, lifetime_max_s: float) -> C | None:
         while (kept := self._pop((os.getpid(), key))) is not None:
             now = time.monotonic()
             is_young = now - kept.born_s < lifetime_max_s and now - kept.since_s < idle_max_s
@@ -48,7 +52,10 @@ class Kept(Generic[C]):
                 self._born_s[id(kept.connection)] = kept.born_s
                 return kept.connection
             _close(kept.connection)
-        connection = connect()
+        return None
+
+    def born(self, connection: C) -> C:
+        """Note since when a new connection lives, which may be kept later."""
         self._born_s[id(connection)] = time.monotonic()
         return connection
 
@@ -64,6 +71,14 @@ class Kept(Generic[C]):
     def close(self, connection: C) -> None:
         self._born_s.pop(id(connection), None)
         _close(connection)
+
+    def close_all(self) -> None:
+        """Close what this process keeps."""
+        with self._lock:
+            kept, self._idle = self._idle, []
+        for one in kept:
+            if one.key[0] == os.getpid():
+                _close(one.connection)
 
     def _pop(self, key: tuple[int, object]) -> _Idle[C] | None:
         """The one that was used last, of this process only: a fork shares no socket."""

@@ -8,13 +8,14 @@ another session is ending it, or still holds it: so the listing is asked before 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
-from epochal.errors import PreparedLost, TryAgain
+from epochal.errors import TryAgain
 from epochal.sinks.sql.committing import Committing
 from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.ending import each, require_listed, require_none_lost
 from epochal.sinks.sql.names import parse_staging_name, staging_name, staging_prefix
+from epochal.sinks.sql.receipts import has_rows, proven
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
 _CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -27,34 +28,19 @@ class PreparedCommitter(Committing):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Every constraint was met when it was prepared: only that all is still there is asked."""
-        listed = {one.name for one in self.in_doubt()}
-        wanted = [staging_name(one.handle) for one in receipts if _has_rows(one)]
-        gone = [name for name in wanted if name not in listed]
-        if gone:
-            raise TryAgain(
-                f"epoch {epoch}: {len(gone)} of {len(receipts)} prepared transactions are not on "
-                f"the server any more, {gone[0]} among them; no decision was made",
-                "somebody rolled them back",
-            )
+        require_listed(epoch, receipts, {one.handle for one in self.in_doubt()})
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._get_ready()
-        prepared = [receipt for receipt in receipts if _has_rows(receipt)]
-        results = self._each(lambda one: self._commit(epoch, one), prepared)
-        lost = tuple(str(handle) for handle in results if handle is not None)
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: {len(lost)} of {len(receipts)} prepared transactions are neither "
-                "on the server nor in its ledger: they were rolled back",
-                "a person or a script rolled them back, or the server was restored",
-                handles=lost,
-            )
+        prepared = [receipt for receipt in receipts if has_rows(receipt)]
+        lost = each(lambda one: self._commit(epoch, one), prepared, at_once_max=self._sink.pool_max)
+        require_none_lost(epoch, receipts, lost)
         if len(prepared) < len(receipts) or not receipts:
-            self._record_empty(epoch, [one for one in receipts if not _has_rows(one)])
+            self._record_empty(epoch, [one for one in receipts if not has_rows(one)])
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._forget()
-        self._each(lambda one: self._roll_back(epoch, one), receipts)
+        each(lambda one: self._roll_back(epoch, one), receipts, at_once_max=self._sink.pool_max)
 
     def in_doubt(self) -> Sequence[InDoubt]:
         prefix = staging_prefix(self._identity)
@@ -73,24 +59,12 @@ class PreparedCommitter(Committing):
         def ask(session: Session) -> Proof:
             if self._is_listed(session, receipt.handle):
                 return Proof.UNKNOWN
-            proof = self._ledger.proof(session, receipt.handle)
-            is_nothing = proof is Proof.ABORTED and not _has_rows(receipt)
-            return Proof.UNKNOWN if is_nothing else proof
+            return proven(receipt, self._ledger.proof(session, receipt.handle))
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
     def _is_listed(self, session: Session, handle: Handle) -> bool:
         return staging_name(handle) in self._dialect.prepared(session)
-
-    def _each(
-        self, verb: Callable[[Receipt], Handle | None], receipts: Sequence[Receipt]
-    ) -> list[Handle | None]:
-        """The same for many at a time: each XA COMMIT waits for the disk by itself."""
-        if len(receipts) <= 1:
-            return [verb(receipt) for receipt in receipts]
-        workers = min(len(receipts), self._sink.pool_max)
-        with ThreadPoolExecutor(workers, thread_name_prefix="epochal-commit") as threads:
-            return list(threads.map(verb, receipts))
 
     def _commit(self, epoch: EpochNumber, receipt: Receipt) -> Handle | None:
         """The handle where its rows were thrown away, else None."""
@@ -143,8 +117,3 @@ class PreparedCommitter(Committing):
             return True
 
         self._in_transaction(f"record epoch {epoch}", record)
-
-
-def _has_rows(receipt: Receipt) -> bool:
-    """Whether a transaction was prepared; found in a target's listing, it was."""
-    return bool(receipt.token.get("staged", True))

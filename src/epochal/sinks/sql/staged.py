@@ -26,8 +26,10 @@ from epochal.sinks.sql.committing import Committing
 from epochal.sinks.sql.dialect import UNFIT, Session
 from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
 from epochal.sinks.sql.names import staging_name
+from epochal.sinks.sql.receipts import proven
 from epochal.sinks.sql.rejects import REJECTED, Rejected, SetApart, rows_of
 from epochal.sinks.sql.search import Search, refusal
+from epochal.sinks.sql.staging import committed_elsewhere, staged_tables
 from epochal.terms import (
     EpochNumber,
     Handle,
@@ -106,9 +108,8 @@ class StagedCommitter(Committing):
             name = staging_name(receipt.handle)
             is_there = self._dialect.present(session, self._sink.meta, [name])
             proof = self._ledger.proof(session, receipt.handle)
-            # A task without rows leaves no table: that there is none proves nothing.
-            is_open = is_there or not receipt.token.get("staged", True)
-            return Proof.UNKNOWN if proof is Proof.ABORTED and is_open else proof
+            # Litter of a committed epoch may be there as well.
+            return Proof.UNKNOWN if is_there and proof is Proof.ABORTED else proven(receipt, proof)
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
@@ -141,20 +142,8 @@ class StagedCommitter(Committing):
             raise self._committed_elsewhere(epoch)
 
     def _committed_elsewhere(self, epoch: EpochNumber) -> Fenced | Refused:
-        generation = self._ask(
-            "read the ledger", lambda session: self._ledger.holds(session, epoch) or 0, missing=0
-        )
-        fact = f"epoch {epoch} is being written, and {self._sink.table} proves it committed"
-        if generation > self._identity.generation:
-            return Fenced(
-                f"{fact} by generation {generation}; this driver is {self._identity.generation}",
-                "another driver has taken this checkpoint over: leave this one stopped",
-            )
-        return Refused(
-            f"{fact} already: the epoch log is older than the table",
-            "the log or the checkpoint was restored from a backup: start with the newer one, or "
-            "with a run= of its own",
-        )
+        by = self._ask("read the ledger", lambda session: self._ledger.holds(session, epoch))
+        return committed_elsewhere(self._sink.table, epoch, by, self._identity)
 
     def _apply_what_fits(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
         """Before the decision: rows are set apart until the table refuses none."""
@@ -224,21 +213,10 @@ class StagedCommitter(Committing):
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> dict[str, int]:
         """The staging tables of these receipts, with their partitions."""
-        wanted = {
-            staging_name(receipt.handle): receipt
-            for receipt in receipts
-            if receipt.token.get("staged", True)
-        }
-        there = self._dialect.present(session, self._sink.meta, wanted)
-        lost = tuple(str(wanted[name].handle) for name in wanted if name not in there)
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: {len(lost)} of {len(receipts)} staging tables are not in "
-                f"{self._sink.meta}, and the ledger does not prove them committed",
-                "somebody dropped them, or the server was restored from a backup",
-                handles=lost,
-            )
-        return {name: receipt.handle.partition for name, receipt in wanted.items()}
+        meta = self._sink.meta
+        return staged_tables(
+            epoch, receipts, meta, lambda names: self._dialect.present(session, meta, names)
+        )
 
     def _drop(self, verb: str, receipts: Sequence[Receipt]) -> None:
         tables = [staging_name(receipt.handle) for receipt in receipts]
