@@ -82,4 +82,5 @@ def _unscaled(frame: DataFrame, name: str) -> Column:
     expression = sql.catalyst.expressions.UnscaledValue(
         sql.classic.ExpressionUtils.expression(column._jc)
     )
-    return type(column)(sql.classic.ExpressionUtils.column(expression)).alias(name)
+    unscaled: Column = type(column)(sql.classic.ExpressionUtils.column(expression))
+    return unscaled.alias(name)
