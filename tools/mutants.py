@@ -98,8 +98,8 @@ MUTANTS = (
         "no fence check before abort",
         (
             CLEARING,
-            "        try:\n            self._voice.journal.require_newest()\n",
-            "        try:\n",
+            "        self._voice.journal.require_newest()\n        self._targets.at_once(",
+            "        self._targets.at_once(",
         ),
     ),
     mutant(
@@ -153,7 +153,11 @@ MUTANTS = (
     ),
     mutant(
         "unanswered put treated as failed and aborted",
-        (CLEARING, "        if self._voice.is_silent:\n            return\n", ""),
+        (
+            CLEARING,
+            "            if self._voice.is_silent:\n                return\n",
+            "",
+        ),
     ),
     mutant(
         "empty epoch skipped",

@@ -42,6 +42,19 @@ def test_a_stop_that_could_not_clear_does_not_claim_good_order(bench2):
         start_without(bench2, "y")
 
 
+@pytest.mark.parametrize("verb", ["abort", "in_doubt"])
+def test_what_is_left_at_one_target_does_not_wait_for_another(bench2, verb):
+    coordinator = bench2.started("A")
+    bench2.begin(coordinator)
+    coordinator.preparing()
+    bench2.prepare(coordinator, attempt=1)
+    receipts = bench2.prepare(coordinator, attempt=2)
+    bench2.before["x", verb] = [AWAY] * 10
+    coordinator.abort(receipts)
+    assert bench2.world.targets["x"].prepared
+    assert not bench2.world.targets["y"].prepared
+
+
 def test_what_is_settled_is_on_record_also_where_losers_could_not_be_cleared(bench2):
     coordinator = bench2.started("A")
     bench2.begin(coordinator)
@@ -59,7 +72,7 @@ def test_an_abort_that_could_not_clear_is_made_up_for_at_the_stop(bench2):
     bench2.begin(coordinator)
     coordinator.preparing()
     receipts = bench2.prepare(coordinator)
-    bench2.before["y", "abort"] = [AWAY]
+    bench2.before["y", "abort"] = [AWAY] * 2
     coordinator.abort(receipts)
     assert bench2.world.targets["y"].prepared
     coordinator.stop()

@@ -42,24 +42,28 @@ class Clearing:
 
     def clear(self, epoch: EpochNumber, receipts: Receipts) -> None:
         """Abort receipts that no decision names, and what else is listed."""
-        # A decision whose put went unanswered may yet stand: what it names is not ours to abort.
-        if self._voice.is_silent:
-            return
-        try:
-            self._voice.journal.require_newest()
-            self._targets.at_once(
-                [
-                    partial(self._targets.committers[sink].abort, epoch, some)
-                    for sink, some in receipts.items()
-                ],
-                give_up_s=self._limits.abort_timeout_s,
-            )
-            self.sweep()
-        except (Fenced, InvariantBroken) as error:
-            self._voice.fall_silent(error)
-            raise
-        except Exception as error:  # noqa: BLE001  or it would hide why the epoch is thrown away
-            logger.warning("epoch %s: not all could be cleared yet: %s", epoch, _told(error))
+        for step in (partial(self._abort, epoch, receipts), self.sweep):
+            # A decision whose put went unanswered may yet stand: what it names is not ours to
+            # abort. And a target that hangs is not called again.
+            if self._voice.is_silent:
+                return
+            try:
+                step()
+            except (Fenced, InvariantBroken) as error:
+                self._voice.fall_silent(error)
+                raise
+            except Exception as error:  # noqa: BLE001  or it would hide why the epoch is given up
+                logger.warning("epoch %s: not all could be cleared yet: %s", epoch, _told(error))
+
+    def _abort(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        self._voice.journal.require_newest()
+        self._targets.at_once(
+            [
+                partial(self._targets.committers[sink].abort, epoch, some)
+                for sink, some in receipts.items()
+            ],
+            give_up_s=self._limits.abort_timeout_s,
+        )
 
     def sweep_if_due(self) -> None:
         if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:

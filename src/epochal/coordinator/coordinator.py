@@ -394,8 +394,8 @@ class Coordinator:
 
     def _open(self, epoch: EpochNumber) -> None:
         self._epoch = epoch
-        self._examiner.begin()
         self._move(Move.BEGIN)
+        self._examiner.begin()
 
     def _move(self, move: Move) -> None:
         self._phase = advance(self._phase, move, self._epoch)

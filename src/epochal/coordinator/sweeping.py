@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from epochal.contract import Committer
+from epochal.errors import Fenced, InvariantBroken
 from epochal.protocol.invariants import require_unnamed
 from epochal.protocol.recovery import Judgement, Verdict, judge
 from epochal.protocol.state import State
@@ -30,20 +31,39 @@ def sweep(
     alarm_s: float,
     note: Note = note_nothing,
 ) -> tuple[Judgement, ...]:
-    """Abort what may be aborted; returns what is left for a person."""
+    """
+    Abort what may be aborted; returns what is left for a person.
+
+    The first error is raised once all were asked: what is prepared at one target, and in others'
+    way there, does not wait until another one answers.
+    """
     left: list[Judgement] = []
+    errors: list[Exception] = []
     for sink, committer in committers.items():
-        judged = [judge(found, state) for found in committer.in_doubt()]
-        _alarm(sink, judged, alarm_s)
-        lasting = [one for one in judged if one.verdict is Verdict.LEAVE]
-        # Before and after: where an abort fails, all that was found is in doubt still.
-        note(sink, judged, len(lasting))
-        abort_judged(committer, judged, state)
-        note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(lasting))
-        left += lasting
+        try:
+            left += _sweep_one(sink, committer, state, alarm_s=alarm_s, note=note)
+        except (Fenced, InvariantBroken):
+            raise
+        except Exception as error:  # noqa: BLE001  raised below, whatever it is
+            errors.append(error)
     for one in left:
         logger.error("%s is left for a person: %s", one.found.name, one.because)
+    if errors:
+        raise errors[0]
     return tuple(left)
+
+
+def _sweep_one(
+    sink: SinkName, committer: Committer, state: State, *, alarm_s: float, note: Note
+) -> list[Judgement]:
+    judged = [judge(found, state) for found in committer.in_doubt()]
+    _alarm(sink, judged, alarm_s)
+    lasting = [one for one in judged if one.verdict is Verdict.LEAVE]
+    # Before and after: where an abort fails, all that was found is in doubt still.
+    note(sink, judged, len(lasting))
+    abort_judged(committer, judged, state)
+    note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(lasting))
+    return lasting
 
 
 def abort_judged(committer: Committer, judged: Sequence[Judgement], state: State) -> None:
