@@ -10,7 +10,7 @@ from sinks.oracle.conftest import SECRET
 from sinks.oracle.standin import database_error
 
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, RowRejected, TryAgain
-from epochal.sinks.oracle.sorting import sorted_error
+from epochal.sinks.oracle.sorting import FAULTS
 from epochal.terms import EpochNumber
 
 
@@ -115,7 +115,7 @@ def test_secrets_are_passed_on_and_never_shown(place):
     ],
 )
 def test_errors_are_sorted_by_what_may_be_done_next(code, is_commit, kind):
-    assert type(sorted_error(database_error(code, "no"), "x", is_commit=is_commit)) is kind
+    assert type(FAULTS.sort(database_error(code, "no"), "x", is_commit=is_commit)) is kind
 
 
 def test_the_least_rights_are_printed(place):

@@ -12,11 +12,10 @@ from epochal.errors import Misconfigured
 from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import plan, require_table, sent_fields
-from epochal.sinks.mysql.sorting import ERRORS, number_of, told
 from epochal.sinks.mysql.types import Sent
-from epochal.sinks.sql.columns import columns_of, created_columns, missing_columns
-from epochal.sinks.sql.committing import Checker
+from epochal.sinks.sql.committing import Checker, abilities, handout
 from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.incoming import Incoming
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class MySQLChecker(Checker):
     def __init__(self, sink: MySQL, identity: Identity) -> None:
         self._sink = sink
         self._identity = identity
-        self._sent: dict[str, Sent] | None = None
+        self._incoming: Incoming[Sent] | None = None
 
     # Asking
 
@@ -41,15 +40,17 @@ class MySQLChecker(Checker):
         self.is_ready = False
         about = _About(session)
         about.require_loading(sink)
-        self._sent = None if schema is None else sent_fields(schema, sink)
+        self._incoming = incoming = (
+            None if schema is None else Incoming(sent=sent_fields(schema, sink), sink=sink)
+        )
         there = read_table(session, sink.table_name)
         table = self._expected(session, there)
         if there is not None:
             _require_transactional(there)
-        if table is not None and self._sent is not None:
-            plan(self._sent, table, sink)
+        if table is not None and incoming is not None:
+            plan(incoming.sent, table, sink)
             if there is not None:
-                self._require_rights(session, there)
+                self._require_rights(session, there, incoming)
         if sink.strategy == "prepared":
             about.require_detachable(sink)
             if about.is_mariadb:
@@ -59,20 +60,8 @@ class MySQLChecker(Checker):
         return self._abilities(about)
 
     def _abilities(self, about: _About) -> list[Ability]:
-        is_staged = self._sink.strategy == "staged"
         return [
-            Ability(
-                name="whole epochs",
-                granted=is_staged,
-                because="one transaction makes an epoch visible"
-                if is_staged
-                else "each task's rows become visible by themselves, within milliseconds",
-            ),
-            Ability(
-                name="proof",
-                granted=True,
-                because=f"a ledger row in {self._sink.meta} is written with the rows",
-            ),
+            *abilities(self._sink),
             Ability(
                 name="durable commits",
                 granted=about.flushes == 1,
@@ -83,57 +72,24 @@ class MySQLChecker(Checker):
 
     def _expected(self, session: Session, table: Table | None) -> Table | None:
         """The table as it will be at the first epoch."""
-        sink = self._sink
+        sink, incoming = self._sink, self._incoming
         if table is None:
             if sink.create_table == "never":
                 raise _no_table(session, sink)
-            return None if self._sent is None else self._imagined()
-        if self._sent is None or sink.evolve == "never":
+            return None if incoming is None else _imagined(sink, incoming)
+        if incoming is None or sink.evolve == "never":
             return table
         added = {
-            column: _new_column(column, self._sent[name], is_key=False)
-            for name, column in self._missing(table).items()
+            name: _new_column(name, how, is_key=False)
+            for name, how in incoming.missing(table.columns).items()
         }
         return replace(table, columns={**table.columns, **added})
 
-    def _imagined(self) -> Table:
-        sink, wanted = self._sink, self._wanted()
-        columns = self._new_columns(wanted)
-        keys = tuple(wanted.get(key, key) for key in sink.write_mode.keys)
-        return Table(
-            schema=sink.table_name.schema or sink.server.database,
-            name=sink.table_name.table,
-            kind="new table",
-            is_transactional=True,
-            engine="InnoDB",
-            columns={column.name: column for column in columns},
-            unique={"PRIMARY": keys} if keys else {},
-        )
-
-    def _wanted(self) -> dict[str, str]:
-        """Fields that a table of our making gets a column for."""
-        return created_columns(self._must_sent(), self._sink.column_map, self._sink.write_mode)
-
-    def _new_columns(self, wanted: dict[str, str]) -> list[Column]:
-        keys = self._sink.write_mode.keys
-        sent = self._must_sent()
-        return [
-            _new_column(column, sent[name], is_key=name in keys) for name, column in wanted.items()
-        ]
-
-    def _missing(self, table: Table) -> dict[str, str]:
-        sink = self._sink
-        return missing_columns(self._must_sent(), table.columns, sink.column_map, sink.write_mode)
-
-    def _must_sent(self) -> dict[str, Sent]:
-        return self._sent or {}
-
-    def _require_rights(self, session: Session, table: Table) -> None:
+    def _require_rights(self, session: Session, table: Table, incoming: Incoming[Sent]) -> None:
         """EXPLAIN needs the rights of what it explains, and does nothing."""
         mode, target = self._sink.write_mode, DIALECT.quote(table.schema, table.name)
-        wanted = columns_of(self._must_sent(), table.columns, self._sink.column_map, mode)
-        columns = [column for column in wanted.values() if column in table.columns]
-        keys = [wanted.get(key, key) for key in mode.keys]
+        written, keys = incoming.written(table.columns), incoming.keys
+        columns = [column for column in table.columns if column in written]
         listed = ", ".join(map(DIALECT.quote, columns))
         nothing = ", ".join(["NULL"] * len(columns))
         insert = f"INSERT INTO {target} ({listed}) SELECT {nothing} FROM DUAL WHERE 1 = 0"
@@ -149,34 +105,26 @@ class MySQLChecker(Checker):
         for statement in asked:
             try:
                 session.query(f"EXPLAIN {statement}")
-            except ERRORS as error:
-                if number_of(error) not in _DENIED:
+            except DIALECT.errors as error:
+                if DIALECT.number_of(error) not in _DENIED:
                     raise
-                raise Misconfigured(f"{told(error)}", "; ".join(self._sink.grants())) from error
+                raise Misconfigured(DIALECT.told(error), "; ".join(self._sink.grants())) from error
 
     def _require_detaching(self, session: Session) -> None:
         try:
             session.execute(DETACH_AT_PREPARE)
             session.execute("SET SESSION pseudo_slave_mode = 0")
-        except ERRORS as error:
-            if number_of(error) not in _DENIED:
+        except DIALECT.errors as error:
+            if DIALECT.number_of(error) not in _DENIED:
                 raise
             raise Misconfigured(
-                f"strategy='prepared' needs {DETACH_AT_PREPARE}: {told(error)}",
+                f"strategy='prepared' needs {DETACH_AT_PREPARE}: {DIALECT.told(error)}",
                 "GRANT BINLOG REPLAY ON *.*; strategy='staged' (the default) needs none of this",
             ) from error
 
     def _require_no_unique(self, table: Table) -> None:
-        sent = self._sent
-        written = (
-            frozenset(table.columns)
-            if sent is None
-            else frozenset(
-                columns_of(
-                    sent, table.columns, self._sink.column_map, self._sink.write_mode
-                ).values()
-            )
-        )
+        incoming, there = self._incoming, table.columns
+        written = frozenset(there) if incoming is None else incoming.written(there)
         hit = table.unique_hit_by(written)
         if hit:
             raise Misconfigured(
@@ -189,17 +137,16 @@ class MySQLChecker(Checker):
 
     def make_ready(self, session: Session) -> None:
         self._make_meta(session)
-        if self._sent is None:
+        sink, incoming = self._sink, self._incoming
+        if incoming is None:
             return
-        sink = self._sink
         table = read_table(session, sink.table_name)
         if table is None and sink.create_table == "if_missing":
-            session.execute(self._create())
+            session.execute(_create(sink, incoming))
         elif table is not None and sink.evolve == "add_columns":
             added = [
-                f"ADD COLUMN {DIALECT.quote(column)} {_new_column(column, how, is_key=False).ddl}"
-                for name, column in self._missing(table).items()
-                for how in (self._must_sent()[name],)
+                f"ADD COLUMN {DIALECT.quote(name)} {_new_column(name, how, is_key=False).ddl}"
+                for name, how in incoming.missing(table.columns).items()
             ]
             if added:
                 target = DIALECT.quote(table.schema, table.name)
@@ -219,34 +166,16 @@ class MySQLChecker(Checker):
                 session.execute(f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(meta)}")
             for statement in DIALECT.create_ledger(meta):
                 session.execute(statement)
-        except ERRORS as error:
-            if number_of(error) not in _DENIED:
+        except DIALECT.errors as error:
+            if DIALECT.number_of(error) not in _DENIED:
                 raise
-            raise Misconfigured(f"{told(error)}", "; ".join(self._sink.grants())) from error
-
-    def _create(self) -> str:
-        sink, wanted = self._sink, self._wanted()
-        parts = [
-            f"{DIALECT.quote(column.name)} {column.ddl}{' NOT NULL' if column.is_not_null else ''}"
-            for column in self._new_columns(wanted)
-        ]
-        keys = [DIALECT.quote(wanted.get(key, key)) for key in sink.write_mode.keys]
-        if keys:
-            parts.append(f"PRIMARY KEY ({', '.join(keys)})")
-        return (
-            f"CREATE TABLE IF NOT EXISTS {DIALECT.quote(*sink.table_name.parts)}"
-            f" ({', '.join(parts)}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
-        )
+            raise Misconfigured(DIALECT.told(error), "; ".join(self._sink.grants())) from error
 
     # What the apply and the tasks need
 
     def handout(self, session: Session) -> Json:
         table = require_table(read_table(session, self._sink.table_name), self._sink)
-        return {
-            "table": to_json(table),
-            "pipeline": self._identity.pipeline,
-            "run": self._identity.run,
-        }
+        return handout(to_json(table), self._identity)
 
     def columns(self, session: Session) -> dict[str, bool]:
         table = require_table(read_table(session, self._sink.table_name), self._sink)
@@ -290,6 +219,38 @@ class _About:
                 f"version {'.'.join(map(str, needed))} or newer; strategy='staged' (the default) "
                 "needs none of this",
             )
+
+
+def _new_columns(incoming: Incoming[Sent]) -> list[Column]:
+    return [
+        _new_column(name, how, is_key=name in incoming.keys)
+        for name, how in incoming.created().items()
+    ]
+
+
+def _imagined(sink: MySQL, incoming: Incoming[Sent]) -> Table:
+    return Table(
+        schema=sink.table_name.schema or sink.server.database,
+        name=sink.table_name.table,
+        kind="new table",
+        is_transactional=True,
+        engine="InnoDB",
+        columns={column.name: column for column in _new_columns(incoming)},
+        unique={"PRIMARY": incoming.keys} if incoming.keys else {},
+    )
+
+
+def _create(sink: MySQL, incoming: Incoming[Sent]) -> str:
+    parts = [
+        f"{DIALECT.quote(column.name)} {column.ddl}{' NOT NULL' if column.is_not_null else ''}"
+        for column in _new_columns(incoming)
+    ]
+    if incoming.keys:
+        parts.append(f"PRIMARY KEY ({', '.join(map(DIALECT.quote, incoming.keys))})")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {DIALECT.quote(*sink.table_name.parts)}"
+        f" ({', '.join(parts)}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+    )
 
 
 def _new_column(name: str, sent: Sent, *, is_key: bool) -> Column:

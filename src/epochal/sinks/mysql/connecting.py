@@ -22,7 +22,7 @@ from pymysql.constants import CLIENT, COMMAND
 from pymysql.protocol import OKPacketWrapper
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
-from epochal.sinks.mysql.sorting import number_of, told
+from epochal.sinks.mysql.sorting import FAULTS
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.sinks.sql.server import DatabaseServer
 
@@ -167,7 +167,7 @@ def connect(server: Server) -> Link:
             write_timeout=server.statement_timeout_s + _SLACK_S,
             **_options(dict(server.parameters)),
         )
-    except (pymysql.MySQLError, OSError) as error:
+    except FAULTS.errors as error:
         raise _connect_error(error, doing, server) from None
     except RuntimeError as error:
         # A package that one way of logging in needs.
@@ -176,7 +176,7 @@ def connect(server: Server) -> Link:
         ) from None
     try:
         _prepare_session(link, server)
-    except (pymysql.MySQLError, OSError) as error:
+    except FAULTS.errors as error:
         close(link)
         raise _connect_error(error, doing, server) from None
     except BaseException:
@@ -224,8 +224,8 @@ def _state(link: Link) -> tuple[bool, str]:
 
 
 def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError:
-    fact = f"{doing}: {server.without_secret(told(error))}"
-    number = number_of(error)
+    fact = f"{doing}: {server.without_secret(FAULTS.told(error))}"
+    number = FAULTS.number_of(error)
     if number in _WRONG:
         hint = (
             "create the database, or name another one in the url"
@@ -240,11 +240,11 @@ def answers(link: Link) -> bool:
     """Whether it lives, and its server is still a primary: nobody is told when one changes (I9)."""
     try:
         is_read_only, _ = _state(link)
-    except (pymysql.MySQLError, OSError):
+    except FAULTS.errors:
         return False
     return not is_read_only
 
 
 def close(link: Link) -> None:
-    with suppress(pymysql.MySQLError, OSError):
+    with suppress(*FAULTS.errors):
         link.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from epochal.errors import EpochalError
-from epochal.sinks.mysql import sorting
+from epochal.sinks.mysql.sorting import MySQLFaults
 from epochal.sinks.sql.apply import Apply
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.sinks.sql.ledger import NAME_CHARS_MAX
@@ -25,9 +24,8 @@ _GENERATIONS_BACK = 100
 """How far back a driver that was left behind is looked for."""
 
 
-class MySQLDialect(Dialect):
+class MySQLDialect(MySQLFaults, Dialect):
     names: ClassVar[NameRule] = NAMES
-    errors: ClassVar[tuple[type[Exception], ...]] = sorting.ERRORS
     at: ClassVar[str] = "epochal_at"
 
     def literal(self, value: str | int | None) -> str:
@@ -120,9 +118,6 @@ class MySQLDialect(Dialect):
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         session.execute(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {self.literal(name)}")
 
-    def is_not_prepared(self, error: Exception) -> bool:
-        return sorting.number_of(error) == sorting.XA_UNKNOWN
-
     # Sessions that were left behind
 
     def driver_lock(self, identity: Identity, generation: int) -> str:
@@ -140,26 +135,6 @@ class MySQLDialect(Dialect):
         for holder in holders:
             if holder is not None and holder != own:
                 session.execute(f"KILL CONNECTION {int(holder)}")
-
-    # Errors
-
-    def sort(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
-        return sorting.sorted_error(error, doing, is_commit=is_commit)
-
-    def is_duplicate(self, error: Exception) -> bool:
-        return sorting.number_of(error) == sorting.DUPLICATE
-
-    def is_data_error(self, error: Exception) -> bool:
-        return sorting.is_data_error(error)
-
-    def is_lock_wait(self, error: Exception) -> bool:
-        return sorting.is_lock_wait(error)
-
-    def is_missing(self, error: Exception) -> bool:
-        return sorting.is_missing(error)
-
-    def told(self, error: Exception) -> str:
-        return sorting.told(error)
 
 
 DIALECT = MySQLDialect()

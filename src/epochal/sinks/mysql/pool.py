@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import pymysql
 from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
@@ -58,13 +57,13 @@ class MySQLSession:
     def roll_back(self) -> None:
         try:
             self.execute("ROLLBACK")
-        except (pymysql.MySQLError, OSError):
+        except DIALECT.errors:
             self._is_named = False
             self._pooled.invalidate()
 
     def give_back(self) -> None:
         # A connection that can't do this is found dead when it is taken again.
-        with suppress(pymysql.MySQLError, OSError, exc.SQLAlchemyError):
+        with suppress(*DIALECT.errors, exc.SQLAlchemyError):
             if self._is_named:
                 self.execute(f"DO RELEASE_LOCK({self._lock})")
             if self._is_hasty:

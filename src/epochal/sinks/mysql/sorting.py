@@ -1,25 +1,17 @@
-"""What a server's or the library's error means for what we may do next.
+"""MySQL's and MariaDB's errors.
 
-The number decides, never the text. The library's own numbers (2000 and above, and 0) came from the
-network: where one met a COMMIT nobody knows what became of it (I9), anywhere else nothing did.
+The library's own numbers (2000 and above, and 0) came from the network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import pymysql
 
-from epochal.errors import (
-    EpochalError,
-    Misconfigured,
-    OutcomeUnknown,
-    RowRejected,
-    TryAgain,
-)
+from epochal.sinks.sql.faults import Faults
 
-XA_UNKNOWN = 1397
-DUPLICATE = 1062
-_MISSING = frozenset({1049, 1051, 1146})
-_LOCK_WAITS = frozenset({1205})
 _CONNECTION_GONE = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031})
 """The server ended the session, or is about to end itself."""
 _TRANSIENT = frozenset(
@@ -35,7 +27,7 @@ _DATA = frozenset(
         *(1859, 3140, 3155, 3156, 3819, 3903, 4025, 4078),
     }
 )
-_HINTS = {
+_HINTS: Mapping[int, str] = {
     1044: "the least that this sink needs is printed by its grants()",
     1045: "check user and password: password=env(…) or file(…)",
     1049: "create the database, or name another one in the url",
@@ -56,47 +48,27 @@ _HINTS = {
 }
 
 
-def number_of(error: BaseException) -> int:
-    number = error.args[0] if error.args else 0
-    return number if isinstance(number, int) else 0
+class MySQLFaults(Faults):
+    errors: ClassVar[tuple[type[Exception], ...]] = (pymysql.MySQLError, OSError)
+    duplicate: ClassVar[int] = 1062
+    missing: ClassVar[frozenset[int]] = frozenset({1049, 1051, 1146})
+    lock_waits: ClassVar[frozenset[int]] = frozenset({1205})
+    not_prepared: ClassVar[frozenset[int]] = frozenset({1397})
+    transient: ClassVar[frozenset[int]] = _TRANSIENT
+    data: ClassVar[frozenset[int]] = _DATA
+    hints: ClassVar[Mapping[int, str]] = _HINTS
+
+    def number_of(self, error: BaseException) -> int:
+        number = error.args[0] if error.args else 0
+        return number if isinstance(number, int) else 0
+
+    def is_network(self, error: BaseException) -> bool:
+        number = self.number_of(error)
+        return number == 0 or 2000 <= number < 3000 or number in _CONNECTION_GONE
+
+    def told(self, error: BaseException) -> str:
+        words = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
+        return f"{' '.join(words.split())} [{self.number_of(error)}]"
 
 
-def is_network(error: BaseException) -> bool:
-    number = number_of(error)
-    return number == 0 or 2000 <= number < 3000 or number in _CONNECTION_GONE
-
-
-def is_data_error(error: BaseException) -> bool:
-    return number_of(error) in _DATA
-
-
-def is_lock_wait(error: BaseException) -> bool:
-    return number_of(error) in _LOCK_WAITS
-
-
-def is_missing(error: BaseException) -> bool:
-    return number_of(error) in _MISSING
-
-
-def told(error: BaseException) -> str:
-    """The server's own words, in one line, with its number for the error."""
-    words = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
-    return f"{' '.join(words.split())} [{number_of(error)}]"
-
-
-def sorted_error(error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
-    """The same error as one of ours. `is_commit`: a lost reply leaves the outcome open."""
-    if isinstance(error, EpochalError):
-        return error
-    number = number_of(error)
-    fact, hint = f"{doing}: {told(error)}", _HINTS.get(number, "")
-    if is_network(error):
-        return (OutcomeUnknown if is_commit else TryAgain)(fact, hint)
-    if number in _TRANSIENT:
-        return TryAgain(fact, hint)
-    if is_data_error(error):
-        return RowRejected(fact, hint)
-    return Misconfigured(fact, hint)
-
-
-ERRORS: tuple[type[Exception], ...] = (pymysql.MySQLError, OSError)
+FAULTS = MySQLFaults()

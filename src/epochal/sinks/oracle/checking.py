@@ -14,10 +14,9 @@ from epochal.sinks.oracle import connecting
 from epochal.sinks.oracle.catalog import Column, Table, read_table, to_json
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Arriving, plan, sent_fields
-from epochal.sinks.oracle.sorting import ERRORS, is_network, told
-from epochal.sinks.sql.columns import created_columns, missing_columns
-from epochal.sinks.sql.committing import Checker
+from epochal.sinks.sql.committing import Checker, abilities, handout
 from epochal.sinks.sql.dialect import Session
+from epochal.sinks.sql.incoming import Incoming
 from epochal.sinks.sql.ledger import Ledger
 from epochal.sinks.sql.names import staging_name
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
@@ -37,56 +36,44 @@ class OracleChecker(Checker):
     def __init__(self, sink: Oracle, identity: Identity) -> None:
         self._sink = sink
         self._identity = identity
-        self._sent: dict[str, Arriving] | None = None
+        self._incoming: Incoming[Arriving] | None = None
 
     # Asking
 
     def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
         sink = self._sink
         self.is_ready = False
-        self._sent = None if schema is None else sent_fields(schema, sink)
+        self._incoming = incoming = (
+            None if schema is None else Incoming(sent=sent_fields(schema, sink), sink=sink)
+        )
         there = self._read(session)
         table = self._expected(there)
-        if table is not None and self._sent is not None:
-            plan(self._sent, table, sink)
+        if table is not None and incoming is not None:
+            plan(incoming.sent, table, sink)
         if there is not None and sink.strategy == "prepared":
             self._require_no_unique(self._unique(session))
         if there is not None and sink.mode == "upsert":
             self._require_key(self._unique(session))
-        is_staged = sink.strategy == "staged"
-        return [
-            Ability(
-                name="whole epochs",
-                granted=is_staged,
-                because="one transaction makes an epoch visible"
-                if is_staged
-                else "each task's rows become visible by themselves, within milliseconds",
-            ),
-            Ability(
-                name="proof",
-                granted=True,
-                because=f"a row of {sink.meta}.{DIALECT.ledger} is written with the rows",
-            ),
-        ]
+        return abilities(sink)
 
     def _read(self, session: Session) -> Table | None:
         return read_table(session, self._sink.table_schema, self._sink.table_name.table)
 
     def _expected(self, table: Table | None) -> Table | None:
         """The table as it will be at the first epoch."""
-        sink = self._sink
+        sink, incoming = self._sink, self._incoming
         if table is None:
             if sink.create_table == "never":
                 raise self._no_table()
-            if self._sent is None:
+            if incoming is None:
                 return None
-            columns = {one.name: one for one in self._new_columns()}
+            columns = {one.name: one for one in _new_columns(incoming)}
             return Table(schema=sink.table_schema, name=sink.table_name.table, columns=columns)
-        if self._sent is None or sink.evolve == "never":
+        if incoming is None or sink.evolve == "never":
             return table
         added = {
-            column: _new_column(column, self._sent[name], is_key=False)
-            for name, column in self._missing(table).items()
+            name: _new_column(name, how, is_key=False)
+            for name, how in incoming.missing(table.columns).items()
         }
         return replace(table, columns={**table.columns, **added})
 
@@ -95,18 +82,6 @@ class OracleChecker(Checker):
             f"there is no table {self._sink.table} on {self._sink.place}, or it may not be seen",
             "create it, or create_table='if_missing'; names without quotes are in capitals",
         )
-
-    def _new_columns(self) -> list[Column]:
-        sink, sent = self._sink, self._sent or {}
-        wanted = created_columns(sent, sink.column_map, sink.write_mode)
-        keys = sink.write_mode.keys
-        return [
-            _new_column(column, sent[name], is_key=name in keys) for name, column in wanted.items()
-        ]
-
-    def _missing(self, table: Table) -> dict[str, str]:
-        sink = self._sink
-        return missing_columns(self._sent or {}, table.columns, sink.column_map, sink.write_mode)
 
     def _require_no_unique(self, unique: dict[str, set[str]]) -> None:
         for index in unique:
@@ -150,28 +125,26 @@ class OracleChecker(Checker):
         if not DIALECT.present(session, sink.meta, [DIALECT.ledger]):
             for statement in DIALECT.create_ledger(sink.meta):
                 _create(session, statement)
-        if self._sent is not None:
-            self._make_table(session)
+        if self._incoming is not None:
+            self._make_table(session, self._incoming)
         if sink.strategy == "prepared" and not self.is_ready:
             self._try_two_phases(session)
 
-    def _make_table(self, session: Session) -> None:
+    def _make_table(self, session: Session, incoming: Incoming[Arriving]) -> None:
         sink, table = self._sink, self._read(session)
         target = DIALECT.quote(sink.table_schema, sink.table_name.table)
         if table is None and sink.create_table == "if_missing":
             parts = [
                 f"{DIALECT.quote(one.name)} {one.ddl}{' NOT NULL' if one.is_not_null else ''}"
-                for one in self._new_columns()
+                for one in _new_columns(incoming)
             ]
-            keys = [DIALECT.quote(one.name) for one in self._new_columns() if one.is_not_null]
-            if keys:
-                parts.append(f"PRIMARY KEY ({', '.join(keys)})")
+            if incoming.keys:
+                parts.append(f"PRIMARY KEY ({', '.join(map(DIALECT.quote, incoming.keys))})")
             _create(session, f"CREATE TABLE {target} ({', '.join(parts)})")
         elif table is not None and sink.evolve == "add_columns":
-            for name, column in self._missing(table).items():
-                sent = (self._sent or {})[name]
-                ddl = _new_column(column, sent, is_key=False).ddl
-                session.execute(f"ALTER TABLE {target} ADD ({DIALECT.quote(column)} {ddl})")
+            for name, how in incoming.missing(table.columns).items():
+                ddl = _new_column(name, how, is_key=False).ddl
+                session.execute(f"ALTER TABLE {target} ADD ({DIALECT.quote(name)} {ddl})")
 
     def _try_two_phases(self, session: Session) -> None:
         """Prepare something, close the connection, and roll it back from another one."""
@@ -183,10 +156,10 @@ class OracleChecker(Checker):
                 is_listed = name in DIALECT.prepared(session)
             finally:
                 DIALECT.end_prepared(session, name, is_commit=False)
-        except ERRORS as error:
-            if is_network(error):
+        except DIALECT.errors as error:
+            if DIALECT.is_network(error):
                 raise
-            raise _no_two_phases(told(error), self._sink) from error
+            raise _no_two_phases(DIALECT.told(error), self._sink) from error
         if not is_listed:
             raise _no_two_phases("DBA_PENDING_TRANSACTIONS does not list it", self._sink)
 
@@ -204,11 +177,7 @@ class OracleChecker(Checker):
     # What the apply and the tasks need
 
     def handout(self, session: Session) -> Json:
-        return {
-            "table": to_json(self._must_read(session)),
-            "pipeline": self._identity.pipeline,
-            "run": self._identity.run,
-        }
+        return handout(to_json(self._must_read(session)), self._identity)
 
     def columns(self, session: Session) -> dict[str, bool]:
         table = self._must_read(session)
@@ -225,8 +194,8 @@ def _create(session: Session, statement: str) -> None:
     """Whoever comes second finds it made."""
     try:
         session.execute(statement)
-    except ERRORS as error:
-        if getattr(error.args[0] if error.args else None, "code", 0) != _NAME_EXISTS:
+    except DIALECT.errors as error:
+        if DIALECT.number_of(error) != _NAME_EXISTS:
             raise
 
 
@@ -236,6 +205,13 @@ def _no_two_phases(why: str, sink: Oracle) -> Misconfigured:
         f"another connection: {why}",
         "; ".join(sink.grants()) + "; strategy='staged' (the default) needs none of this",
     )
+
+
+def _new_columns(incoming: Incoming[Arriving]) -> list[Column]:
+    return [
+        _new_column(name, how, is_key=name in incoming.keys)
+        for name, how in incoming.created().items()
+    ]
 
 
 def _new_column(name: str, arriving: Arriving, *, is_key: bool) -> Column:

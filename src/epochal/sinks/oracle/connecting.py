@@ -11,7 +11,7 @@ import oracledb
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.sinks.oracle.dialect import XID_FORMAT
-from epochal.sinks.oracle.sorting import ERRORS, number_of, sorted_error, told
+from epochal.sinks.oracle.sorting import FAULTS
 from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.sinks.sql.dialect import Session
 from epochal.sinks.sql.server import DatabaseServer
@@ -71,7 +71,7 @@ def connect(server: Server) -> Any:
             tcp_connect_timeout=server.connect_timeout_s,
         )
         prepare_session(connection, server)
-    except ERRORS as error:
+    except FAULTS.errors as error:
         raise connect_error(error, server) from None
     return connection
 
@@ -84,8 +84,8 @@ def prepare_session(connection: Any, server: Server) -> None:
 
 
 def connect_error(error: Exception, server: Server) -> EpochalError:
-    fact = f"can't connect to {server.place}: {server.without_secret(told(error))}"
-    if number_of(error) in _WRONG:
+    fact = f"can't connect to {server.place}: {server.without_secret(FAULTS.told(error))}"
+    if FAULTS.number_of(error) in _WRONG:
         return Misconfigured(fact, "check user, password and service: password=env(…) or file(…)")
     return TryAgain(fact)
 
@@ -93,7 +93,7 @@ def connect_error(error: Exception, server: Server) -> EpochalError:
 def answers(connection: Any) -> bool:
     try:
         connection.ping()
-    except ERRORS:
+    except FAULTS.errors:
         return False
     return True
 
@@ -135,7 +135,7 @@ class OracleSession:
         try:
             self.wait_for_locks()
             self._connection.rollback()
-        except ERRORS:
+        except FAULTS.errors:
             self.is_dead = True
 
     def end_prepared(self, name: str, *, is_commit: bool) -> None:
@@ -158,7 +158,7 @@ class OraclePool:
             if self._pool is None:
                 self._pool = self._open()
             connection = self._pool.acquire()
-        except ERRORS as error:
+        except FAULTS.errors as error:
             raise self._reason(error) from None
         session = OracleSession(connection, self._server)
         session.wait_for_locks()
@@ -167,7 +167,7 @@ class OraclePool:
     def give_back(self, session: Session) -> None:
         if not isinstance(session, OracleSession):
             return
-        with suppress(*ERRORS):
+        with suppress(*FAULTS.errors):
             if session.is_dead:
                 self._pool.drop(session._connection)
             else:
@@ -175,7 +175,7 @@ class OraclePool:
 
     def close(self) -> None:
         if self._pool is not None:
-            with suppress(*ERRORS):
+            with suppress(*FAULTS.errors):
                 self._pool.close(force=True)
             self._pool = None
 
@@ -202,10 +202,10 @@ class OraclePool:
     def _reason(self, error: Exception) -> Exception:
         if isinstance(error, EpochalError):
             return error
-        if "DPY-4005" in str(error) or number_of(error) == 24457:
+        if "DPY-4005" in str(error) or FAULTS.number_of(error) == 24457:
             return TryAgain(
                 f"all {self._server.pool_max} connections to {self._server.place} are in use, for "
                 f"{self._server.connect_timeout_s:.0f} s",
                 "a larger pool_max, or find what holds them: V$SESSION",
             )
-        return sorted_error(error, f"can't connect to {self._server.place}")
+        return FAULTS.sort(error, f"can't connect to {self._server.place}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from epochal.errors import EpochalError
-from epochal.sinks.oracle import sorting
+from epochal.sinks.oracle.sorting import OracleFaults
 from epochal.sinks.sql.apply import Apply
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.sinks.sql.ledger import NAME_CHARS_MAX
@@ -21,9 +20,8 @@ XID_FORMAT = 0x65706F63
 """Says that a global transaction is one of ours."""
 
 
-class OracleDialect(Dialect):
+class OracleDialect(OracleFaults, Dialect):
     names: ClassVar[NameRule] = NAMES
-    errors: ClassVar[tuple[type[Exception], ...]] = sorting.ERRORS
     ledger: ClassVar[str] = "EPOCHAL_LEDGER"
     at: ClassVar[str] = "EPOCHAL_AT"
 
@@ -116,29 +114,6 @@ class OracleDialect(Dialect):
 
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         cast("OracleSession", session).end_prepared(name, is_commit=is_commit)
-
-    def is_not_prepared(self, error: Exception) -> bool:
-        return sorting.is_not_prepared(error)
-
-    # Errors
-
-    def sort(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
-        return sorting.sorted_error(error, doing, is_commit=is_commit)
-
-    def is_duplicate(self, error: Exception) -> bool:
-        return sorting.number_of(error) == sorting.DUPLICATE
-
-    def is_data_error(self, error: Exception) -> bool:
-        return sorting.is_data_error(error)
-
-    def is_lock_wait(self, error: Exception) -> bool:
-        return sorting.is_lock_wait(error)
-
-    def is_missing(self, error: Exception) -> bool:
-        return sorting.is_missing(error)
-
-    def told(self, error: Exception) -> str:
-        return sorting.told(error)
 
 
 def _text(name: str | bytes) -> str:

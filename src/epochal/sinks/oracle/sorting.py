@@ -1,25 +1,17 @@
-"""What a server's or the library's error means for what we may do next.
+"""Oracle's errors.
 
-The number decides, never the text. Errors of the library itself (DPY-4…, DPY-6…) and those that end
-a session came from the network: where one met a COMMIT nobody knows what became of it (I9).
+Those of the library itself (DPY-4…, DPY-6…) and those that end a session came from the network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import oracledb
 
-from epochal.errors import (
-    EpochalError,
-    Misconfigured,
-    OutcomeUnknown,
-    RowRejected,
-    TryAgain,
-)
+from epochal.sinks.sql.faults import Faults
 
-DUPLICATE = 1
-_MISSING = frozenset({942, 4043})
-_LOCK_WAITS = frozenset({54, 4021, 30006})
-_NOT_PREPARED = frozenset({2058, 24756})
 _CONNECTION_GONE = frozenset(
     {
         *(28, 1012, 1033, 1034, 1041, 1089, 1090, 1092, 2396, 3113, 3114, 3135),
@@ -38,10 +30,9 @@ _DATA = frozenset(
         *(1847, 1849, 1850, 1851, 1858, 1861, 2290, 2291, 2292, 12899, 14400, 40441, 40478),
     }
 )
-_APPLICATION = range(20000, 21000)
-"""What triggers raise by themselves."""
+_RAISED_BY_TRIGGERS = frozenset(range(20000, 21000))
 _CALL_TIMEOUT = "DPY-4024"
-_HINTS = {
+_HINTS: Mapping[int, str] = {
     942: "create the table, or create_table='if_missing'; without SELECT on it it is not seen",
     1017: "check user and password: password=env(…) or file(…)",
     1031: "the least that this sink needs is printed by its grants()",
@@ -52,68 +43,54 @@ _HINTS = {
     54: "somebody else holds a lock: V$LOCK and V$SESSION say who",
 }
 
-ERRORS: tuple[type[Exception], ...] = (oracledb.Error, OSError)
+
+class OracleFaults(Faults):
+    errors: ClassVar[tuple[type[Exception], ...]] = (oracledb.Error, OSError)
+    duplicate: ClassVar[int] = 1
+    missing: ClassVar[frozenset[int]] = frozenset({942, 4043})
+    lock_waits: ClassVar[frozenset[int]] = frozenset({54, 4021, 30006})
+    not_prepared: ClassVar[frozenset[int]] = frozenset({2058, 24756})
+    transient: ClassVar[frozenset[int]] = _TRANSIENT
+    data: ClassVar[frozenset[int]] = _DATA | _RAISED_BY_TRIGGERS
+    hints: ClassVar[Mapping[int, str]] = _HINTS
+
+    def number_of(self, error: BaseException) -> int:
+        return int(_detail(error, "code") or 0)
+
+    def is_network(self, error: BaseException) -> bool:
+        return (
+            isinstance(error, OSError)
+            or self.number_of(error) in _CONNECTION_GONE
+            or _code(error).startswith(("DPY-1001", "DPY-4", "DPY-6"))
+        )
+
+    def is_lock_wait(self, error: BaseException) -> bool:
+        # The patience of DML for a lock is the time that its call may take.
+        return super().is_lock_wait(error) or _code(error) == _CALL_TIMEOUT
+
+    def hint(self, error: BaseException) -> str:
+        if _code(error) == _CALL_TIMEOUT:
+            return "a statement took longer than statement_timeout_s, or waited for somebody's lock"
+        return super().hint(error)
+
+    def told(self, error: BaseException) -> str:
+        first = " ".join(str(error).split("Help:")[0].split())
+        return first or type(error).__name__
 
 
-def _details(error: BaseException) -> tuple[int, str]:
-    """The number of an ORA- error (0 for others), and its whole code."""
-    told = error.args[0] if error.args else None
-    return int(getattr(told, "code", 0) or 0), str(getattr(told, "full_code", "") or "")
-
-
-def number_of(error: BaseException) -> int:
-    return _details(error)[0]
+FAULTS = OracleFaults()
 
 
 def offset_of(error: BaseException) -> int | None:
     """Which of many rows it was, where the server says so."""
-    offset = getattr(error.args[0] if error.args else None, "offset", None)
+    offset = _detail(error, "offset")
     return offset if isinstance(offset, int) else None
 
 
-def is_network(error: BaseException) -> bool:
-    number, code = _details(error)
-    if isinstance(error, OSError):
-        return True
-    return number in _CONNECTION_GONE or code.startswith(("DPY-1001", "DPY-4", "DPY-6"))
+def _code(error: BaseException) -> str:
+    """`ORA-00001`, or `DPY-…` where it is the library's own."""
+    return str(_detail(error, "full_code") or "")
 
 
-def is_data_error(error: BaseException) -> bool:
-    number = number_of(error)
-    return number in _DATA or number in _APPLICATION
-
-
-def is_lock_wait(error: BaseException) -> bool:
-    number, code = _details(error)
-    return number in _LOCK_WAITS or code == _CALL_TIMEOUT
-
-
-def is_missing(error: BaseException) -> bool:
-    return number_of(error) in _MISSING
-
-
-def is_not_prepared(error: BaseException) -> bool:
-    return number_of(error) in _NOT_PREPARED
-
-
-def told(error: BaseException) -> str:
-    """The server's own words, in one line, its number among them."""
-    first = " ".join(str(error).split("Help:")[0].split())
-    return first or type(error).__name__
-
-
-def sorted_error(error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
-    """The same error as one of ours. `is_commit`: a lost reply leaves the outcome open."""
-    if isinstance(error, EpochalError):
-        return error
-    number, code = _details(error)
-    fact, hint = f"{doing}: {told(error)}", _HINTS.get(number, "")
-    if code == _CALL_TIMEOUT:
-        hint = "a statement took longer than statement_timeout_s, or waited for somebody's lock"
-    if is_network(error):
-        return (OutcomeUnknown if is_commit else TryAgain)(fact, hint)
-    if number in _TRANSIENT:
-        return TryAgain(fact, hint)
-    if is_data_error(error):
-        return RowRejected(fact, hint)
-    return Misconfigured(fact, hint)
+def _detail(error: BaseException, name: str) -> Any:
+    return getattr(error.args[0] if error.args else None, name, None)

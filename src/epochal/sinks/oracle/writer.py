@@ -18,7 +18,7 @@ from epochal.sinks.oracle.catalog import from_json
 from epochal.sinks.oracle.connecting import Server
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Planned, plan, sent_fields
-from epochal.sinks.oracle.sorting import ERRORS, is_data_error, offset_of, told
+from epochal.sinks.oracle.sorting import offset_of
 from epochal.sinks.oracle.types import microseconds
 from epochal.sinks.sql.keeping import Kept
 from epochal.sinks.sql.names import staging_name
@@ -70,12 +70,12 @@ class OracleWriter(TableWriter[Any, Planned]):
                 try:
                     with connection.cursor() as cursor:
                         cursor.executemany(statement, piece)
-                except ERRORS as error:
-                    if is_data_error(error):
+                except DIALECT.errors as error:
+                    if DIALECT.is_data_error(error):
                         # By the server's own count.
                         offset = offset_of(error)
                         place = None if offset is None else at + offset
-                        raise self._refusal(block, place, first, told(error)) from None
+                        raise self._refusal(block, place, first, DIALECT.told(error)) from None
                     raise
 
         self._sorted("insert", insert)

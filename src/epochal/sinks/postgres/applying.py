@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from epochal.errors import Misconfigured, RowRejected
+from epochal.errors import Misconfigured
 from epochal.sinks.postgres.catalog import read_table
 from epochal.sinks.postgres.plan import plan
 from epochal.sinks.postgres.rejects import Search
 from epochal.sinks.postgres.sorting import CARDINALITY, sqlstate_of
 from epochal.sinks.postgres.sql import Apply, Source
+from epochal.sinks.sql.ambiguous import equal_rows, null_keys, several_rows
 from epochal.sinks.sql.names import TableName
 from epochal.sinks.sql.rejects import Rejected
-from epochal.terms import quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -71,34 +71,23 @@ def apply_rows(connection: psycopg.Connection[Any], apply: Apply, epoch: int, ro
 def _require_single_rows(connection: psycopg.Connection[Any], apply: Apply, epoch: int) -> None:
     repeated = connection.execute(apply.repeated_keys()).fetchall()
     if repeated:
-        named = "; ".join(f"{key} ({count} rows)" for key, count in repeated)
-        raise RowRejected(
-            f"epoch {epoch} has several rows of one key, and nothing says which is last: {named}",
-            'order_by="updated_at" (or another column that grows), or one row a key in the query',
-        )
+        raise several_rows(epoch, _named(repeated))
 
 
 def _require_no_ties(connection: psycopg.Connection[Any], apply: Apply, epoch: int) -> None:
     tied = connection.execute(apply.tied_keys()).fetchall()
     if tied:
-        named = "; ".join(f"{key} ({count} rows)" for key, count in tied)
-        raise RowRejected(
-            f"epoch {epoch} has rows of one key from several tasks that are equal by "
-            f"{', '.join(apply.mode.order_by)}: {named}",
-            "add a column that tells them apart to order_by=, or repartition by the key: among "
-            "rows of one task the one that comes last wins",
-        )
+        raise equal_rows(epoch, apply.mode.order_by, _named(tied))
 
 
 def _require_known_keys(connection: psycopg.Connection[Any], apply: Apply, epoch: int) -> None:
     row = connection.execute(apply.null_keys()).fetchone()
     if row is not None and row[0]:
-        keys = ", ".join(key.field for key in apply.plan.nullable_keys)
-        raise RowRejected(
-            f"epoch {epoch} has {quantity(row[0], 'row')} whose key ({keys}) is null: null matches "
-            "no row, not even itself",
-            f'where="{apply.plan.nullable_keys[0].field} is not null", or NOT NULL on the column',
-        )
+        raise null_keys(epoch, row[0], [key.field for key in apply.plan.nullable_keys])
+
+
+def _named(found: Sequence[Sequence[Any]]) -> str:
+    return "; ".join(f"{key} ({count} rows)" for key, count in found)
 
 
 def find_rejected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from epochal.sinks.postgres.ledger import Ledger
 from epochal.sinks.postgres.names import require_identifier
 from epochal.sinks.postgres.plan import plan
 from epochal.sinks.postgres.types import Sent, Type, create_as, sent_as
-from epochal.sinks.sql.columns import created_columns, missing_columns, staged_fields
+from epochal.sinks.sql.columns import staged_fields
+from epochal.sinks.sql.committing import abilities
+from epochal.sinks.sql.incoming import Incoming
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class Checker:
     def __init__(self, sink: Postgres, ledger: Ledger) -> None:
         self._sink = sink
         self._ledger = ledger
-        self._sent: dict[str, Sent] | None = None
+        self._incoming: Incoming[Sent] | None = None
         self.is_ready = False
 
     # Asking
@@ -64,13 +67,15 @@ class Checker:
                 "12 or newer is needed",
             )
         meta.require_meta_rights(connection, sink.meta_schema)
-        self._sent = None if schema is None else sent_fields(schema, sink)
+        self._incoming = incoming = (
+            None if schema is None else Incoming(sent=sent_fields(schema, sink), sink=sink)
+        )
         there = read_table(connection, sink.table_name)
         table = self._expected(connection, there)
         if there is not None:
             self._require_rights(connection, there)
-        if table is not None and self._sent is not None:
-            fields = {name: one.type for name, one in self._sent.items()}
+        if table is not None and incoming is not None:
+            fields = {name: one.type for name, one in incoming.sent.items()}
             plan(fields, table, sink.column_map, sink.write_mode)
         pooler = _pooler(connection)
         if sink.strategy == "prepared":
@@ -78,20 +83,8 @@ class Checker:
         return self._abilities(pooler)
 
     def _abilities(self, pooler: str) -> list[Ability]:
-        is_staged = self._sink.strategy == "staged"
         return [
-            Ability(
-                name="whole epochs",
-                granted=is_staged,
-                because="one transaction makes an epoch visible"
-                if is_staged
-                else "each task's rows become visible by themselves, within milliseconds",
-            ),
-            Ability(
-                name="proof",
-                granted=True,
-                because=f"a ledger row in {self._sink.meta_schema} is written with the rows",
-            ),
+            *abilities(self._sink),
             Ability(
                 name="direct connection",
                 granted=not pooler,
@@ -101,60 +94,26 @@ class Checker:
 
     def _expected(self, connection: psycopg.Connection[Any], table: Table | None) -> Table | None:
         """The table as it will be at the first epoch."""
-        sink = self._sink
+        sink, incoming = self._sink, self._incoming
         if table is None:
             if sink.create_table == "never":
                 raise _no_table(connection, sink)
             _require_may_create(connection, sink)
-            return None if self._sent is None else self._imagined()
-        if self._sent is None or sink.evolve == "never":
+            return None if incoming is None else _imagined(sink, incoming)
+        if incoming is None or sink.evolve == "never":
             return table
-        added = self._missing(table)
+        added = incoming.missing(table.columns)
         if added:
             _require_owner(connection, table, added)
-        columns = {column: _column(column, self._sent[name]) for name, column in added.items()}
+        columns = {name: _column(name, sent) for name, sent in added.items()}
         return replace(table, columns={**table.columns, **columns})
 
-    def _imagined(self) -> Table:
-        sink = self._sink
-        wanted, sent = self._wanted(), self._must_sent()
-        columns = [_column(column, sent[name]) for name, column in wanted.items()]
-        keys = tuple(wanted.get(key, key) for key in sink.write_mode.keys)
-        key = UniqueIndex(
-            name="the primary key",
-            columns=keys,
-            is_exclusion=False,
-            is_immediate=True,
-            is_plain=True,
-        )
-        return Table(
-            oid=0,
-            schema=sink.table_name.schema or "",
-            name=sink.table_name.table,
-            kind="new table",
-            has_row_security=False,
-            columns={column.name: column for column in columns},
-            unique=(key,) if keys else (),
-        )
-
-    def _wanted(self) -> dict[str, str]:
-        """Fields that a table of our making gets a column for."""
-        return created_columns(self._must_sent(), self._sink.column_map, self._sink.write_mode)
-
-    def _missing(self, table: Table) -> dict[str, str]:
-        sink = self._sink
-        return missing_columns(self._must_sent(), table.columns, sink.column_map, sink.write_mode)
-
-    def _must_sent(self) -> dict[str, Sent]:
-        return self._sent or {}
-
     def _require_rights(self, connection: psycopg.Connection[Any], table: Table) -> None:
-        wanted = self._wanted() if self._sent is not None else {}
-        columns = [column for column in wanted.values() if column in table.columns]
-        keys = [wanted.get(key, key) for key in self._sink.write_mode.keys]
+        incoming = self._incoming or Incoming(sent={}, sink=self._sink)
+        columns = [name for name in incoming.created() if name in table.columns]
         lacking = [
             f"{right} on {column}" if column else right
-            for right, column in needs(self._sink.write_mode, columns, keys)
+            for right, column in needs(self._sink.write_mode, columns, incoming.keys)
             if (not column or column in table.columns)
             and not _may(connection, table.oid, right, column)
         ]
@@ -171,35 +130,51 @@ class Checker:
     def make_ready(self, connection: psycopg.Connection[Any]) -> None:
         """Inside a transaction: our schema, and the table or columns where that was asked."""
         meta.ensure_meta(connection, self._ledger)
-        if self._sent is None:
+        incoming = self._incoming
+        if incoming is None:
             return
         table = read_table(connection, self._sink.table_name)
         if table is None and self._sink.create_table == "if_missing":
-            connection.execute(self._create())
+            connection.execute(_create(self._sink, incoming))
         elif table is not None and self._sink.evolve == "add_columns":
-            for name, column in self._missing(table).items():
+            for name, sent in incoming.missing(table.columns).items():
                 connection.execute(
                     sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
-                        table.identifier,
-                        sql.Identifier(column),
-                        sql.SQL(create_as(self._must_sent()[name])),
+                        table.identifier, sql.Identifier(name), sql.SQL(create_as(sent))
                     )
                 )
 
-    def _create(self) -> sql.Composed:
-        wanted = self._wanted()
-        parts = [
-            sql.SQL("{} {}").format(
-                sql.Identifier(column), sql.SQL(create_as(self._must_sent()[name]))
-            )
-            for name, column in wanted.items()
-        ]
-        keys = [sql.Identifier(wanted.get(key, key)) for key in self._sink.write_mode.keys]
-        if keys:
-            parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(keys)))
-        return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-            identifier(self._sink.table_name), sql.SQL(", ").join(parts)
-        )
+
+def _imagined(sink: Postgres, incoming: Incoming[Sent]) -> Table:
+    key = UniqueIndex(
+        name="the primary key",
+        columns=incoming.keys,
+        is_exclusion=False,
+        is_immediate=True,
+        is_plain=True,
+    )
+    return Table(
+        oid=0,
+        schema=sink.table_name.schema or "",
+        name=sink.table_name.table,
+        kind="new table",
+        has_row_security=False,
+        columns={name: _column(name, sent) for name, sent in incoming.created().items()},
+        unique=(key,) if incoming.keys else (),
+    )
+
+
+def _create(sink: Postgres, incoming: Incoming[Sent]) -> sql.Composed:
+    parts = [
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(create_as(sent)))
+        for name, sent in incoming.created().items()
+    ]
+    if incoming.keys:
+        keys = sql.SQL(", ").join(map(sql.Identifier, incoming.keys))
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(keys))
+    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+        identifier(sink.table_name), sql.SQL(", ").join(parts)
+    )
 
 
 def _column(name: str, sent: Sent) -> Column:
@@ -268,7 +243,7 @@ def _require_may_create(connection: psycopg.Connection[Any], sink: Postgres) -> 
 
 
 def _require_owner(
-    connection: psycopg.Connection[Any], table: Table, added: dict[str, str]
+    connection: psycopg.Connection[Any], table: Table, added: Collection[str]
 ) -> None:
     row = connection.execute(
         "SELECT pg_has_role(c.relowner, 'USAGE'), current_user, c.relowner::regrole::text"
@@ -278,7 +253,7 @@ def _require_owner(
     may, role, owner = row or (False, "", "")
     if not may:
         raise Misconfigured(
-            f"{table} lacks the columns {', '.join(added.values())}, and only its owner {owner} "
+            f"{table} lacks the columns {', '.join(added)}, and only its owner {owner} "
             f'may add them, not role "{role}"',
             "add them by hand, or let the owner's role run this pipeline",
         )

@@ -21,6 +21,7 @@ from epochal.sinks.postgres.sorting import (
     sorted_error,
     sqlstate_of,
 )
+from epochal.sinks.sql.committing import handout
 from epochal.sinks.sql.ending import each, require_listed, require_none_lost
 from epochal.sinks.sql.receipts import has_rows, proven
 from epochal.terms import (
@@ -110,11 +111,7 @@ class PreparedCommitter(Committing):
             raise Misconfigured(
                 f"there is no table {self.sink.table}", "create it, or create_table='if_missing'"
             )
-        return {
-            "table": to_json(table),
-            "pipeline": self.identity.pipeline,
-            "run": self.identity.run,
-        }
+        return handout(to_json(table), self.identity)
 
     def _commit(self, epoch: EpochNumber, receipt: Receipt) -> Handle | None:
         """The handle where its rows were thrown away, else None."""

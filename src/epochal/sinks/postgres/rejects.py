@@ -151,9 +151,7 @@ def refusal(
             f"epoch {epoch}: {table} refuses rows: {told(error)} [{sqlstate_of(error)}]",
             "no single row is refused alone: rows of this epoch exclude each other",
         )
-    named = "; ".join(str(one) for one in rejected[:5])
-    more = f" and {len(rejected) - 5} more" if len(rejected) > 5 else ""
     return RowRejected(
-        f"epoch {epoch}: {table} refuses {named}{more} [{rejected[0].sqlstate}]",
+        f"epoch {epoch}: {table} refuses {'; '.join(map(str, rejected))} [{rejected[0].sqlstate}]",
         "mend the row in the query or with where=, or send such rows elsewhere: on_reject=<sink>",
     )

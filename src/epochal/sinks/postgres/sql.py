@@ -151,7 +151,7 @@ class Apply:
         )
 
     def null_keys(self) -> sql.Composed:
-        """One row whose key is unknown."""
+        """How many rows have a key that is unknown."""
         unknown = sql.SQL(" OR ").join(
             sql.SQL("{} IS NULL").format(self._alias_of(key)) for key in self.plan.nullable_keys
         )

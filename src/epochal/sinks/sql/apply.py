@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epochal.errors import RowRejected
+from epochal.sinks.sql.ambiguous import equal_rows, null_keys, several_rows
 from epochal.sinks.sql.dialect import Dialect, Session
 from epochal.sinks.sql.modes import WriteMode
-from epochal.terms import quantity
 
 NAMED_MAX = 5
 """How many keys an error names."""
@@ -156,12 +155,7 @@ class Apply:
             " HAVING COUNT(*) > 1",
         )
         if repeated:
-            raise RowRejected(
-                f"epoch {epoch} has several rows of one key, and nothing says which is last: "
-                f"{self._named(repeated)}",
-                'order_by="updated_at" (or another column that grows), or one row a key in the '
-                "query",
-            )
+            raise several_rows(epoch, self._named(repeated))
 
     def _require_no_ties(self, session: Session, epoch: int) -> None:
         keys = self._key_aliases()
@@ -172,12 +166,7 @@ class Apply:
             f" GROUP BY {keys} HAVING COUNT(DISTINCT part) > 1",
         )
         if tied:
-            raise RowRejected(
-                f"epoch {epoch} has rows of one key from several tasks that are equal by "
-                f"{', '.join(self.mode.order_by)}: {self._named(tied)}",
-                "add a column that tells them apart to order_by=, or repartition by the key: among "
-                "rows of one task the one that comes last wins",
-            )
+            raise equal_rows(epoch, self.mode.order_by, self._named(tied))
 
     def _require_known_keys(self, session: Session, epoch: int) -> None:
         unsure = self.nullable_keys
@@ -186,12 +175,7 @@ class Apply:
         unknown = " OR ".join(f"{self.alias(key)} IS NULL" for key in unsure)
         ((count,),) = session.query(f"SELECT COUNT(*) FROM ({self._incoming()}) r WHERE {unknown}")
         if count:
-            raise RowRejected(
-                f"epoch {epoch} has {quantity(int(str(count)), 'row')} whose key "
-                f"({', '.join(key.field for key in unsure)}) is null: null matches no row, not "
-                "even itself",
-                f'where="{unsure[0].field} is not null", or NOT NULL on the column',
-            )
+            raise null_keys(epoch, int(count), [key.field for key in unsure])
 
     def _some(self, session: Session, query: str) -> list[tuple[object, ...]]:
         return session.query(self.dialect.first(query, NAMED_MAX))

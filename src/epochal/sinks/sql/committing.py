@@ -18,6 +18,30 @@ from epochal.terms import Ability, EpochNumber, Identity, Json, Mark
 T = TypeVar("T")
 
 
+def abilities(sink: TableSink) -> list[Ability]:
+    """What follows from the strategy, on every database."""
+    is_staged = sink.strategy == "staged"
+    return [
+        Ability(
+            name="whole epochs",
+            granted=is_staged,
+            because="one transaction makes an epoch visible"
+            if is_staged
+            else "each task's rows become visible by themselves, within milliseconds",
+        ),
+        Ability(
+            name="proof",
+            granted=True,
+            because=f"a ledger row in {sink.meta} is written with the rows",
+        ),
+    ]
+
+
+def handout(table: Json, identity: Identity) -> Json:
+    """What tasks must know: the table, and under whose name they write."""
+    return {"table": table, "pipeline": identity.pipeline, "run": identity.run}
+
+
 class Checker(ABC):
     """Asks a server what it can promise, and makes what is missing once the start is sure."""
 

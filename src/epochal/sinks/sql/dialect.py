@@ -6,12 +6,11 @@ of a user passes through here: rows are loaded by a task and moved by the server
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from epochal.errors import EpochalError
+from epochal.sinks.sql.faults import Faults
 from epochal.sinks.sql.names import NameRule
 from epochal.terms import Identity, InDoubt
 
@@ -54,12 +53,10 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-class Dialect(ABC):
+class Dialect(Faults):
     """One database's words, and what its errors mean."""
 
     names: ClassVar[NameRule]
-    errors: ClassVar[tuple[type[Exception], ...]]
-    """What the database's library raises."""
     ledger: ClassVar[str] = "ledger"
     at: ClassVar[str]
     """The column of a staging table that says in which order its rows came."""
@@ -120,42 +117,3 @@ class Dialect(ABC):
     @abstractmethod
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         """Commit or roll back one that this session did not prepare."""
-
-    @abstractmethod
-    def is_not_prepared(self, error: Exception) -> bool:
-        """There is none of this name, or none that may be ended yet."""
-
-    # Errors
-
-    @abstractmethod
-    def sort(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
-        """The same error as one of ours. `is_commit`: a lost reply leaves the outcome open."""
-
-    @abstractmethod
-    def is_duplicate(self, error: Exception) -> bool: ...
-
-    @abstractmethod
-    def is_data_error(self, error: Exception) -> bool:
-        """The server refuses what is in the rows, whoever asks and however often."""
-
-    def sqlstate(self, error: Exception) -> str:
-        """The standard's code for it, where the library tells it."""
-        return str(getattr(error, "sqlstate", None) or "")
-
-    @abstractmethod
-    def is_lock_wait(self, error: Exception) -> bool: ...
-
-    @abstractmethod
-    def is_missing(self, error: Exception) -> bool:
-        """There is no such schema or table."""
-
-    @abstractmethod
-    def told(self, error: Exception) -> str:
-        """The server's own words, in one line, with its number for the error."""
-
-    @contextmanager
-    def sorting(self, doing: str, *, is_commit: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except self.errors as error:
-            raise self.sort(error, doing, is_commit=is_commit) from error
