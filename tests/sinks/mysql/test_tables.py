@@ -40,6 +40,12 @@ def test_everything_that_is_wrong_is_told_at_once(place):
     assert 'columns={"id": "ID"}' in told.value.hint
 
 
+def test_a_table_may_have_any_name(place, some):
+    place.sql(f"CREATE TABLE {place.schema}.`BRAND NAMES` (id bigint, name text)")
+    place.life("BRAND NAMES").write(0, some(1))
+    assert place.rows("BRAND NAMES") == [(1, "n1")]
+
+
 def test_an_engine_without_transactions_is_refused(place, some):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text) ENGINE=MyISAM")
     with pytest.raises(Misconfigured, match="MyISAM, which knows no transactions"):

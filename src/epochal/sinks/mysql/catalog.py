@@ -70,10 +70,9 @@ def read_table(session: Session, name: TableName) -> Table | None:
     schema = "DATABASE()" if name.schema is None else DIALECT.literal(name.schema)
     which = f"table_schema = {schema} AND table_name = {DIALECT.literal(name.table)}"
     found = session.query(
-        "SELECT t.table_schema, t.table_name, t.table_type, t.engine, e.transactions"
+        "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
         " FROM information_schema.tables t"
-        " LEFT JOIN information_schema.engines e ON e.engine = t.engine"
-        f" WHERE t.{which.replace('AND ', 'AND t.')}"
+        f" LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE {which}"
     )
     if not found:
         return None
