@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
@@ -151,6 +152,71 @@ def test_files_that_vacuum_took_are_told_as_lost_and_not_committed(orders, some)
     assert orders.ids() == []
     life.commit(0, [kept, life.prepare(some(2), 0, 1)])
     assert orders.ids() == [1, 2]
+
+
+def partitioned_anew(orders, some) -> None:
+    write_deltalake(
+        str(orders.folder),
+        some(5),
+        mode="overwrite",
+        schema_mode="overwrite",
+        partition_by=["name"],
+    )
+
+
+def test_rows_for_a_table_that_was_partitioned_anew_are_written_again(orders, some):
+    life = orders.life()
+    life.write(0, some(1))
+    partitioned_anew(orders, some)
+    receipts = [life.prepare(some(2), 1)]
+    with pytest.raises(TryAgain, match="of other partitions than the table has now"):
+        life.rehearse(1, receipts)
+    life.committer.abort(EpochNumber(1), receipts)
+    life.write(1, some(2))
+    assert orders.rows() == [(2, "n2"), (5, "n5")]
+    assert orders.leftovers() == []
+
+
+def test_a_table_that_is_partitioned_anew_after_the_decision_is_told_as_rows_lost(orders, some):
+    life = orders.life()
+    life.write(0, some(1))
+    receipts = [life.prepare(some(2), 1)]
+    life.rehearse(1, receipts)
+    partitioned_anew(orders, some)
+    with pytest.raises(PreparedLost) as caught:
+        life.commit(1, receipts)
+    assert caught.value.handles == (str(receipts[0].handle),)
+    life.commit(1, [life.prepare(some(2), 1)])
+    assert orders.rows() == [(2, "n2"), (5, "n5")]
+
+
+def test_columns_that_were_widened_while_rows_were_written_are_written_again(lake):
+    narrow = pa.schema([("n", pa.int32())])
+    lake.made(narrow)
+    life = lake.life()
+    life.write(0, pa.table({"n": [1]}, schema=narrow))
+    receipts = [life.prepare(pa.table({"n": [2]}, schema=narrow), 1)]
+    wide = pa.table({"n": pa.array([5], pa.int64())})
+    write_deltalake(str(lake.folder), wide, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(TryAgain, match="its columns were changed"):
+        life.rehearse(1, receipts)
+    life.committer.abort(EpochNumber(1), receipts)
+    life.write(1, pa.table({"n": [2]}, schema=narrow))
+    assert lake.rows() == [(2,), (5,)]
+    assert lake.leftovers() == []
+
+
+def test_a_column_that_was_dropped_meanwhile_is_added_again_where_that_is_wanted(orders, some):
+    wide = some(1).append_column("extra", pa.array([1.5]))
+    life = orders.life(evolve="add_columns")
+    life.write(0, wide)
+    write_deltalake(str(orders.folder), some(5), mode="overwrite", schema_mode="overwrite")
+    receipts = [life.prepare(wide, 1)]
+    with pytest.raises(TryAgain, match="its columns were changed"):
+        life.rehearse(1, receipts)
+    life.committer.abort(EpochNumber(1), receipts)
+    life.write(1, wide)
+    assert orders.rows() == [(1, "n1", 1.5), (5, "n5", None)]
 
 
 def test_vacuum_keeps_what_is_prepared_within_its_retention(orders, some):

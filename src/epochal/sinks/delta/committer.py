@@ -101,13 +101,12 @@ class DeltaCommitter:
             if self._proves(table, epoch):
                 raise self._committed_elsewhere(table, epoch)
             try:
-                self._require_files(epoch, receipts)
+                self._require_files(table, epoch, receipts)
             except PreparedLost as error:
                 raise TryAgain(
                     f"{error.message}; no decision was made", "the epoch is tried again whole"
                 ) from error
-            # Anew: somebody may have changed the table since the epoch began.
-            plan = plan_for(self._sink, table, self._schema)
+            plan = self._still_planned(table)
             Rehearsal(sink=self._sink, place=self._place, epoch=epoch, receipts=receipts).judge(
                 plan
             )
@@ -199,7 +198,7 @@ class DeltaCommitter:
             if self._proves(table, epoch):
                 self._table.make_recent_durable(table)
                 return
-            self._require_files(epoch, receipts)
+            self._require_files(table, epoch, receipts)
             before = table.version()  # a merge moves its handle on
             with sorting(self._doing(f"commit epoch {epoch}")):
                 self._write(table, epoch, receipts)
@@ -285,23 +284,45 @@ class DeltaCommitter:
             handles=[receipt.handle for receipt in receipts],
         )
 
-    def _require_files(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """See every file from here: a commit would take missing ones, and no reader would."""
+    def _still_planned(self, table: DeltaTable) -> Plan:
+        """Look anew: somebody may have changed the table since the tasks were told how it is."""
+        told, self._plan = self._plan, None
+        plan = plan_for(self._sink, table, self._schema)
+        is_short = plan.fit is not None and bool(plan.fit.new)
+        if is_short or (told is not None and told.handout() != plan.handout()):
+            raise TryAgain(
+                f"{self._doing('rehearse')}: its partitions or its columns were changed while "
+                "rows were written for it",
+                "the epoch is tried again whole, as the table is now",
+            )
+        self._plan = plan
+        return plan
+
+    def _require_files(
+        self, table: DeltaTable, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> None:
+        """
+        See every file from here, in the partitions that the table has: a commit would take others,
+        and no reader would find the rows, or their values, again.
+        """
         wanted = [(receipt, file) for receipt in receipts for file in files_of(receipt)]
         with sorting(self._doing("look for prepared files")):
             sizes = self._place.sizes([file["path"] for _, file in wanted])
+        is_staged = self._sink.mode == "merge"
+        columns = set() if is_staged else set(table.metadata().partition_columns)
         lost = {
             str(receipt.handle)
             for (receipt, file), size in zip(wanted, sizes, strict=True)
-            if size != file["bytes"]
+            if size != file["bytes"] or file["partition"].keys() != columns
         }
         if lost:
+            self._plan = None  # rows that are written again are written for the table as it is now
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are not below "
-                f"{self._place.uri} as their tasks wrote them, and the log does not prove them "
-                "committed",
-                "somebody removed them (VACUUM with a short retention does), or driver and "
-                "executors don't see the same folder",
+                f"{self._place.uri} as their tasks wrote them, or are of other partitions than the "
+                "table has now, and the log does not prove them committed",
+                "somebody removed them (VACUUM with a short retention does), or partitioned the "
+                "table anew, or driver and executors don't see the same folder",
                 handles=tuple(sorted(lost)),
             )
 
