@@ -130,7 +130,7 @@ def test_nulls_where_none_may_be_are_refused_before_the_decision(lake):
     rows = pa.table({"id": [1, None], "name": ["a", "b"]}, schema=ORDERS)
     with pytest.raises(RowRejected, match="wants no null in id"):
         lake.life(name="appends").write(0, rows)
-    with pytest.raises(RowRejected, match="null among their keys"):
+    with pytest.raises(RowRejected, match="1 row with a null among the keys id"):
         lake.life(name="merges", mode="merge", keys="id").write(0, rows)
     with pytest.raises(Misconfigured, match="'id' is NOT NULL, and no field fills it"):
         lake.life(name="lacks").write(0, rows.select(["name"]))
