@@ -14,6 +14,7 @@ from sinks.life import Life
 
 from epochal.errors import RowRejected
 from epochal.sinks.delta import Delta
+from epochal.sinks.delta.table import Table
 from epochal.terms import EpochNumber, Proof
 
 TABLE = "s3://lake/tables/orders"
@@ -68,6 +69,30 @@ def test_epochs_in_a_partitioned_table_are_whole_and_losers_are_cleared(s3, some
     assert job.committer.outcome(EpochNumber(1), loser) is Proof.ABORTED
     assert objects(s3, "tables/orders/_epochal/") == []
     assert len([key for key in objects(s3, "tables/orders/name=") if "parquet" in key]) == 5
+
+
+def test_a_table_is_opened_once_for_all_its_epochs_and_again_when_it_was_made_anew(
+    s3, some, monkeypatch
+):
+    table = "s3://lake/tables/kept"
+    job = life(s3, table=table)
+    for epoch in range(2):
+        job.write(epoch, some(epoch))
+    opened, real = [], Table.open
+
+    def counted(self: Table) -> Any:
+        opened.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Table, "open", counted)
+    job.write(2, some(2))
+    assert opened == []
+    for key in objects(s3, "tables/kept/"):
+        s3.client.delete_object(Bucket="lake", Key=key)
+    DeltaTable.create(table, ORDERS, storage_options=options(s3))
+    job.write(3, some(3))
+    assert opened
+    assert ids(s3, table) == [3]
 
 
 def test_a_merge_reads_what_was_staged_there(s3, some):
