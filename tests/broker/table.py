@@ -49,24 +49,24 @@ class Table:
 
     def ask(self, request: Any, version: int | None = None, *, tick: bool = True) -> Any:
         """The answer, once it is durable; None where it is still to come."""
+        answering = self.begin(request, version, tick=tick)
+        return answering.message
+
+    def begin(self, request: Any, version: int | None = None, *, tick: bool = True) -> Answering:
+        """The same; an answer that is still to come is found in it later."""
         handler = handlers.table()[request.API_KEY]
         version = handler.versions[-1] if version is None else version
-        waiting: list[Answering] = []
-
-        def later() -> Answering:
-            waiting.append(Answering())
-            return waiting[-1]
-
+        answering = Answering()
         me = Address(host="127.0.0.1", port=9092)
-        call = Call(self.broker, version, "client", "127.0.0.1", me, None, later)
+        call = Call(self.broker, version, "client", "127.0.0.1", me, None, lambda: answering)
         answer = handler.handle(call, request)
+        if answer is not None:
+            answering.answer(answer)
         if tick:
             self.tick()
-        if waiting:
-            answer = waiting[0].message
-        if answer is not None:
-            answer.encode(version)
-        return answer
+        if answering.message is not None:
+            answering.message.encode(version)
+        return answering
 
     def tick(self) -> None:
         state = self.broker.state

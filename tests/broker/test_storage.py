@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 from memory_disk import MemoryDisk
-from table import START_MS, Answering, Table
+from table import START_MS, Table
 
-from epochal.broker import handlers
-from epochal.broker.broker import Address, Call
 from epochal.kafka import batch_reader, batches
 from epochal.kafka.batches import Columns
+from epochal.kafka.codes import Code
 from epochal.kafka.compression import Compression
-from epochal.kafka.messages import create_topics, fetch, list_offsets, produce
+from epochal.kafka.messages import create_topics, delete_topics, fetch, list_offsets, produce
 
 
 def table_with(disk: MemoryDisk | None = None, **configs: str) -> Table:
@@ -167,16 +166,23 @@ def test_a_deleted_topic_leaves_nothing_behind() -> None:
 
 def test_a_reader_waits_for_enough_and_is_looked_at_once() -> None:
     table = table_with()
-    broker = table.broker
-    waiting = Answering()
-    me = Address(host="", port=0)
-    call = Call(broker, 12, "", "", me, None, lambda: waiting)
-    request = fetching(0, min_bytes=400, max_wait_ms=1_000)
-    assert handlers.table()[1].handle(call, request) is None
+    waiting = table.begin(fetching(0, min_bytes=400, max_wait_ms=1_000))
     write(table, b"x" * 100)
     assert not waiting.is_over
     write(table, b"x" * 300)
     assert waiting.is_over
     (told,) = waiting.message.responses[0].partitions
     assert len(list(batch_reader.read(told.records))) == 2
-    assert not broker.waiting._at
+    assert not table.broker.waiting._at
+
+
+def test_a_reader_that_waits_at_a_topic_hears_at_once_that_it_was_deleted() -> None:
+    table = table_with()
+    write(table, b"x")
+    waiting = table.begin(fetching(1, min_bytes=400, max_wait_ms=1 << 30))
+    assert not waiting.is_over
+    gone = delete_topics.DeleteTopicState(name="t")
+    table.ask(delete_topics.DeleteTopicsRequest(topics=[gone]))
+    (told,) = waiting.message.responses[0].partitions
+    assert told.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert not table.broker.waiting._at

@@ -54,6 +54,13 @@ class Waiting:
                 if waiter.missing <= 0:
                     self._ready.append(waiter)
 
+    def gone(self, partition: Partition) -> None:
+        """A partition is no more: whoever waits at it is to hear so, however little there is."""
+        for waiter in self._at.get(partition.number, ()):
+            if waiter.missing > 0:
+                waiter.missing = 0
+                self._ready.append(waiter)
+
     def remove(self, waiter: Waiter) -> None:
         for number in waiter.places:
             waiters = self._at.get(number)

@@ -205,6 +205,8 @@ class Groups:
                     answer = SyncAnswer(Code.REBALANCE_IN_PROGRESS)
                     self.answers.append((member.syncing, answer))
                     member.syncing = None
+                    # It could not speak while it waited: its session begins anew.
+                    member.heard_until_ms = now_ms + member.session_timeout_ms
             group.state = GroupState.PREPARING
             longest = max((m.rebalance_timeout_ms for m in group.members.values()), default=0)
             delay = self._settings.group_initial_delay_ms
@@ -424,14 +426,11 @@ class Groups:
         group.protocol = entry.protocol
         group.leader = entry.leader
         group.changed_ms = entry.changed_ms
-        for member_id, instance_id, client_id, host, session, rebalance, protocols, given in entry[
-            5
-        ]:
-            group.members[member_id] = Member(
-                member_id, instance_id, client_id, host, session, rebalance, protocols, given
-            )
-            if instance_id is not None:
-                group.static[instance_id] = member_id
+        for row in entry.members:
+            member = Member(*row)
+            group.members[member.member_id] = member
+            if member.instance_id is not None:
+                group.static[member.instance_id] = member.member_id
         group.state = GroupState.STABLE if group.members else GroupState.EMPTY
 
     def recovered(self, now_ms: int) -> None:

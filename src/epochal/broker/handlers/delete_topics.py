@@ -39,6 +39,8 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
     told.name = topic.name
     if call.version >= _IDS_FROM:
         told.topic_id = topic.topic_id
+    for partition in topic.partitions:
+        call.broker.waiting.gone(partition)
     topics.delete(topic)
     call.broker.state.offsets.forget_topic(topic.name)
     return told
