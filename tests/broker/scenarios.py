@@ -72,7 +72,7 @@ class Teller:
 
     def once(self, request: Any, to: Any, version: int | None = None) -> Any:
         ask: Ask[Any] = Ask(request=request, to=to, version_max=version)
-        for _ in range(100):
+        for _ in range(600):
             try:
                 pending = self.client.submit(ask)
             except TryAgain:  # who is in charge is not known yet
@@ -98,7 +98,7 @@ class Teller:
 
     def until(self, ask: Callable[[], Any], code_of: Callable[[Any], int]) -> Any:
         """Again while the coordinator is busy or not there yet."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             answer = ask()
             if not faults.is_passing(code_of(answer)) or time.monotonic() > deadline:
@@ -342,10 +342,10 @@ def fencing_an_open_transaction(t: Teller) -> None:
 def timeouts(t: Teller) -> None:
     for version in (3, 5):
         name = fresh()
-        txn = t.begun(name, timeout_ms=300)
+        txn = t.begun(name, timeout_ms=1_500)
         assert t.added(txn) == Code.NONE
         assert t.produced(t.batch(txn=txn), name=name) == Code.NONE
-        for _ in range(200):
+        for _ in range(600):
             if t.settle(txn).startswith("CompleteAbort"):
                 break
             time.sleep(0.05)

@@ -142,7 +142,8 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
     await_more(writers)
     is_over.set()
     for writer in writers:
-        writer.join(30)
+        writer.join(120)
+        assert not writer.is_alive()
         assert writer.error is None, writer.error
     with Client(server.address(), clock=SystemClock()) as client:
         for writer in writers:

@@ -79,7 +79,7 @@ def _read(broker: EmbeddedServer, topic: str) -> list[Any]:
     reader.subscribe([topic])
     found, ended = [], set()
     while len(ended) < 2:
-        message = reader.poll(20)
+        message = reader.poll(60)
         assert message is not None
         if message.error():
             ended.add(message.partition())

@@ -36,7 +36,7 @@ from epochal.kafka.security import Plain, Scram, Security, Tls
 
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def frame(api_key: int, version: int, body: bytes) -> bytes:
@@ -100,7 +100,7 @@ def test_what_is_no_request_ends_its_connection_only(
 
 
 def _is_ended(sock: socket.socket) -> bool:
-    sock.settimeout(5)
+    sock.settimeout(60)
     try:
         return sock.recv(100) == b""
     except ConnectionResetError:

@@ -15,7 +15,7 @@ from servers.postgres import PostgresServer
 from servers.processes import NoServer, as_nobody
 from servers.programs import program
 
-_READY_WITHIN_S = 20.0
+_READY_WITHIN_S = 60.0
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._to), timeout=10)
+                server = socket.create_connection(("127.0.0.1", self._to), timeout=60)
             except OSError:
                 client.close()
                 continue

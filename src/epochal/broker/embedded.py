@@ -15,7 +15,7 @@ from typing import Any
 
 from epochal.errors import EpochalError, Misconfigured
 
-_STOP_WITHIN_S = 10.0
+_STOP_WITHIN_S = 60.0
 
 
 class BrokerProcess:

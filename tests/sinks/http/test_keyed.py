@@ -127,10 +127,14 @@ def test_calls_wait_for_each_other_as_the_order_says(service, make, order, at_on
     trial = make(order=order)
     receipts = prepared(trial)
     seen: list[int] = []
-    moment = threading.Event()
+    has_met, moment = threading.Event(), threading.Event()
 
     def answers(request, body) -> None:
+        """Nobody leaves before as many as may have met; more of them would meet in a moment."""
         seen.append(json.loads(body)["id"])
+        if service.at_once_most >= at_once:
+            has_met.set()
+        has_met.wait(60)
         moment.wait(0.02)
 
     service.answers = answers

@@ -37,7 +37,7 @@ from epochal.sinks.kafka import Kafka
 from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
 
 UID = Uid("abcdefgh2345")
-QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=20.0)
+QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=60.0)
 IS_APACHE = os.environ.get("EPOCHAL_TEST_KAFKA") == "apache"
 APACHE_RELEASE = os.environ.get("EPOCHAL_TEST_KAFKA_RELEASE", RELEASE)
 APACHE_SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
@@ -170,7 +170,7 @@ class Place:
                 for key, value in configs.items()
             ],
         )
-        request = CreateTopicsRequest(topics=[wanted], timeout_ms=20_000)
+        request = CreateTopicsRequest(topics=[wanted], timeout_ms=60_000)
         self.client.refresh()  # replaces a connection to a broker that was killed meanwhile
         (made,) = self.client.ask(request, Controller()).topics
         assert made.error_code == 0, made.error_message
@@ -277,12 +277,12 @@ def reader_of(bootstrap: str, *, committed: bool) -> confluent_kafka.Consumer:
 def read_topic(bootstrap: str, topic: str, *, committed: bool = True) -> list[Any]:
     """Every message up to the end that this isolation has now."""
     reader = reader_of(bootstrap, committed=committed)
-    told = reader.list_topics(topic, timeout=20).topics[topic]
+    told = reader.list_topics(topic, timeout=60).topics[topic]
     parts = [TopicPartition(topic, index, 0) for index in told.partitions]
     reader.assign(parts)
     found: list[Any] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(ended) < len(parts):
         assert time.monotonic() < deadline, f"{topic} can't be read to its end"
         for message in reader.consume(1000, timeout=0.2):

@@ -112,7 +112,7 @@ def _group_offsets(place: Place) -> list[int]:
 def _ends(place: Place) -> list[int]:
     reader = reader_of(place.bootstrap, committed=True)
     parts = [TopicPartition(victim.SOURCE, index) for index in range(3)]
-    return [reader.get_watermark_offsets(part, timeout=20)[1] for part in parts]
+    return [reader.get_watermark_offsets(part, timeout=60)[1] for part in parts]
 
 
 def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp_path) -> None:

@@ -316,7 +316,7 @@ def test_rows_that_are_sent_again_keep_the_schema_they_were_first_sent_with(
     """The broker threw a decided transaction away, and the next driver's query has new columns."""
     topic = place.topic()
     options = {"value": ep.avro(registry=registry.url), "spool": str(tmp_path)}
-    life = place.life(topic, transaction_timeout_s=1.0, **options)
+    life = place.life(topic, transaction_timeout_s=3.0, **options)
     receipts = life.prepare(0, pa.table({"v": [1, 2]}))
     life.rehearse(0, receipts)
     while place.open_transactions(life.identity.tag):
