@@ -13,7 +13,13 @@ from kafka_place import Life, Place, some
 
 from epochal.contract import Limits, Task
 from epochal.coordinator import Surroundings
-from epochal.errors import EpochalError, Misconfigured, PreparedLost, TryAgain
+from epochal.errors import (
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    TryAgain,
+)
 from epochal.kafka.cluster import Controller
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
@@ -161,7 +167,7 @@ def _thrown_away(place: Place, life: Life, epoch: int, *parts: pa.Table) -> list
 
 
 def _await_nothing_open(place: Place, tag: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while place.open_transactions(tag):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -220,6 +226,33 @@ def test_an_id_that_somebody_begins_at_the_same_time_is_tried_again(place: Place
     for code in (Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH):
         with pytest.raises(TryAgain, match="somebody else"):
             ending.given(InitProducerIdResponse(error_code=code), "ledger", 1000)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_abort_is_judged_by_how_the_transaction_stands_afterwards(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    """Apache Kafka aborts at the last producer epoch, and answers UNKNOWN_SERVER_ERROR."""
+    topic = place.topic()
+    life = place.life(topic)
+    receipts = life.prepare(0, some(1))
+    honest = ending.start
+
+    def start(client: Any, starts: Any) -> list[InitProducerIdResponse]:
+        if is_done:
+            honest(client, starts)
+        return [InitProducerIdResponse(error_code=Code.UNKNOWN_SERVER_ERROR) for _ in starts]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ending, "start", start)
+        if is_done:
+            life.abort(0, receipts)
+        else:
+            with pytest.raises(OutcomeUnknown):
+                life.abort(0, receipts)
+    assert bool(place.open_transactions(life.identity.tag)) is not is_done
+    life.abort(0, receipts)
+    assert place.ids(topic) == []
 
 
 def test_a_topic_that_is_deleted_after_the_decision_does_not_hold_the_pipeline_up(
@@ -326,10 +359,10 @@ def test_a_spool_that_only_the_tasks_see_is_found_out_before_the_decision(
 
 def test_no_decision_is_made_close_to_the_end_of_the_transactions(place: Place) -> None:
     topic = place.topic()
-    life = place.life(topic, transaction_timeout_s=2.0)
+    life = place.life(topic, transaction_timeout_s=60.0)
     receipts = life.prepare(0, some(1))
     life.committer.require_time(receipts[0].handle.epoch, receipts)
-    life.committer._began_s -= 1.9
+    life.committer._began_s -= 59.0
     with pytest.raises(TryAgain, match="too few to decide"):
         life.committer.require_time(receipts[0].handle.epoch, receipts)
     life.abort(0, receipts)
@@ -432,7 +465,7 @@ def test_an_epoch_that_timed_out_after_its_decision_is_written_again_when_it_is_
     """The driver dies right after the decision and comes back when the broker has given up."""
     topic = place.topic(partitions=2)
     sink = _SummingKafka(
-        place.bootstrap, topic=topic, key="id", name=topic, transaction_timeout_s=4.0
+        place.bootstrap, topic=topic, key="id", name=topic, transaction_timeout_s=2 * KEPT_S
     )
     log, engine = MemoryLog(), Checkpoint(["first", "second"])
     epochs = [

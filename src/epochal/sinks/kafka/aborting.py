@@ -13,6 +13,7 @@ from epochal.kafka import faults
 from epochal.kafka.client import Client
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_transactions import DescribeTransactionsRequest
+from epochal.kafka.messages.init_producer_id import InitProducerIdResponse
 from epochal.sinks.kafka import ending, standing
 from epochal.sinks.kafka.tokens import Open
 
@@ -30,11 +31,21 @@ def abort(client: Client, txns: Sequence[Open], timeout_ms: int) -> None:
         )
         for txn in standing.still_open(client, txns)
     ]
-    for answer in ending.start(client, starts):
+    answers = ending.start(client, starts)
+    if client.speaks(DescribeTransactionsRequest.API_KEY):
+        # How they stand now counts, not what was answered: a lost reply may have been a good one,
+        # and at the last producer epoch Apache Kafka aborts and answers UNKNOWN_SERVER_ERROR.
+        still = standing.still_open(client, txns)
+        if not still:
+            return
+        _require_answered(answers)
+        raise TryAgain(f"{still[0].transactional_id} is still open")
+    _require_answered(answers)
+
+
+def _require_answered(answers: Sequence[InitProducerIdResponse | EpochalError]) -> None:
+    for answer in answers:
         if isinstance(answer, EpochalError):
             raise answer
         if answer.error_code not in _ABORTED:
             faults.check(answer.error_code, "aborting a transaction")
-    still = standing.still_open(client, txns)
-    if still and client.speaks(DescribeTransactionsRequest.API_KEY):
-        raise TryAgain(f"{still[0].transactional_id} is still open")
