@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 
+from epochal import Memory
+from epochal.assembly.frames import gates_of, stream_of
 from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.cli import run
-from epochal.config.file import MetricsPart
+from epochal.config.file import GatePart, MetricsPart, SourcePart
+from epochal.errors import Misconfigured
+from epochal.spark.selecting import empty_like, taken_by
 
 FILE = """\
 pipeline: orders
@@ -43,3 +51,50 @@ def test_nothing_is_pushed_unless_the_file_says_so(monkeypatch):
     monkeypatch.setattr(run, "push_otlp", lambda: pytest.fail("was switched on"))
     with run._pushing(MetricsPart()):
         pass
+
+
+@pytest.fixture
+def declared(tmp_path):
+    file = tmp_path / "orders.yaml"
+    file.write_text(FILE)
+    return file_at(file)
+
+
+def test_a_source_that_spark_does_not_know_is_told_in_one_line(spark, declared):
+    unknown = replace(declared, source=SourcePart(format="rat"))
+    with pytest.raises(Misconfigured) as caught:
+        stream_of(unknown, spark)
+    assert caught.value.message.startswith("source 'source': [DATA_SOURCE_NOT_FOUND]")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [("SELEC 1", "PARSE_SYNTAX_ERROR"), ("SELECT amount > 0 FROM batch", "UNRESOLVED_COLUMN")],
+)
+def test_the_query_of_a_gate_is_tried_before_the_first_row(spark, declared, query, told):
+    stream = stream_of(declared, spark)
+    with pytest.raises(Misconfigured, match=rf"gates\[1\]: \[{told}"):
+        gates_of([GatePart(sql="SELECT count(*) >= 0 FROM batch"), GatePart(sql=query)], stream)
+
+
+@pytest.mark.parametrize("option", [{"where": "amount >"}, {"select": ["amount"]}])
+def test_a_selection_that_spark_refuses_is_told_with_its_sink(spark, declared, option):
+    batch = empty_like(stream_of(declared, spark))
+    with pytest.raises(Misconfigured, match=rf"^sink 'some': {next(iter(option))}="):
+        taken_by(Memory(name="some", **option), batch)
+
+
+@pytest.mark.timeout(600)
+def test_a_refused_epoch_ends_in_one_message_without_the_stacks_of_spark(tmp_path):
+    refusing = FILE.replace("/chk", "chk").replace("metrics", "gates: {sql: SELECT false}\n#")
+    (tmp_path / "orders.yaml").write_text(refusing)
+    command = [sys.executable, "-m", "epochal.cli", "run", "orders.yaml", "--available-now", "-q"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: epoch 0: gate 'SELECT false' refused" in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "org.apache.spark" not in done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from epochal import __version__, cli
+from epochal.cli.showing import show_table
 
 JOB = """
 import os, sys, time
@@ -240,6 +241,19 @@ def test_a_corrupt_log_is_told_by_name_with_exit_code_3(place, epochal):
     code, _, err = epochal("status", "chk")
     assert (code, "[corrupt-record]" in err) == (3, True)
     assert epochal("epochs", "chk")[0] == 1
+
+
+def test_a_narrow_terminal_cuts_nothing_off_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    where = "s3://lake/checkpoints/of/a/department/and/of/its/orders"
+    because = "rows in the files that manifests name, counted in the files"
+    show_table(["pipeline", "health", "where"], [["orders", "in doubt", where]])
+    show_table(["sink", "what was counted"], [["orders", because]])
+    out = capsys.readouterr().out
+    assert where in out
+    assert "…" not in out
+    assert because.split() == out.partition("what was counted")[2].split("orders", 1)[1].split()
 
 
 def test_what_is_not_a_command_is_a_usage_error(epochal):

@@ -147,3 +147,9 @@ def test_sqlite_logs_have_a_history_of_their_own(tmp_path, shop, monkeypatch):
     monkeypatch.setattr(type(shop), "log_path", f"sqlite://{tmp_path}/log.db")
     shop.run(epochs=2)
     assert [one.epoch for one in epochs(open_log(shop.log_path)).epochs] == [1, 0]
+
+
+def test_a_pipeline_that_has_decided_nothing_yet_says_so(shop):
+    with shop.session():
+        report = epochs(shop.log)
+        assert (report.epochs, report.because) == ([], "no epoch has been decided yet")

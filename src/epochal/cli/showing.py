@@ -47,6 +47,8 @@ TakeOver = Annotated[
     ),
 ]
 
+_PIPED_COLUMNS = 10_000
+_GAP = 2
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
@@ -57,12 +59,19 @@ def show_json(report: object) -> None:
 
 
 def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table; piped, it keeps its width, so that nothing is cut."""
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
-    table = Table(*head, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    """A plain table of which nothing is cut: a terminal that is too narrow breaks its lines."""
+    table = Table(*head, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
-    console.print(table, soft_wrap=True)
+    Console(width=_columns_for(table), highlight=False).print(table, soft_wrap=True)
+
+
+def _columns_for(table: Table) -> int:
+    if not sys.stdout.isatty():
+        return _PIPED_COLUMNS
+    # Measured without the padding that the last column is then given all the same.
+    narrowest = Console(width=_PIPED_COLUMNS).measure(table).minimum + _GAP
+    return max(Console().width, narrowest)
 
 
 def say(text: str) -> None:

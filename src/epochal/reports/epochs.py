@@ -16,6 +16,7 @@ from epochal.terms import EpochNumber
 EPOCHS_MAX = 1000
 _DECIDED = "decided"
 """Told by the log alone: in a history an epoch has come to rest."""
+_NOTHING_YET = "no epoch has been decided yet"
 _NO_HISTORY = (
     "this log's storage has no room for a history (or history_epochs_kept is 0): only the epochs "
     "of the log's newest records are shown"
@@ -54,7 +55,7 @@ def epochs(
         pipeline=state.pipeline,
         epochs=[one for one in told if only in (None, one.outcome)],
         cursor=page.cursor,
-        because="" if is_kept else _NO_HISTORY,
+        because="" if is_kept else _NOTHING_YET if state.last is None else _NO_HISTORY,
     )
 
 
