@@ -70,7 +70,7 @@ class Lake:
             capture_output=True,
             text=True,
             check=False,
-            timeout=400,
+            timeout=900,
         )
 
 

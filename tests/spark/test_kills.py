@@ -61,7 +61,7 @@ def _lives(root: Path, deaths: Sequence[str]) -> Iterator[str]:
 def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
     note = root / "died.txt"
     note.unlink(missing_ok=True)
-    driver.communicate(f"{death}\n", timeout=180)
+    driver.communicate(f"{death}\n", timeout=900)
     if driver.returncode == 0:
         return TO_THE_END
     if driver.returncode != -signal.SIGKILL:

@@ -18,7 +18,7 @@ from epochal.spark.pipeline import Pipeline
 
 
 def _wait_for(what: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not what():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.05)

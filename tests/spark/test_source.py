@@ -45,7 +45,7 @@ def _state(checkpoint: Path) -> State:
 def _history(checkpoint: Path, *, epochs_awaited: int) -> list[PastEpoch]:
     """What the committer's process writes right after each epoch, on a thread of its own."""
     history = History(place=history_place(checkpoint_log(checkpoint)))
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while len(told := list(history.all())) < epochs_awaited and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return told

@@ -46,7 +46,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
         query = pipeline.start(stream.json(str(source)), availableNow=True)
         assert query.awaitTermination(120)
         pipeline.close()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 120
         while len(told) < 2:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)

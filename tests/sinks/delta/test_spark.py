@@ -16,8 +16,6 @@ from sinks.delta.delta_stage import leftovers, rows
 
 ODD = beside_spark.ODD
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def by_text(pairs: list) -> list:
     return sorted((list(pair) for pair in pairs), key=repr)
@@ -27,7 +25,7 @@ def by_text(pairs: list) -> list:
 def told(tmp_path_factory) -> tuple[dict, Path]:
     home = tmp_path_factory.mktemp("beside")
     program = [sys.executable, beside_spark.__file__, str(delta.folder()), str(home)]
-    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), home / "table"
 
@@ -58,7 +56,7 @@ def killed_between(root: Path, done: str, epoch: int) -> None:
     command = [sys.executable, changes_victim.__file__, str(root), done, str(epoch)]
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
     with (root / "told").open("wb") as told:
-        died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=280)
+        died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=900)
     assert died.returncode == -signal.SIGKILL, (root / "told").read_text()[-4000:]
 
 

@@ -304,7 +304,7 @@ def test_a_server_killed_while_a_task_writes_and_while_a_driver_commits(drive, s
             driver.committer.abort(EpochNumber(0), [found.receipt])
 
     # Again and again, as drivers do: requests of an attempt that gave up may still be on their way.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     sweep()
     while folder.leftovers() and time.monotonic() < deadline:
         time.sleep(0.2)

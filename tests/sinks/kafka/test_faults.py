@@ -116,7 +116,6 @@ def replicated_topic(place: Place) -> str:
             time.sleep(0.3)
 
 
-@pytest.mark.timeout(600)
 def test_leaders_and_coordinators_that_move_lose_and_repeat_nothing(cluster) -> None:
     """
     Between prepare and commit the coordinator's broker is killed; while rows are sent, a leader's.

@@ -85,7 +85,7 @@ def _start(place: Place, root: Path) -> subprocess.Popen[str]:
 def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
     note = root / "died.txt"
     note.unlink(missing_ok=True)
-    driver.communicate(f"{death}\n", timeout=600)
+    driver.communicate(f"{death}\n", timeout=900)
     if driver.returncode == 0:
         return ""
     if driver.returncode != -signal.SIGKILL:
