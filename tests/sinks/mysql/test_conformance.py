@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
+from sinks.sql.conformance import TableConformance
 
-from epochal.contract import Task
 from epochal.sinks.memory import Memory
-from epochal.terms import Handle
-from epochal.testing.conformance import SinkConformance, Target
-from epochal.testing.trial import Trial
+from epochal.testing.conformance import Target
 
 SECRET = "hunter2-s3cret"
 
 
-class HandingTrial(Trial):
-    """Every task gets what the driver hands out, as in a pipeline."""
-
-    def task(self, handle: Handle, handout: Any = None) -> Task:
-        whose = {"uid": handle.uid, "generation": handle.generation}
-        return super().task(handle, handout or self.committer(**whose).begin(handle.epoch))
-
-
-class _Conformance(SinkConformance):
-    options: Mapping[str, Any] = MappingProxyType({})
+class _Conformance(TableConformance):
     key = ""
 
     @pytest.fixture(autouse=True)
@@ -46,12 +33,6 @@ class _Conformance(SinkConformance):
             leftovers=place.leftovers,
             secrets=[SECRET],
         )
-
-    @pytest.fixture
-    def trial(self, tmp_path: Path) -> Iterator[Trial]:
-        trial = HandingTrial(self.make(tmp_path))
-        yield trial
-        trial.close()
 
 
 class TestStagedAppend(_Conformance):

@@ -102,17 +102,6 @@ def trigger(place, body: str) -> None:
     )
 
 
-def test_a_pool_that_is_used_up_says_so(orders, some):
-    life = orders.life(pool_min=1, pool_max=1, connect_timeout_s=1)
-    life.start(some(1))
-    receipts = [life.prepare(some(1), 0)]
-    life.rehearse(0, receipts)
-    with pytest.raises(TryAgain, match=r"all 1 connections .* are in use"):
-        life.committer.in_doubt()
-    life.commit(0, receipts)
-    assert len(orders.rows()) == 1
-
-
 def test_a_foreign_key_that_is_not_met_is_told_before_the_decision(place, some):
     place.sql(f"CREATE TABLE {place.schema}.parents (id bigint PRIMARY KEY)")
     place.sql(

@@ -115,19 +115,6 @@ def test_a_value_that_no_column_holds_goes_elsewhere_and_the_rest_arrives(
     assert reason in told["reason"]
 
 
-def test_rows_that_exclude_each_other_are_found_too(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY)")
-    place.sql(f"INSERT INTO {place.schema}.orders VALUES (3)")
-    life = place.life(on_reject=Memory(name="twice"))
-    rows = pa.table({"id": pa.array([1, 2, 2, 3, 4], pa.int64())})
-    life.start(rows)
-    receipt = life.prepare(rows, 0)
-    life.rehearse(0, [receipt])
-    life.commit(0, [receipt])
-    assert [row["row"] for row in told_of(life)] == ['{"id": 2}', '{"id": 3}']
-    assert place.rows() == [(1,), (2,), (3,), (4,)]
-
-
 def test_bad_rows_of_an_upsert_go_elsewhere(keyed, some):
     keyed.sql(f"ALTER TABLE {keyed.schema}.orders MODIFY name varchar(3)")
     life = keyed.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))

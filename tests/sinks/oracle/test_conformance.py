@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,34 +16,17 @@ from typing import Any
 import oracledb
 import pytest
 from sinks.oracle.conftest import SECRET
+from sinks.sql.conformance import TableConformance
 
-from epochal.contract import Task
 from epochal.sinks.oracle import Oracle
 from epochal.sinks.oracle.connecting import connect
-from epochal.terms import Handle
-from epochal.testing.conformance import SinkConformance, Target
+from epochal.testing.conformance import Target
 from epochal.testing.trial import Trial
 
 REAL = os.environ.get("EPOCHAL_ORACLE_DSN", "")
 
 
-class HandingTrial(Trial):
-    """Every task gets what the driver hands out, as in a pipeline."""
-
-    def task(self, handle: Handle, handout: Any = None) -> Task:
-        whose = {"uid": handle.uid, "generation": handle.generation}
-        return super().task(handle, handout or self.committer(**whose).begin(handle.epoch))
-
-
-class _Conformance(SinkConformance):
-    options: Mapping[str, Any] = MappingProxyType({})
-
-    @pytest.fixture
-    def trial(self, tmp_path: Path) -> Iterator[Trial]:
-        trial = HandingTrial(self.make(tmp_path))
-        yield trial
-        trial.close()
-
+class _Conformance(TableConformance):
     def test_values_arrive_as_they_were(self, trial: Trial) -> None:
         """To Oracle the empty string is null: the only value that comes out as another one."""
         rows = [(1, "grüß dich, 世界 🌍"), (2, None), (4, "tab\tquote\"comma,newline\nback\\'\r\n")]

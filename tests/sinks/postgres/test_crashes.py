@@ -1,68 +1,26 @@
-"""The driver dies at its first call, at its second, at its third … and the next one finishes."""
+"""Crashes at every call, and what the judge says of code that is broken on purpose."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-
-import pyarrow as pa
 import pytest
+from sinks.sql.crashes import *  # noqa: F403  every test there is one of this module, too
+from sinks.sql.crashes import settings_at
 
 from epochal.errors import Refused
-from epochal.logs.memory import MemoryLog
 from epochal.sinks.postgres.committer import StagedCommitter
 from epochal.sinks.postgres.ledger import Ledger
-from epochal.testing.crash import Setting, crash_at_every_call
+from epochal.testing.crash import crash_at_every_call
 from epochal.testing.judge import Breach
-
-CASES = [
-    {"strategy": "staged"},
-    {"strategy": "prepared"},
-]
-
-
-def epochs() -> list:
-    def rows(*ids: int) -> pa.RecordBatch:
-        return pa.record_batch({"id": pa.array(ids, pa.int64()), "name": [f"n{i}" for i in ids]})
-
-    return [[[rows(1, 2)], [rows(3)]]]
-
-
-def settings_at(place, options: dict) -> Callable[[], Setting]:
-    """A table and a log of its own for every run."""
-    numbers = itertools.count(1)
-
-    def fresh() -> Setting:
-        table = f"crash{next(numbers)}"
-        place.sql(f"CREATE TABLE {place.schema}.{table} (id bigint, name text)")
-        sink = place.sink(table, pool_min=0, **options)
-        log = MemoryLog()
-        return Setting(
-            log=lambda: log,
-            sinks=lambda: [sink],
-            epochs=epochs(),
-            schema=epochs()[0][0][0].schema,
-            visible=lambda name: [{"id": key, "name": name} for key, name in place.rows(table)],
-            leftovers=place.leftovers,
-        )
-
-    return fresh
-
-
-@pytest.mark.parametrize("options", CASES, ids=str)
-def test_a_crash_at_any_call_leaves_every_row_visible_once(place, options):
-    report = crash_at_every_call(settings_at(place, options), second=False)
-    assert report.runs > 40
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):
     monkeypatch.setattr(StagedCommitter, "staged", lambda *_: {})
     with pytest.raises(Breach, match="lost 3 rows"):
-        crash_at_every_call(settings_at(place, {}), second=False)
+        crash_at_every_call(settings_at(place), second=False)
 
 
 def test_a_commit_that_proves_nothing_is_found_at_the_next_start(place, monkeypatch):
     monkeypatch.setattr(Ledger, "claim_epoch", lambda *_: True)
     monkeypatch.setattr(Ledger, "record", lambda *_: "SELECT 1")
     with pytest.raises(Refused, match="proves no epoch"):
-        crash_at_every_call(settings_at(place, {}), second=False)
+        crash_at_every_call(settings_at(place), second=False)

@@ -76,22 +76,6 @@ def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
     assert uuids.leftovers() == []
 
 
-def test_rows_that_exclude_each_other_are_found_too(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY)")
-    place.sql(f"INSERT INTO {place.schema}.orders VALUES (3)")
-    life = place.life(on_reject=Memory(name="twice"))
-    rows = pa.table({"id": pa.array([1, 2, 2, 3, 4], pa.int64())})
-    life.start(rows)
-    receipt = life.prepare(rows, 0)
-    life.rehearse(0, [receipt])
-    life.commit(0, [receipt])
-    assert [row["row"] for row in life.committer.rejected(0).to_pylist()] == [
-        '{"id":2}',
-        '{"id":3}',
-    ]
-    assert place.rows() == [(1,), (2,), (3,), (4,)]
-
-
 def test_too_many_rejected_rows_fail_the_epoch(uuids):
     life = uuids.life(on_reject=Memory(name="bad orders"), rejects_max=2)
     life.start(with_bad(1))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.contract import Limits
-from epochal.errors import EpochalError, OutcomeUnknown
+from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
 from epochal.logs.memory import MemoryLog
 from epochal.terms import EpochNumber, Proof
 from epochal.testing.driver import Driver, JobFailed
@@ -166,6 +166,17 @@ def test_a_task_whose_kept_connection_died_opens_another(orders, proxy, some, st
     proxy.cut()
     life.write(1, some(2))
     assert len(orders.rows()) == 2
+
+
+def test_a_pool_that_is_used_up_says_so(orders, some):
+    life = orders.life(pool_min=1, pool_max=1, connect_timeout_s=1)
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    with pytest.raises(TryAgain, match=r"all 1 connections .* are in use"):
+        life.committer.in_doubt()
+    life.commit(0, receipts)
+    assert len(orders.rows()) == 1
 
 
 # The server dies

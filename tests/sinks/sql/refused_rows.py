@@ -1,7 +1,7 @@
 """Refused rows on their way to another sink, on every database that sends them.
 
-A module of tests for each database imports these, beside its own fixture `families`: a function
-that makes a `Family`, in tables and a folder of its own, for each number.
+A module of tests for each database imports these, beside its own fixtures `place` and `families`: a
+function that makes a `Family`, in tables and a folder of its own, for each number.
 """
 
 from __future__ import annotations
@@ -398,3 +398,17 @@ def _committed(bootstrap: str, topic: str) -> list[bytes]:
         values.append(message.value())
     consumer.close()
     return values
+
+
+def test_rows_that_exclude_each_other_are_found_too(place):
+    place.sql(f"CREATE TABLE {place.schema}.numbers (id bigint PRIMARY KEY)")
+    place.sql(f"INSERT INTO {place.schema}.numbers VALUES (3)")
+    life = place.life("numbers", on_reject=Memory(name="twice"))
+    numbers = pa.table({"id": pa.array([1, 2, 2, 3, 4], pa.int64())})
+    life.start(numbers)
+    receipt = life.prepare(numbers, 0)
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    refused = life.committer.rejected(0).column("row").to_pylist()
+    assert [json.loads(row) for row in refused] == [{"id": 2}, {"id": 3}]
+    assert place.rows("numbers") == [(1,), (2,), (3,), (4,)]

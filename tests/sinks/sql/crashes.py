@@ -1,0 +1,50 @@
+"""The driver dies at its first call, at its second, at its third … and the next one finishes.
+
+A module of tests for each database imports these, beside its own fixture `place`, and breaks its
+own code to see the judge object.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from epochal.logs.memory import MemoryLog
+from epochal.testing.crash import Setting, crash_at_every_call
+
+
+def epochs() -> list:
+    def rows(*ids: int) -> pa.RecordBatch:
+        return pa.record_batch({"id": pa.array(ids, pa.int64()), "name": [f"n{i}" for i in ids]})
+
+    return [[[rows(1, 2)], [rows(3)]]]
+
+
+def settings_at(place, **options: str) -> Callable[[], Setting]:
+    """A table and a log of its own for every run."""
+    numbers = itertools.count(1)
+
+    def fresh() -> Setting:
+        table = f"crash{next(numbers)}"
+        place.sql(f"CREATE TABLE {place.schema}.{table} (id bigint, name text)")
+        sink = place.sink(table, pool_min=0, **options)
+        log = MemoryLog()
+        return Setting(
+            log=lambda: log,
+            sinks=lambda: [sink],
+            epochs=epochs(),
+            schema=epochs()[0][0][0].schema,
+            visible=lambda name: [{"id": key, "name": name} for key, name in place.rows(table)],
+            leftovers=place.leftovers,
+        )
+
+    return fresh
+
+
+@pytest.mark.parametrize("strategy", ["staged", "prepared"])
+def test_a_crash_at_any_call_leaves_every_row_visible_once(place, strategy):
+    report = crash_at_every_call(settings_at(place, strategy=strategy), second=False)
+    assert report.runs > 40
