@@ -7,7 +7,8 @@ import pytest
 from sinks.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from sinks.sql.faults import Wire
 
-from epochal.errors import Misconfigured, RowRejected, TryAgain
+from epochal.errors import Misconfigured, OutcomeUnknown, RowRejected, TryAgain
+from epochal.sinks.postgres.sorting import sorted_error
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,12 @@ def test_errors_are_sorted_by_what_may_be_done_next(orders, some, state, error):
     assert len(orders.rows()) == 1
 
 
+@pytest.mark.parametrize(("is_commit", "kind"), [(True, OutcomeUnknown), (False, TryAgain)])
+def test_a_server_that_does_not_know_itself_is_believed(is_commit, kind):
+    error = psycopg.errors.StatementCompletionUnknown("perhaps")
+    assert type(sorted_error(error, "commit", is_commit=is_commit)) is kind
+
+
 def trigger(place, body: str) -> None:
     place.sql(
         f"CREATE FUNCTION {place.schema}.f() RETURNS trigger LANGUAGE plpgsql AS"
@@ -76,17 +83,6 @@ def trigger(place, body: str) -> None:
         f"CREATE TRIGGER t BEFORE INSERT ON {place.schema}.orders"
         f" FOR EACH ROW EXECUTE FUNCTION {place.schema}.f()"
     )
-
-
-def test_a_pool_that_is_used_up_says_so(orders, some):
-    life = orders.life(pool_min=1, pool_max=1, connect_timeout_s=0.3)
-    life.start(some(1))
-    receipts = [life.prepare(some(1), 0)]
-    life.rehearse(0, receipts)
-    with pytest.raises(TryAgain, match=r"all 1 connections .* are in use"):
-        life.committer.in_doubt()
-    life.commit(0, receipts)
-    assert len(orders.rows()) == 1
 
 
 def test_constraints_that_wait_for_the_commit_are_met_before_the_decision(place, some):

@@ -30,9 +30,9 @@ OBJECT_BUSY = "55000"
 CARDINALITY = "21000"
 BAD_ENCODING = "22021"
 TOO_MANY_PREPARED = "53200"
-_CONNECTION_GONE = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
-"""The server ended the session, or will not begin one yet."""
-_TRANSIENT = frozenset({"40001", "40P01", "40003", LOCK_NOT_AVAILABLE, "57014", "58000", "58030"})
+_UNANSWERED = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
+"""The server ended the session, will not begin one yet, or says itself that it does not know."""
+_TRANSIENT = frozenset({"40001", "40P01", LOCK_NOT_AVAILABLE, "57014", "58000", "58030"})
 _TRANSIENT_CLASSES = ("08", "53")
 _DATA_CLASSES = ("22", "23")
 _HINTS = {
@@ -98,7 +98,7 @@ def sorted_error(  # noqa: PLR0911  one line a kind of error
     hint = _hint(state)
     if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.TooManyRequests):
         return TryAgain(fact, "all connections of the pool are in use: a larger pool_max")
-    if state is None or state[:2] == "08" or state in _CONNECTION_GONE:
+    if state is None or state[:2] == "08" or state in _UNANSWERED:
         return (OutcomeUnknown if is_commit else TryAgain)(fact, hint)
     if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
         return TryAgain(fact, hint)
