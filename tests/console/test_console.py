@@ -190,7 +190,7 @@ def test_a_thousand_pipelines_are_paged_with_those_in_doubt_first(tmp_path, star
         shutil.copytree(source / "clicks" / "log", root / f"{number:03d}" / "log")
     shutil.copytree(source / "payments" / "log", root / "zzz" / "log")
     page.goto(start(root))
-    assert "page 1 of 20, 1000 pipelines" in page.inner_text(".pages")
+    assert "page 1 of 20, 1,000 pipelines" in page.inner_text(".pages")
     assert "payments" in page.inner_text("tbody tr:first-child")
     page.click("a[rel=next]")
     assert page.locator("tbody tr").count() == 50

@@ -203,7 +203,11 @@ def _age(seconds: float | None) -> str:
 
 
 def _when(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
+    """A moment that breaks, if it must, between its day and its time."""
+    if at is None:
+        return ""
+    day, hour = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)).split()
+    return Markup("<time><span>{}</span> <span>{} UTC</span></time>").format(day, hour)
 
 
 def _bytes(count: int | None) -> str:
