@@ -94,6 +94,15 @@ def test_a_decided_epoch_that_could_not_be_carried_out_leaves_no_good_order(benc
         start_without(bench2, "y", AFTER_0)
 
 
+def test_a_driver_that_only_drains_a_replay_leaves_in_good_order(bench2):
+    bench2.epoch(bench2.started("A"))
+    again = bench2.coordinator("B")
+    again.start(bench2.start(position=Position(planned=EpochNumber(0))))
+    assert bench2.begin(again) is Admission.REPLAY
+    again.stop()
+    assert is_stopped(bench2)
+
+
 def test_a_start_that_failed_after_a_crash_does_not_make_up_for_it(bench2):
     crashed = bench2.started("A")
     bench2.begin(crashed)

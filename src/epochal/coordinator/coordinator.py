@@ -201,7 +201,8 @@ class Coordinator:
             )
         if is_replay:
             require_rewritable(epoch, self._lost, self._examiner.takers)
-            self._clearing.expect_prepared()
+            if self._lost:
+                self._clearing.expect_prepared()
             self._targets.tell_offsets(epoch, offsets)
             self._targets.begin(epoch, self._lost)
             return admission
