@@ -18,8 +18,9 @@ from bench.streams import each_batch, streaming
 from epochal.sinks.mysql import MySQL
 from epochal.spark.pipeline import Pipeline
 
-# The last line of releases that rewrites batches of statements.
-JDBC = "org.mariadb.jdbc:mariadb-java-client:2.7.12"
+# The last line of MariaDB's releases that rewrites batches of statements, and MySQL's own.
+MARIADB_DRIVER = "org.mariadb.jdbc:mariadb-java-client:2.7.12"
+MYSQL_DRIVER = "com.mysql:mysql-connector-j:9.3.0"
 ROWS = 800_000
 EPOCHS = 4
 ROUNDS = 3
@@ -50,13 +51,13 @@ def execute(server: Any, statement: str) -> Any:
         connection.close()
 
 
-def _jdbc(batch: Any, server: Any) -> None:
+def _jdbc(batch: Any, server: Any, driver: str) -> None:
     # By its older scheme, which Spark knows how to quote for.
     url = f"jdbc:mysql://127.0.0.1:{server.port}/bench?rewriteBatchedStatements=true&user=root"
     (
         batch.write.format("jdbc")
         .option("url", url)
-        .option("driver", "org.mariadb.jdbc.Driver")
+        .option("driver", driver)
         .option("dbtable", "theirs")
         .option("batchsize", 10_000)
         .mode("append")
@@ -82,10 +83,12 @@ def append_spark() -> Comparison:
         unit="rows/s",
         is_rate=True,
     )
-    staged: list[float] = []
+    beside: dict[str, list[float]] = {"staged": [], "mysql_connector_j": []}
     with (
         mariadb_server() as server,
-        streaming(some_rows(ROWS), epochs=EPOCHS, packages=JDBC) as stream,
+        streaming(
+            some_rows(ROWS), epochs=EPOCHS, packages=f"{MARIADB_DRIVER},{MYSQL_DRIVER}"
+        ) as stream,
     ):
         for table in ("ours", "theirs"):
             execute(server, f"CREATE TABLE bench.{table} ({COLUMNS})")
@@ -96,14 +99,17 @@ def append_spark() -> Comparison:
             assert execute(server, f"SELECT COUNT(*) FROM bench.{table}") == (ROWS,)  # noqa: S608  our own
             return found
 
+        def theirs(driver: str) -> float:
+            return rate("theirs", each_batch(lambda batch: _jdbc(batch, server, driver)))
+
         def ours() -> float:
-            staged.append(rate("ours", _ours(server, "staged")))
-            say(f"staged {staged[-1]:.0f}")
+            beside["staged"].append(rate("ours", _ours(server, "staged")))
+            beside["mysql_connector_j"].append(theirs("com.mysql.cj.jdbc.Driver"))
+            say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items()))
             return rate("ours", _ours(server, "prepared"))
 
-        theirs = each_batch(lambda batch: _jdbc(batch, server))
-        comparison.run(ours, lambda: rate("theirs", theirs), rounds=ROUNDS)
-    comparison.beside["staged"] = round(statistics.median(staged[1:]))
+        comparison.run(ours, lambda: theirs("org.mariadb.jdbc.Driver"), rounds=ROUNDS)
+    comparison.beside = {name: round(statistics.median(some[1:])) for name, some in beside.items()}
     return comparison
 
 

@@ -41,9 +41,9 @@ class Stream:
     def rate(self, start: Callable[[Any, str], Any]) -> float:
         """Rows a second of a query, from its start to its end; it is given a checkpoint."""
         frame = self.frame()
-        # The last word of a pipeline may be written while the folder is being removed.
-        place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        with place as checkpoint, stopwatch() as seconds:
+        # Removed with all the rest: a pipeline writes its last word after its query's end.
+        checkpoint = tempfile.mkdtemp(dir=self._folder.parent)
+        with stopwatch() as seconds:
             start(frame, checkpoint).awaitTermination()
             return self.rows / seconds()
 
@@ -53,7 +53,7 @@ def streaming(rows: pa.Table, *, epochs: int, packages: str) -> Iterator[Stream]
     builder = local_builder("bench", threads=TASKS).config("spark.jars.packages", packages)
     # One task a file, however small it is.
     builder = builder.config("spark.sql.files.openCostInBytes", 1 << 30)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         spark = builder.config("spark.driver.memory", "2g").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
         try:
