@@ -50,9 +50,15 @@ def test_short_decimals_cross_as_longs_and_arrive_as_decimals(
     spark: SparkSession, checkpoint: Path, tmp_path: Path
 ) -> None:
     frame = spark.createDataFrame(VALUES, SCHEMA)
-    crossing = [field.dataType.simpleString() for field in for_crossing(frame).schema.fields]
+    crossing = for_crossing(frame, frame.schema).schema
     longs = ["bigint"] * 3
-    assert crossing == [*longs, "decimal(19,2)", "decimal(38,18)", "array<decimal(9,2)>", "bigint"]
+    assert [field.dataType.simpleString() for field in crossing] == [
+        *longs,
+        "decimal(19,2)",
+        "decimal(38,18)",
+        "array<decimal(9,2)>",
+        "bigint",
+    ]
     frame.repartition(2).write.parquet(str(tmp_path / "rows"))
     sink = Memory()
     prints: list[Fingerprint] = []
@@ -71,7 +77,12 @@ def test_short_decimals_cross_as_longs_and_arrive_as_decimals(
 
 def test_names_that_differ_by_case_alone_cross(spark: SparkSession) -> None:
     frame = spark.sql("SELECT CAST(1 AS decimal(9,2)) AS a, CAST(2 AS decimal(9,2)) AS A")
-    assert for_crossing(frame).first()[:] == (100, 200)
+    assert for_crossing(frame, frame.schema).first()[:] == (100, 200)
+
+
+def test_plain_columns_cross_as_they_are(spark: SparkSession) -> None:
+    frame = spark.range(3)
+    assert for_crossing(frame, frame.schema) is frame
 
 
 def test_a_slice_of_longs_becomes_its_decimals() -> None:

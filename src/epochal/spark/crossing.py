@@ -9,43 +9,55 @@ makes the decimal of it again.
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger("epochal")
 
 _LONG_DIGITS = 18
+_PLAIN = re.compile(r"\w+")
 _WIDE = pa.decimal128(38, 0)
 
 
-def for_crossing(frame: DataFrame) -> DataFrame:
-    """The same rows for Python's side, which knows columns by place; `as_declared` is the way back.
-
-    Under names that Spark can't trip over on its way: a dot or a backtick in one ends its search.
+def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     """
-    kinds = [field.dataType for field in frame.schema.fields]
-    names = [f"c{place}" for place in range(len(kinds))]
-    plain = frame.toDF(*names)
-    if not any(map(_is_short_decimal, kinds)):
-        return plain
+    The rows for Python's side, which knows columns by place; `as_declared` is the way back.
+
+    `schema` is what is known of the first columns. Most frames cross as they are: each change is
+    one more analysis by Spark, in every epoch.
+    """
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
 
+    if not _has_plain_names(schema):
+        frame = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    shorts = {
+        place for place, field in enumerate(schema.fields) if _is_short_decimal(field.dataType)
+    }
+    if not shorts:
+        return frame
     try:
-        return plain.select(
+        return frame.select(
             *(
-                _unscaled(frame, name) if _is_short_decimal(kind) else name
-                for name, kind in zip(names, kinds, strict=True)
+                _unscaled(frame, name) if place in shorts else name
+                for place, name in enumerate(frame.columns)
             )
         )
     # What a release lacks is answered as a package, which can't be called.
     except (Py4JError, TypeError, AttributeError) as error:
         logger.debug("decimals cross as they are: %s", error)
-        return plain
+        return frame
+
+
+def _has_plain_names(schema: StructType) -> bool:
+    """Spark looks columns up by name on its way to Python; a dot or a backtick ends its search."""
+    names = [field.name.lower() for field in schema.fields]
+    return len(set(names)) == len(names) and all(map(_PLAIN.fullmatch, names))
 
 
 def as_declared(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

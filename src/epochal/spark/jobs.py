@@ -136,7 +136,7 @@ def _job(
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
         is_hashed=hashed is not None,
     )
-    return for_crossing(frame if hashed is None else hashed), job
+    return for_crossing(frame if hashed is None else hashed, frame.schema), job
 
 
 @contextmanager
