@@ -28,6 +28,7 @@ from epochal.errors import EpochalError, Misconfigured
 from epochal.kafka.client import Client
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.headers import RequestHeader
 from epochal.kafka.messages.metadata import MetadataRequest
 from epochal.kafka.primitives import Malformed, Unsupported
@@ -165,6 +166,52 @@ def test_a_client_that_reads_nothing_does_not_fill_the_memory(
         grown = psutil.Process(broker.pid).memory_info().rss - before
         assert grown < 150 << 20, f"grew by {grown} bytes"
     assert produce(client, topic, [b"still here"]) == Code.NONE
+
+
+def test_silent_clients_lose_their_place_and_waiting_ones_keep_it(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, settings={"connection_idle_max_ms": 500})
+    server.start()
+    try:
+        with Client(server.address(), clock=SystemClock()) as client:
+            topic = new_topic(client)
+        with connected(server.address()) as silent, connected(server.address()) as waiting:
+            waiting.sendall(frame(1, 4, _fetch(topic, wait_ms=3_000)))
+            assert silent.recv(1) == b""
+            assert len(waiting.recv(4)) == 4
+    finally:
+        server.stop()
+
+
+def test_a_full_house_lets_nobody_in_until_somebody_leaves(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, settings={"connections_max": 1})
+    server.start()
+    try:
+        with connected(server.address()) as first:
+            assert _is_served(first)
+            with connected(server.address()) as second:
+                assert not _is_served(second)
+        deadline = time.monotonic() + 60
+        while True:
+            with connected(server.address()) as third:
+                if _is_served(third):
+                    break
+            assert time.monotonic() < deadline, "the place stays taken"
+    finally:
+        server.stop()
+
+
+def _is_served(client: socket.socket) -> bool:
+    try:
+        client.sendall(frame(18, 0, b""))
+        return client.recv(4) != b""
+    except ConnectionError:
+        return False
+
+
+def _fetch(topic: str, wait_ms: int) -> bytes:
+    wanted = FetchTopic(topic=topic, partitions=[FetchPartition(partition=0)])
+    request = FetchRequest(max_wait_ms=wait_ms, min_bytes=1, topics=[wanted])
+    return b"".join(bytes(part) for part in request.encode(4))
 
 
 def test_a_broker_for_strangers_needs_a_lock() -> None:

@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self.later: _Answering | None = None
         self._host = ""
         self._address = Address(host="", port=0)
+        self._used_ms = ticks.broker.now_ms
 
     # From the socket
 
@@ -89,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
+        self._used_ms = self._ticks.broker.now_ms
         if self._have:
             self._chunks.append(data)
             self._have += len(data)
@@ -234,6 +236,7 @@ class Connection(asyncio.Protocol):
         else:
             self._sending += _chunks(out)
         self._out_bytes = 0
+        self._used_ms = self._ticks.broker.now_ms
         self._send()
 
     def _send(self) -> None:
@@ -248,6 +251,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         elif self._frames and self.later is None and not self._is_full:
             self._ticks.wake(self)
+
+    def is_idle_since(self, time_ms: int) -> bool:
+        """Nothing came or left since then, and nobody waits for an answer."""
+        return self._used_ms < time_ms and self.later is None
 
     def close(self) -> None:
         """What was answered still leaves, if it is durable in time."""

@@ -19,6 +19,7 @@ from epochal.broker.connection import Connection
 
 _TIME_EVERY_S = 0.1
 _HOUSE_EVERY_S = 30.0
+_IDLE_LOOK_S = 1.0
 
 
 class Ticks:
@@ -46,6 +47,7 @@ class Ticks:
         self._is_over = False
         self._house_every_s = house_every_s
         self._house_at = self._loop.time() + house_every_s
+        self._look_at = 0.0
         self._timer = self._loop.call_later(_TIME_EVERY_S, self._pass_time)
 
     # For connections
@@ -169,6 +171,15 @@ class Ticks:
         if self._loop.time() >= self._house_at:
             self._house_at = self._loop.time() + self._house_every_s
             broker.keep_house()
+        if self._loop.time() >= self._look_at:
+            self._look_at = self._loop.time() + _IDLE_LOOK_S
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Clients that left without a word would hold their places for ever."""
+        since_ms = self.broker.now_ms - self.broker.settings.connection_idle_max_ms
+        for connection in [one for one in self._connections if one.is_idle_since(since_ms)]:
+            connection.close()
 
     def _stop(self, error: BaseException) -> None:
         self.close()

@@ -44,4 +44,5 @@ class Settings:
     # The wire
     frame_bytes_max: int = 100 << 20  # socket.request.max.bytes
     connections_max: int = 2_000  # max.connections
+    connection_idle_max_ms: int = 10 * _MINUTE_MS  # connections.max.idle.ms
     fetch_bytes_max: int = 55 << 20  # fetch.max.bytes
