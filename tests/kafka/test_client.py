@@ -113,6 +113,16 @@ def test_a_coordinator_that_moved_is_looked_up_again() -> None:
         assert len(old.asked(26)) == len(new.asked(26)) == 1
 
 
+def test_a_connection_that_was_closed_while_idle_is_noticed_before_anything_is_sent() -> None:
+    with FakeBroker({}) as broker:
+        broker.handlers |= {10: in_turn(coordinator_at(broker)), 26: in_turn(EndTxnResponse())}
+        with client_of(broker) as client:
+            client.ask(END, Coordinator("t"))
+            broker.hang_up()
+            assert client.ask(END, Coordinator("t")).error_code == Code.NONE
+        assert len(broker.asked(26)) == 2
+
+
 def test_a_coordinator_that_is_still_loading_is_asked_again() -> None:
     loading = EndTxnResponse(error_code=Code.COORDINATOR_LOAD_IN_PROGRESS)
     absent = FindCoordinatorResponse(

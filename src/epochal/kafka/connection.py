@@ -137,6 +137,8 @@ class Connection:
         """
         left = self.limits.request_timeout_s if timeout_s is None else timeout_s
         pending = Pending(self, request, version, self._clock.monotonic() + left)
+        if not self._waiting:
+            self._guarded(self._notice_end)
         self.wait_until(self._has_room, pending.deadline)
         if self._broken is not None:
             raise self._failure(is_sent=False)
@@ -147,6 +149,12 @@ class Connection:
         self._waiting.append(pending)  # type: ignore[arg-type]  # only waits here, type forgotten
         self._guarded(self._write)
         return pending
+
+    def _notice_end(self) -> None:
+        """Brokers close idle connections: seen before a request is sent, that leaves no doubt."""
+        self._poll.modify(self._socket, select.POLLIN)
+        if self._poll.poll(0):
+            self._read()
 
     def _has_room(self) -> bool:
         unsent = self._queued_bytes - self._sent_bytes
