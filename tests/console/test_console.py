@@ -86,6 +86,8 @@ def test_what_is_in_doubt_is_told_first_and_recovered_after_a_confirmation(doubt
     sign_in(url)
     page.click("a:has-text('payments')")
     assert "is decided and not carried out" in page.inner_text(".alert h2")
+    assert "epoch 1, decided" in page.inner_text("tr:has(b:text-is('warehouse'))")
+    assert "none" in page.inner_text("tr:has(b:text-is('ledger'))")
     assert read_epochs(root / "payments" / "away").count_rows() == 400
     (root / "payments" / "away.back").touch()
     page.click("text=Plan a recovery")
