@@ -23,6 +23,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
+        self._deaf: set[socket.socket] = set()
+        """Ends that hear nothing any more."""
         self._lock = threading.Lock()
         self.cut_when: Callable[[bytes, bool], str | None] = lambda piece, to_server: None
         self.rewrite: Callable[[bytes, bool], bytes] = lambda piece, to_server: piece
@@ -68,7 +70,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while piece := source.recv(_READ_BYTES):
                 verdict = self.cut_when(piece, to_server)
-                if verdict != "before":
+                if verdict is not None:
+                    # An answer may come back faster than this thread comes to the cut.
+                    self._deaf.add(source)
+                if verdict != "before" and sink not in self._deaf:
                     sink.sendall(self.rewrite(piece, to_server))
                 if verdict is not None:
                     self.cuts += 1
