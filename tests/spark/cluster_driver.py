@@ -40,6 +40,8 @@ _CONF = {
     "spark.executor.extraJavaOptions": _FIRST,
     "spark.executor.memory": "512m",
     "spark.locality.wait": "0",
+    # Of two attempts both are to prepare: the one that comes late may take its time.
+    "spark.python.task.killTimeout": "60s",
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.1",
     "spark.speculation.multiplier": "1.1",
