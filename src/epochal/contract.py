@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from epochal.packing import Packing
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -87,6 +88,8 @@ class Task:
     for its partition. Never true of retries, of speculative copies, and where a stage may run
     again.
     """
+    is_packed: bool = False
+    """Batches have one column, `row`, of rows as the sink's `packing` lays them out."""
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -389,6 +392,17 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> Shape: ...
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """A sink whose tasks can take rows as bytes, which the engine lays out where it can."""
+
+    def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
+        """
+        How a row is laid out, None where these rows must come as columns. Called on the driver for
+        every epoch; its tasks are told in `Task.is_packed` whether it was done.
+        """
 
 
 class EpochLog(Protocol):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger("epochal")
@@ -23,6 +23,9 @@ logger = logging.getLogger("epochal")
 _LONG_DIGITS = 18
 _PLAIN = re.compile(r"\w+")
 _WIDE = pa.decimal128(38, 0)
+ROW = "row"
+PACKED = pa.schema([pa.field(ROW, pa.binary())])
+"""What crosses in place of the columns where rows are laid out as bytes (see `packing`)."""
 
 
 def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
@@ -32,26 +35,35 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     `schema` is what is known of the first columns. Most frames cross as they are: each change is
     one more analysis by Spark, in every epoch.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
-
-    if not _has_plain_names(schema):
-        frame = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    frame = with_plain_names(frame, schema)
     shorts = {
         place for place, field in enumerate(schema.fields) if _is_short_decimal(field.dataType)
     }
     if not shorts:
         return frame
+    # Only the driver asks for more than Arrow's part.
+    from pyspark.sql.functions import col  # noqa: PLC0415
+
+    from epochal.spark.catalyst import Catalyst, lacking  # noqa: PLC0415
+
     try:
+        catalyst = Catalyst(frame.sparkSession)
         return frame.select(
             *(
-                _unscaled(frame, name) if place in shorts else name
+                catalyst.unscaled(col(name)).alias(name) if place in shorts else name
                 for place, name in enumerate(frame.columns)
             )
         )
-    # What a release lacks is answered as a package, which can't be called.
-    except (Py4JError, TypeError, AttributeError) as error:
+    except lacking() as error:
         logger.debug("decimals cross as they are: %s", error)
         return frame
+
+
+def with_plain_names(frame: DataFrame, schema: StructType) -> DataFrame:
+    """The same columns, under names that Spark finds again; most have them already."""
+    if _has_plain_names(schema):
+        return frame
+    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
 
 
 def _has_plain_names(schema: StructType) -> bool:
@@ -82,17 +94,3 @@ def _is_short_decimal(kind: DataType) -> bool:
     from pyspark.sql.types import DecimalType  # noqa: PLC0415  importable without pyspark
 
     return isinstance(kind, DecimalType) and kind.precision <= _LONG_DIGITS
-
-
-def _unscaled(frame: DataFrame, name: str) -> Column:
-    """An expression of Spark's own that SQL has no name for."""
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
-    jvm: Any = frame.sparkSession._jvm
-    column: Any = functions.col(name)
-    sql = jvm.org.apache.spark.sql
-    expression = sql.catalyst.expressions.UnscaledValue(
-        sql.classic.ExpressionUtils.expression(column._jc)
-    )
-    unscaled: Column = type(column)(sql.classic.ExpressionUtils.column(expression))
-    return unscaled.alias(name)

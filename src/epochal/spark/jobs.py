@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
 from epochal.spark.crossing import for_crossing
+from epochal.spark.packing import packed
 from epochal.spark.plans import is_narrow_above_batch
 from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
@@ -125,6 +126,8 @@ def _job(
     frame = taken_by(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
     hashed = with_row_hash(frame) if fingerprint else None
+    whole = frame if hashed is None else hashed
+    as_bytes = packed(whole, part.sink, frame.schema, schema, part.handout)
     job = Preparing(
         sink=for_tasks(part.sink),
         identity=part.identity,
@@ -135,8 +138,9 @@ def _job(
         # Asked only for sinks that hand something out: the question costs a few calls to the JVM.
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
         is_hashed=hashed is not None,
+        is_packed=as_bytes is not None,
     )
-    return for_crossing(frame if hashed is None else hashed, frame.schema), job
+    return for_crossing(whole, frame.schema) if as_bytes is None else as_bytes, job
 
 
 @contextmanager

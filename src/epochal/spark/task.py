@@ -17,7 +17,7 @@ import pyarrow as pa
 from epochal.contract import Limits, Sink, Task, Writer
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
-from epochal.spark.crossing import as_declared
+from epochal.spark.crossing import PACKED, as_declared
 from epochal.terms import EpochNumber, Fingerprint, Identity, Json, Receipt
 
 RECEIPT_COLUMN = "receipt"
@@ -45,6 +45,8 @@ class Preparing:
     """No stage of this job reads a shuffle, so that none runs again with attempts from zero."""
     is_hashed: bool
     """The last column that arrives is each row's hash, and is not the sink's."""
+    is_packed: bool = False
+    """Rows arrive as bytes, in one column."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  this module is importable without it
@@ -79,6 +81,7 @@ def prepare(
             schema=job.schema,
             handout=job.handout,
             is_first=is_first,
+            is_packed=job.is_packed,
             limits=job.limits,
         )
         return _prepare(job, batches, task)
@@ -109,12 +112,13 @@ def _prepare(job: Preparing, batches: Iterator[pa.RecordBatch], task: Task) -> R
 
 def _write(job: Preparing, writer: Writer, batches: Iterator[pa.RecordBatch]) -> Fingerprint:
     rows, hash_sum = 0, 0
+    arriving = PACKED if job.is_packed else job.schema
     for batch in batches:
         columns = batch.columns
         if job.is_hashed:
             hash_sum += _sum_of(columns.pop())
         if batch.num_rows:
-            writer.write(as_declared(columns, job.schema))
+            writer.write(as_declared(columns, arriving))
             rows += batch.num_rows
     return Fingerprint(rows, hash_sum % _MODULUS if job.is_hashed else None)
 

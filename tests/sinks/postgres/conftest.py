@@ -15,12 +15,22 @@ from servers.pgbouncer import running_pgbouncer
 from servers.postgres import NoServer, PostgresServer, debian_binaries, running_server
 from servers.tcp_proxy import Proxy
 from sinks.life import Life
+from sinks.postgres.packed import PackedPostgres
 
 from epochal.sinks.postgres import Postgres
 from epochal.terms import SinkName
 
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
+_WAYS = {"columns": Postgres, "bytes": PackedPostgres}
+_BOTH_WAYS = {"test_conformance", "test_crashes", "test_faults", "test_types"}
+"""Modules whose tests see rows leave their tasks as columns, and again as bytes."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in _BOTH_WAYS:
+        for fixture in {"place", "mortal"}.intersection(metafunc.fixturenames):
+            metafunc.parametrize(fixture, _WAYS, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +50,7 @@ class Place:
     schema: str
     meta: str
     admin: psycopg.Connection[Any]
+    kind: type[Postgres] = Postgres
     lives: list[Life] = field(default_factory=list)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -57,7 +68,7 @@ class Place:
     def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Postgres:
         name = options.pop("name", SinkName(f"{self.schema}.{table}"))
         defaults = {"meta_schema": self.meta, "pool_min": 1, "connect_timeout_s": 10, "name": name}
-        return Postgres(
+        return self.kind(
             url or self.url(), table=f"{self.schema}.{table}", **{**defaults, **options}
         )
 
@@ -88,9 +99,15 @@ def connect(server: PostgresServer) -> psycopg.Connection[Any]:
 
 
 @contextmanager
-def make_place(server: PostgresServer) -> Iterator[Place]:
+def make_place(server: PostgresServer, way: str = "columns") -> Iterator[Place]:
     number = next(_numbers)
-    place = Place(server=server, schema=f"t{number}", meta=f"m{number}", admin=connect(server))
+    place = Place(
+        server=server,
+        schema=f"t{number}",
+        meta=f"m{number}",
+        admin=connect(server),
+        kind=_WAYS[way],
+    )
     place.sql(f"CREATE SCHEMA {place.schema}")
     try:
         yield place
@@ -106,8 +123,8 @@ def make_place(server: PostgresServer) -> Iterator[Place]:
 
 
 @pytest.fixture
-def place(server: PostgresServer) -> Iterator[Place]:
-    with make_place(server) as made:
+def place(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Place]:
+    with make_place(server, getattr(request, "param", "columns")) as made:
         yield made
 
 
@@ -135,9 +152,10 @@ def keyed(place: Place) -> Place:
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[tuple[Place, Proxy]]:
+def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Place, Proxy]]:
     """A server that may be killed, with a proxy before it."""
-    with running_server() as doomed, make_place(doomed) as made:
+    way = getattr(request, "param", "columns")
+    with running_server() as doomed, make_place(doomed, way) as made:
         made.sql(f"CREATE TABLE {made.schema}.orders (id bigint, name text)")
         between = Proxy(doomed.port)
         yield made, between

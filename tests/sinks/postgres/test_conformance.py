@@ -10,6 +10,7 @@ from sinks.sql.conformance import TableConformance
 
 from epochal.testing.conformance import Target
 
+TESTS = Path(__file__).resolve().parents[2]
 SECRET = "hunter2-s3cret"
 
 
@@ -17,8 +18,10 @@ class _Conformance(TableConformance):
     key = ""
 
     @pytest.fixture(autouse=True)
-    def _at(self, place) -> None:
+    def _at(self, place, monkeypatch) -> None:
         self._place = place
+        # Other processes unpickle the sink, whose kind may be one of these tests.
+        monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
     def make(self, tmp_path: Path) -> Target:
         place = self._place

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from epochal.errors import Misconfigured
 from epochal.sinks.files import Files, read_epochs
+from epochal.spark import jobs
+from epochal.spark.hashing import fingerprint_of
 from epochal.spark.pipeline import Pipeline
+
+ORDERS = (
+    "id bigint, customer int, amount double precision, title text, paid boolean,"
+    " price numeric(18,2), at timestamptz, day date"
+)
 
 
 @pytest.fixture
@@ -65,3 +74,49 @@ def test_a_sink_for_refused_rows_is_checked_like_others(spark, place, family, tm
     place.sql(f"CREATE TABLE {place.schema}.bad_parents (other text NOT NULL)")
     with pytest.raises(Misconfigured, match="bad_parents"):
         family.check(spark.range(1).selectExpr("id", "'x' AS name"))
+
+
+@pytest.fixture
+def crossed(monkeypatch) -> list[bool]:
+    """Of every job: whether its rows crossed to Python as bytes."""
+    found: list[bool] = []
+    packed = jobs.packed
+
+    def noted(*args):
+        frame = packed(*args)
+        found.append(frame is not None)
+        return frame
+
+    monkeypatch.setattr(jobs, "packed", noted)
+    return found
+
+
+@pytest.mark.parametrize("how", [*itertools.product(["staged", "prepared"], ["bytes", "columns"])])
+def test_rows_arrive_the_same_whichever_way_they_cross(spark, place, tmp_path, crossed, how):
+    strategy, way = how
+    # An array has no form as bytes, and takes all other columns along.
+    more = ", array(id) AS tags" if way == "columns" else ""
+    place.sql(f"CREATE TABLE {place.schema}.orders ({ORDERS}{', tags bigint[]' if more else ''})")
+    frame = spark.sql(f"""
+        SELECT id, CAST(id AS int) AS customer, id / 7 AS amount, concat('order é ', id) AS title,
+          nullif(id % 3, 0) = 1 AS paid, CAST((id - 100) / 4 AS decimal(18,2)) AS price,
+          timestamp_millis(id * 86399999) AS at, date_add(DATE '1999-12-30', CAST(id AS int)) AS day
+          {more}
+        FROM range(0, 200, 1, 4)
+    """)
+    frame.write.parquet(str(tmp_path / "rows"))
+    prints = []
+    pipeline = Pipeline(
+        "orders",
+        [place.sink(name="orders", strategy=strategy)],
+        [lambda epoch: prints.extend(one.fingerprint for one in epoch.receipts("orders"))],
+    )
+    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    query = pipeline.start(stream, checkpoint=str(tmp_path / "checkpoint"), availableNow=True)
+    query.awaitTermination()
+    assert pipeline.error is None
+    assert crossed == [way == "bytes"]
+    wanted = sorted(tuple(row.values()) for row in frame.toArrow().to_pylist())
+    assert place.rows(columns=", ".join(frame.columns)) == wanted
+    assert sum(one.hash_sum or 0 for one in prints) % 2**64 == fingerprint_of(frame).hash_sum
+    assert place.leftovers() == []

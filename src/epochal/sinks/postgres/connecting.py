@@ -1,4 +1,4 @@
-"""Connections: one a task, a small pool on the driver, both with the same care.
+"""Servers, and the small pool of connections to one that the driver has.
 
 Nothing relies on the state of a session, so that a transaction pooler may stand in between: limits
 are set for each transaction, and statements are not prepared under a name. Every connection asks
@@ -7,13 +7,12 @@ for a server that takes writes, so that a proof is never read on a replica (I9).
 
 from __future__ import annotations
 
-import atexit
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import psycopg_pool
@@ -23,12 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.postgres.sorting import sorted_error, sorting
 from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.sinks.sql.keeping import Kept
 from epochal.sinks.sql.server import DatabaseServer
 from epochal.terms import Generation, Identity, SinkTag, Uid
-
-if TYPE_CHECKING:
-    from adbc_driver_manager import dbapi
 
 _DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
 _DEFAULTS: Mapping[str, str] = {
@@ -251,60 +246,3 @@ def roll_back(connection: psycopg.Connection[Any]) -> None:
     except psycopg.Error:
         with suppress(psycopg.Error):
             connection.close()
-
-
-# A task's connection: Arrow in, binary COPY out. It lives on in the reused Python worker.
-
-_kept: Kept[dbapi.Connection] = Kept(answers=lambda _: True)
-"""Whether one still answers, its first statement tells at no cost: see `TaskConnection.renew`."""
-# The library complains of connections that are left to it.
-atexit.register(_kept.close_all)
-
-
-class TaskConnection:
-    """One connection of a task; `done` keeps it for the next task of this process."""
-
-    def __init__(self, server: Server, application: str) -> None:
-        self._server = server
-        # The secret is part of the text, which stays in this process.
-        self._conninfo = server.conninfo(application)
-        kept = _kept.take_kept(
-            self._conninfo, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
-        )
-        self.is_reused = kept is not None
-        self._connection = self._connect() if kept is None else kept
-        self._cursor = self._connection.cursor()
-
-    def _connect(self) -> dbapi.Connection:
-        from adbc_driver_manager import dbapi as manager  # noqa: PLC0415  only where rows are sent
-        from adbc_driver_postgresql import dbapi as driver  # noqa: PLC0415
-
-        try:
-            connection: dbapi.Connection = driver.connect(self._conninfo, autocommit=True)
-        except manager.Error as error:
-            doing = f"can't connect to {self._server.place}"
-            raise connect_error(error, doing, self._server) from None
-        return _kept.born(connection)
-
-    def renew(self) -> None:
-        """A kept connection turned out to be dead: open another one."""
-        self._cursor.close()
-        _kept.close(self._connection)
-        self._connection = self._connect()
-        self._cursor = self._connection.cursor()
-        self.is_reused = False
-
-    def execute(self, statement: sql.Composable) -> None:
-        self._cursor.execute(statement.as_string(None))
-
-    def ingest(self, schema: str | None, table: str, rows: Any) -> None:
-        self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
-
-    def done(self) -> None:
-        self._cursor.close()
-        _kept.keep(self._conninfo, self._connection)
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self._cursor.close()
-        _kept.close(self._connection)

@@ -23,6 +23,10 @@ def ensure_meta(connection: psycopg.Connection[Any], ledger: Ledger) -> None:
     if _is_made(connection, ledger.schema):
         return
     connection.execute(sql.SQL("SELECT pg_advisory_xact_lock({})").format(sql.Literal(_MAKING)))
+    # Whoever was first may have prepared rows by now, and an index that is there already would
+    # still wait for them.
+    if _is_made(connection, ledger.schema):
+        return
     if not _has_schema(connection, ledger.schema):
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(ledger.schema)))
     connection.execute(ledger.create())

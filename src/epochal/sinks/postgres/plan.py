@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from epochal.sinks.postgres.catalog import Column, Table
 from epochal.sinks.postgres.names import require_identifier
-from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between
+from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between, is_direct
 from epochal.sinks.sql.columns import (
     Problems,
     columns_of,
@@ -66,6 +66,13 @@ def plan(
         _require_keys(mode, keys, table, problems)
     problems.raise_if_any(f"{table.kind} {table}")
     return Plan(mapped=tuple(mapped), keys=keys)
+
+
+def may_go_direct(chosen: Plan, table: Table) -> bool:
+    """A binary COPY into the table itself: the bytes must fit, and COPY knows no row security."""
+    return not table.has_row_security and all(
+        is_direct(one.source, one.column.type, is_enum=one.column.is_enum) for one in chosen.mapped
+    )
 
 
 def _mapped(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from epochal.contract import Committer, Limits, Sink, Task
 from epochal.errors import Misconfigured
+from epochal.packing import Packing
 from epochal.sinks.sql.declaring import TableSink
 from epochal.sinks.sql.modes import require_reject
 from epochal.sinks.sql.names import NameRule
-from epochal.terms import Identity, SinkName
+from epochal.terms import Identity, Json, SinkName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 try:
     from psycopg.conninfo import make_conninfo
@@ -19,6 +23,7 @@ try:
     from epochal.sinks.postgres.connecting import Server, parse_url
     from epochal.sinks.postgres.grants import grants
     from epochal.sinks.postgres.names import NAMES
+    from epochal.sinks.postgres.packing import laid_out
     from epochal.sinks.postgres.prepared import PreparedCommitter
     from epochal.sinks.postgres.writer import PostgresWriter, PreparedWriter, StagedWriter
 except ImportError as error:
@@ -97,6 +102,9 @@ class Postgres(TableSink):
     def grants(self, role: str = "") -> list[str]:
         """The statements that give a role the least this sink needs; the URL's role by default."""
         return grants(self, role or self.server.parameter("user") or "epochal")
+
+    def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
+        return laid_out(self, schema, handout)
 
     def writer(self, task: Task) -> PostgresWriter:
         kind = StagedWriter if self.strategy == "staged" else PreparedWriter

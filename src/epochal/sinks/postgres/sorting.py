@@ -55,6 +55,12 @@ def sqlstate_of(error: BaseException) -> str | None:
     return str(state) if state else None
 
 
+def is_of_server(error: BaseException) -> bool:
+    """From the server or the way to it, by whichever library; not from code."""
+    is_adbc = type(error).__module__ == "adbc_driver_manager"
+    return is_adbc or isinstance(error, psycopg.Error) or sqlstate_of(error) is not None
+
+
 def is_data_error(error: BaseException) -> bool:
     """The server refuses what is in the rows, whoever asks and however often."""
     state = sqlstate_of(error)

@@ -1,4 +1,4 @@
-"""Prepares rows on an executor: Arrow in, binary COPY out, one transaction an attempt.
+"""Prepares rows on an executor: rows in, binary COPY out, one transaction an attempt.
 
 Staged: the rows go into a table of this attempt's own, logged, and the transaction commits: durable
 and in nobody's way. Prepared: they go into the table itself, or through a staging table that lives
@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
 
 from epochal.contract import Task
 from epochal.errors import EpochalError, Misconfigured, RowRejected
 from epochal.sinks.postgres import meta
-from epochal.sinks.postgres.catalog import Table, from_json
+from epochal.sinks.postgres.catalog import from_json
 from epochal.sinks.postgres.checking import sent_fields
-from epochal.sinks.postgres.connecting import TaskConnection
 from epochal.sinks.postgres.ledger import Ledger
-from epochal.sinks.postgres.plan import Plan, plan
+from epochal.sinks.postgres.plan import may_go_direct, plan
+from epochal.sinks.postgres.sending import ByBytes, ByColumns, Copied, Sending, to_staging
 from epochal.sinks.postgres.sorting import (
     BAD_ENCODING,
     TOO_MANY_PREPARED,
     is_lock_wait,
+    is_of_server,
     sorted_error,
     sqlstate_of,
 )
 from epochal.sinks.postgres.sql import Apply, Source
-from epochal.sinks.postgres.types import arrow_of, is_direct
+from epochal.sinks.postgres.tasks import Place, TaskConnection
+from epochal.sinks.postgres.types import arrow_of
 from epochal.sinks.sql.names import staging_name
 from epochal.sinks.sql.writing import BlockWriter
 from epochal.terms import Fingerprint, Receipt
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 _BEGIN = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 
 
-class PostgresWriter(BlockWriter[TaskConnection]):
+class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     """What both strategies share: the connection, and what is told of a bad row."""
 
     def __init__(self, sink: Postgres, task: Task) -> None:
@@ -55,54 +57,53 @@ class PostgresWriter(BlockWriter[TaskConnection]):
     # For each strategy to say
 
     @abstractmethod
-    def _begin(self, connection: TaskConnection) -> None:
+    def _copied(self) -> list[Copied]:
+        """What is sent, in order."""
+
+    @abstractmethod
+    def _place(self) -> Place:
+        """Where the rows are copied into."""
+
+    @abstractmethod
+    def _begin(self, connection: TaskConnection[Any]) -> None:
         """What goes before the rows, in their transaction."""
 
     @abstractmethod
-    def _place(self) -> tuple[str | None, str]:
-        """Schema and table that the rows are copied into."""
-
-    @abstractmethod
-    def _make_durable(self, connection: TaskConnection) -> None:
+    def _make_durable(self, connection: TaskConnection[Any]) -> None:
         """The last statements of the transaction."""
 
-    def _finish(self, connection: TaskConnection) -> None:
+    def _finish(self, connection: TaskConnection[Any]) -> None:
         self._make_durable(connection)
         connection.done()
 
-    def _close(self, connection: TaskConnection) -> None:
+    def _close(self, connection: TaskConnection[Any]) -> None:
         connection.close()
 
-    def _columns(self, block: pa.Table) -> pa.Table:
-        """The rows as they travel: only what is needed, in the form that the server reads."""
-        names, columns = [], []
-        for name, sent in self._sent.items():
-            values = block.column(name)
-            columns.append(sent.convert(values) if sent.convert else values)
-            names.append(name)
-        return pa.table(columns, names=names)
-
     # Sending
+
+    @cached_property
+    def _sending(self) -> Sending:
+        return (ByBytes if self._task.is_packed else ByColumns)(self._copied())
 
     def _send(self, block: pa.Table, first: int) -> None:
         """Copy one block; its first row is row `first` of this task."""
         connection = self._get_ready()
         try:
-            rows = self._columns(block)
+            send = lambda: self._sending.send(connection, self._place(), block)  # noqa: E731
+            self._sorted("copy", send, block, first)
         except pa.ArrowInvalid as error:
             raise RowRejected(
                 f"{self._where()}: a value does not fit its column: {error}",
                 "cast it in the query, or widen the column",
             ) from None
-        self._sorted("copy", lambda: connection.ingest(*self._place(), rows), block, first)
 
-    def _get_ready(self) -> TaskConnection:
+    def _get_ready(self) -> TaskConnection[Any]:
         """A connection with an open transaction; made with the first block."""
         return self._connection or self._open()
 
-    def _open(self) -> TaskConnection:
+    def _open(self) -> TaskConnection[Any]:
         name = f"epochal-{self._task.handle.uid}-s{self._task.handle.sink}-task"
-        self._connection = connection = TaskConnection(self._sink.server, name)
+        self._connection = connection = self._sending.connect(self._sink.server, name)
         if connection.is_reused and not self._answers(connection):
             connection.renew()
         if not connection.is_reused:
@@ -110,7 +111,7 @@ class PostgresWriter(BlockWriter[TaskConnection]):
         self._sorted("begin", lambda: self._begin(connection))
         return connection
 
-    def _answers(self, connection: TaskConnection) -> bool:
+    def _answers(self, connection: TaskConnection[Any]) -> bool:
         """Whether a kept connection is still alive: its first statement tells."""
         try:
             connection.execute(_BEGIN)
@@ -132,7 +133,7 @@ class PostgresWriter(BlockWriter[TaskConnection]):
         except EpochalError:
             raise
         except Exception as error:
-            if sqlstate_of(error) is None and type(error).__module__ != "adbc_driver_manager":
+            if not is_of_server(error):
                 raise
             self._pressure.failed(is_lock_wait=is_lock_wait(error))
             if sqlstate_of(error) == BAD_ENCODING and block is not None:
@@ -144,9 +145,7 @@ class PostgresWriter(BlockWriter[TaskConnection]):
     def _with_nul(self, block: pa.Table, first: int) -> RowRejected:
         """PostgreSQL has no text with a NUL in it: which column and row is it?"""
         found = [
-            f'column "{name}", row {first + place}'
-            for name in self._sent
-            if (place := _first_nul(block.column(name))) is not None
+            f'column "{name}", row {first + place}' for name, place in self._sending.nuls(block)
         ]
         return RowRejected(
             f"{self._where()}: {'; '.join(found) or 'a string'} holds the character NUL (\\u0000), "
@@ -156,13 +155,16 @@ class PostgresWriter(BlockWriter[TaskConnection]):
 
 
 class StagedWriter(PostgresWriter):
-    def _place(self) -> tuple[str | None, str]:
+    def _copied(self) -> list[Copied]:
+        return to_staging(self._sent)
+
+    def _place(self) -> Place:
         return self._sink.meta_schema, staging_name(self._task.handle)
 
-    def _begin(self, connection: TaskConnection) -> None:
+    def _begin(self, connection: TaskConnection[Any]) -> None:
         connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
 
-    def _make_durable(self, connection: TaskConnection) -> None:
+    def _make_durable(self, connection: TaskConnection[Any]) -> None:
         commit = sql.SQL("COMMIT")
         self._sorted("commit staging", lambda: connection.execute(commit), is_commit=True)
 
@@ -173,31 +175,33 @@ class PreparedWriter(PostgresWriter):
         self._table = from_json(self._given["table"])
         types = {name: sent.type for name, sent in self._sent.items()}
         self._plan = plan(types, self._table, sink.column_map, sink.write_mode)
-        self._is_direct = _may_go_direct(self._plan, self._table)
+        self._is_direct = may_go_direct(self._plan, self._table)
 
-    def _place(self) -> tuple[str | None, str]:
+    def _copied(self) -> list[Copied]:
+        if not self._is_direct:
+            return to_staging(self._sent)
+        return [
+            Copied(
+                field=one.field,
+                column=one.column.name,
+                sent=self._sent[one.field],
+                wanted=arrow_of(one.column.type),
+            )
+            for one in self._plan.mapped
+        ]
+
+    def _place(self) -> Place:
         if self._is_direct:
             return self._table.schema, self._table.name
         return self._sink.meta_schema, staging_name(self._task.handle)
 
-    def _columns(self, block: pa.Table) -> pa.Table:
-        if not self._is_direct:
-            return super()._columns(block)
-        rows = super()._columns(block)
-        columns, names = [], []
-        for one in self._plan.mapped:
-            values, wanted = rows.column(one.field), arrow_of(one.column.type)
-            columns.append(values if wanted in {None, values.type} else values.cast(wanted))
-            names.append(one.column.name)
-        return pa.table(columns, names=names)
-
-    def _begin(self, connection: TaskConnection) -> None:
+    def _begin(self, connection: TaskConnection[Any]) -> None:
         if self._is_direct:
             connection.execute(self._sink.server.settings())
         else:
             connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
 
-    def _make_durable(self, connection: TaskConnection) -> None:
+    def _make_durable(self, connection: TaskConnection[Any]) -> None:
         self._sorted("apply", lambda: self._apply(connection))
         gid = sql.Literal(str(self._task.handle))
         statement = sql.SQL("PREPARE TRANSACTION {}").format(gid)
@@ -212,7 +216,7 @@ class PreparedWriter(PostgresWriter):
                 ) from None
             raise
 
-    def _apply(self, connection: TaskConnection) -> None:
+    def _apply(self, connection: TaskConnection[Any]) -> None:
         rows = self._buffer.metrics.rows
         if not self._is_direct:
             schema, table = self._sink.meta_schema, staging_name(self._task.handle)
@@ -226,13 +230,6 @@ class PreparedWriter(PostgresWriter):
         ledger = Ledger(schema=self._sink.meta_schema, identity=self._writes_for())
         receipt = Receipt(handle=self._task.handle, fingerprint=Fingerprint(rows))
         connection.execute(ledger.record([receipt]))
-
-
-def _may_go_direct(chosen: Plan, table: Table) -> bool:
-    """A binary COPY into the table itself: the bytes must fit, and COPY knows no row security."""
-    return not table.has_row_security and all(
-        is_direct(one.source, one.column.type, is_enum=one.column.is_enum) for one in chosen.mapped
-    )
 
 
 def _ddl(sent: Mapping[str, Any]) -> sql.Composed:
@@ -250,10 +247,3 @@ def _create_staging(sink: Postgres, task: Task, columns: sql.Composed) -> sql.Co
         " COMMENT ON TABLE {} IS {}; END"
     ).format(sink.server.settings(), table, columns, table, sql.Literal(meta.comment(task.handle)))
     return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
-
-
-def _first_nul(values: pa.ChunkedArray) -> int | None:
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        return None
-    place = pc.index(pc.match_substring(values, "\0"), True).as_py()
-    return None if place < 0 else int(place)

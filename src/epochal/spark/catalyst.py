@@ -1,0 +1,86 @@
+"""Expressions of Spark's own that SQL has no name for, put around columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+    from pyspark.sql.types import DataType
+
+
+def lacking() -> tuple[type[Exception], ...]:
+    """What is raised where a release of Spark, or a session without a JVM, lacks an expression."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+
+    # What a release lacks is answered as a package, which can't be called.
+    return (Py4JError, TypeError, AttributeError)
+
+
+class Catalyst:
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        sql = jvm.org.apache.spark.sql
+        self._around = sql.classic.ExpressionUtils
+        self._expressions = sql.catalyst.expressions
+        self._types = sql.types
+
+    def unscaled(self, decimal: Column) -> Column:
+        """A decimal of up to 18 digits as a long, without its point."""
+        return self._column(decimal, self._expressions.UnscaledValue(self._inside(decimal)))
+
+    def bytes_of(self, integer: Column) -> Column:
+        """As many bytes as the integer has, big-endian: by the older cast, which ANSI forbids."""
+        cast = self._expressions.Cast(
+            self._inside(integer),
+            self._type("binary"),
+            self._jvm.scala.Option.empty(),
+            self._expressions.EvalMode.LEGACY(),
+        )
+        return self._column(integer, cast)
+
+    def microseconds(self, timestamp: Column, kind: DataType) -> Column:
+        """Since 1970, of a timestamp with or without a zone."""
+        converted = self._expressions.PreciseTimestampConversion(
+            self._inside(timestamp), self._type(kind.simpleString()), self._type("bigint")
+        )
+        return self._column(timestamp, converted)
+
+    def bits(self, double: Column) -> Column:
+        return self._called(double, "java.lang.Double", "doubleToLongBits", "bigint")
+
+    def bits_of_float(self, single: Column) -> Column:
+        return self._called(single, "java.lang.Float", "floatToIntBits", "int")
+
+    def quotient(self, integer: Column, divisor: int) -> Column:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        by = functions.lit(divisor).cast("bigint")
+        divided = self._expressions.IntegralDivide(self._inside(integer), self._inside(by))
+        return self._column(integer, divided)
+
+    def _called(self, column: Column, owner: str, method: str, returns: str) -> Column:
+        call = self._expressions.objects.StaticInvoke(
+            self._jvm.java.lang.Class.forName(owner),
+            self._type(returns),
+            method,
+            self._jvm.PythonUtils.toSeq([self._inside(column)]),
+            self._jvm.PythonUtils.toSeq([]),
+            True,  # a null gives a null
+            False,  # and nothing else does
+            True,  # of one value always the same
+            self._jvm.scala.Option.empty(),
+        )
+        return self._column(column, call)
+
+    def _inside(self, column: Any) -> Any:
+        return self._around.expression(column._jc)
+
+    def _column(self, like: Column, expression: Any) -> Column:
+        made: Any = type(like)
+        column: Column = made(self._around.column(expression))
+        return column
+
+    def _type(self, written: str) -> Any:
+        return self._types.DataType.fromDDL(written)

@@ -1,0 +1,166 @@
+"""
+Rows laid out as bytes inside of the JVM, for sinks that ask for it (`epochal.packing`).
+
+Everything is put together from Spark's own expressions, so that its compiled code does it; some of
+them have no name in SQL. A release that lacks one, or a type that has no such form, lets the
+columns cross as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from epochal.contract import Packs, Sink
+from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
+from epochal.spark.catalyst import Catalyst, lacking
+from epochal.spark.crossing import ROW, with_plain_names
+from epochal.terms import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+logger = logging.getLogger("epochal")
+
+_KEPT_MAX = 64
+_GROUP = 10_000
+_GROUPS_A_LONG = 4
+
+_Built = dict[tuple[str, Packing, str], "Column"]
+_built: _Built = {}
+"""
+By application, packing and schema: to build one takes many calls into the JVM, and an epoch should
+not pay for it.
+"""
+
+
+def packed(
+    frame: DataFrame, sink: Sink, schema: StructType, arrow: pa.Schema, handout: Json
+) -> DataFrame | None:
+    """
+    The rows as bytes, with what stands behind the columns of `schema` kept; None where the sink
+    does not ask for it, or it can't be done.
+    """
+    packing = sink.packing(arrow, handout) if isinstance(sink, Packs) else None
+    if packing is None:
+        return None
+    frame = with_plain_names(frame, schema)
+    names = frame.columns
+    try:
+        row = _built_once(frame, packing, schema)
+        return frame.select(row, *names[len(schema.fields) :])
+    except lacking() as error:
+        logger.debug("sink %r: columns cross as they are: %s", sink.name, error)
+        return None
+
+
+def _built_once(frame: DataFrame, packing: Packing, schema: StructType) -> Column:
+    key = (frame.sparkSession.sparkContext.applicationId, packing, schema.json())
+    found = _built.get(key)
+    if found is None:
+        while len(_built) >= _KEPT_MAX:
+            _built.pop(next(iter(_built)))
+        found = _built[key] = _Builder(frame, schema).row(packing)
+    return found
+
+
+class _Builder:
+    def __init__(self, frame: DataFrame, schema: StructType) -> None:
+        self._catalyst = Catalyst(frame.sparkSession)
+        places = {field.name: place for place, field in enumerate(schema.fields)}
+        self._names = {name: frame.columns[place] for name, place in places.items()}
+        self._types = {field.name: field.dataType for field in schema.fields}
+
+    def row(self, packing: Packing) -> Column:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        parts = [part for piece in packing for part in self._parts(piece)]
+        # A setting of Spark's makes a string of joined bytes; the cast costs nothing elsewhere.
+        return functions.concat(*parts).cast("binary").alias(ROW)
+
+    def _parts(self, piece: Piece) -> list[Column]:
+        """What follows one another in the row: flat, as a part of a part is copied twice."""
+        if isinstance(piece, Fixed):
+            return [_bytes(piece.value)]
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        column = functions.col(self._names[piece.field])
+        if isinstance(piece, Number):
+            payload = self._catalyst.bytes_of(self._number(column, piece))
+            mark = functions.when(column.isNull(), _bytes(piece.null))
+            return [mark.otherwise(_bytes(piece.before)), _or_nothing(payload)]
+        if isinstance(piece, Flag):
+            mark = functions.when(column.isNull(), _bytes(piece.null))
+            return [mark.when(column, _bytes(piece.true)).otherwise(_bytes(piece.false))]
+        if isinstance(piece, Sized):
+            size = self._catalyst.bytes_of(functions.octet_length(column))
+            return [
+                functions.coalesce(size, _bytes(piece.null)),
+                _or_nothing(column.cast("binary")),
+            ]
+        return self._digits(column, piece)
+
+    def _number(self, column: Column, piece: Number) -> Column:
+        from pyspark.sql import functions, types  # noqa: PLC0415  importable without pyspark
+
+        kind: DataType = self._types[piece.field]
+        if isinstance(kind, types.DoubleType):
+            return self._catalyst.bits(column)
+        if isinstance(kind, types.FloatType):
+            return self._catalyst.bits_of_float(column)
+        if isinstance(kind, types.DateType):
+            column = functions.unix_date(column)
+        elif isinstance(kind, types.TimestampType | types.TimestampNTZType):
+            column = self._catalyst.microseconds(column, kind)
+        else:
+            column = column.cast({2: "smallint", 4: "int", 8: "bigint"}[piece.width])
+        return column + functions.lit(piece.plus) if piece.plus else column
+
+    def _digits(self, column: Column, piece: Digits) -> list[Column]:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        unscaled = self._catalyst.unscaled(column)
+        value = functions.abs(unscaled)
+        mark = functions.when(column.isNull(), _bytes(piece.null))
+        mark = mark.when(unscaled < 0, _bytes(piece.before_negative))
+        groups = [self._group(value, place, piece) for place in reversed(range(piece.groups))]
+        first = len(groups) % _GROUPS_A_LONG
+        singles = [group.cast("smallint") for group in groups[:first]]
+        fours = [
+            _in_one_long(groups[at : at + _GROUPS_A_LONG])
+            for at in range(first, len(groups), _GROUPS_A_LONG)
+        ]
+        digits = [_or_nothing(self._catalyst.bytes_of(one)) for one in (*singles, *fours)]
+        return [mark.otherwise(_bytes(piece.before)), *digits]
+
+    def _group(self, value: Column, place: int, piece: Digits) -> Column:
+        """The digit to base 10,000 at this place, counted from the last."""
+        zeros = 10**piece.zeros
+        group: Column
+        if place == 0:
+            group = value % (_GROUP // zeros) * zeros
+        else:
+            group = self._catalyst.quotient(value, _GROUP**place // zeros) % _GROUP
+        return group
+
+
+def _in_one_long(groups: list[Column]) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    return reduce(lambda high, low: functions.shiftleft(high, 16).bitwiseOR(low), groups)
+
+
+def _bytes(value: bytes) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    return functions.lit(value)
+
+
+def _or_nothing(payload: Column) -> Column:
+    """A null would make all of the row one."""
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    return functions.coalesce(payload, _bytes(b""))
