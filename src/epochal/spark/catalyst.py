@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 def lacking() -> tuple[type[Exception], ...]:
     """What is raised where a release of Spark, or a session without a JVM, lacks an expression."""
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 
     # What a release lacks is answered as a package, which can't be called.
-    return (Py4JError, TypeError, AttributeError)
+    return (PySparkException, Py4JError, TypeError, AttributeError)
 
 
 class Catalyst:

@@ -35,7 +35,8 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     `schema` is what is known of the first columns. Most frames cross as they are: each change is
     one more analysis by Spark, in every epoch.
     """
-    frame = with_plain_names(frame, schema)
+    if not _has_plain_names(schema):
+        frame = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
     shorts = {
         place for place, field in enumerate(schema.fields) if _is_short_decimal(field.dataType)
     }
@@ -57,13 +58,6 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     except lacking() as error:
         logger.debug("decimals cross as they are: %s", error)
         return frame
-
-
-def with_plain_names(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The same columns, under names that Spark finds again; most have them already."""
-    if _has_plain_names(schema):
-        return frame
-    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
 
 
 def _has_plain_names(schema: StructType) -> bool:

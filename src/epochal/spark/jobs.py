@@ -14,12 +14,13 @@ from epochal.protocol.records import receipt_in
 from epochal.spark.crossing import for_crossing
 from epochal.spark.packing import packed
 from epochal.spark.plans import is_narrow_above_batch
-from epochal.spark.selecting import arrow_schema, for_tasks, taken_by, with_row_hash
+from epochal.spark.selecting import arrow_schema, for_tasks, row_hash, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
 from epochal.spark.telling import told
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
@@ -49,6 +50,15 @@ class Prepared:
 
     receipts: dict[SinkName, Sequence[Receipt]] = field(default_factory=dict)
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossing:
+    """A sink's rows in the form in which they cross to its tasks."""
+
+    rows: DataFrame
+    is_hashed: bool
+    is_packed: bool
 
 
 def prepare_all(
@@ -125,9 +135,7 @@ def _job(
 ) -> tuple[DataFrame, Preparing]:
     frame = taken_by(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
-    hashed = with_row_hash(frame) if fingerprint else None
-    whole = frame if hashed is None else hashed
-    as_bytes = packed(whole, part.sink, frame.schema, schema, part.handout)
+    crossing = _crossing(frame, part, schema, fingerprint=fingerprint)
     job = Preparing(
         sink=for_tasks(part.sink),
         identity=part.identity,
@@ -137,10 +145,20 @@ def _job(
         limits=limits,
         # Asked only for sinks that hand something out: the question costs a few calls to the JVM.
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
-        is_hashed=hashed is not None,
-        is_packed=as_bytes is not None,
+        is_hashed=crossing.is_hashed,
+        is_packed=crossing.is_packed,
     )
-    return for_crossing(whole, frame.schema) if as_bytes is None else as_bytes, job
+    return crossing.rows, job
+
+
+def _crossing(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Crossing:
+    beside = row_hash(frame.schema) if fingerprint else None
+    as_bytes = packed(frame, part.sink, schema, part.handout, beside=beside)
+    if as_bytes is not None:
+        return _Crossing(rows=as_bytes, is_hashed=fingerprint, is_packed=True)
+    hashed = with_row_hash(frame) if fingerprint else None
+    rows = for_crossing(frame if hashed is None else hashed, frame.schema)
+    return _Crossing(rows=rows, is_hashed=hashed is not None, is_packed=False)
 
 
 @contextmanager

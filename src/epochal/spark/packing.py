@@ -9,19 +9,21 @@ columns cross as they are.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from epochal.contract import Packs, Sink
 from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
 from epochal.spark.catalyst import Catalyst, lacking
-from epochal.spark.crossing import ROW, with_plain_names
+from epochal.spark.crossing import ROW
+from epochal.spark.selecting import quoted
 from epochal.terms import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
 logger = logging.getLogger("epochal")
 
@@ -38,46 +40,45 @@ not pay for it.
 
 
 def packed(
-    frame: DataFrame, sink: Sink, schema: StructType, arrow: pa.Schema, handout: Json
+    frame: DataFrame, sink: Sink, arrow: pa.Schema, handout: Json, *, beside: str | None
 ) -> DataFrame | None:
     """
-    The rows as bytes, with what stands behind the columns of `schema` kept; None where the sink
-    does not ask for it, or it can't be done.
+    The rows as bytes, and `beside` them one more column in SQL; None where the sink does not ask
+    for it, or it can't be done.
     """
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
     packing = sink.packing(arrow, handout) if isinstance(sink, Packs) else None
     if packing is None:
         return None
-    frame = with_plain_names(frame, schema)
-    names = frame.columns
     try:
-        row = _built_once(frame, packing, schema)
-        return frame.select(row, *names[len(schema.fields) :])
+        row = _built_once(frame, packing)
+        return frame.select(row, *([] if beside is None else [functions.expr(beside)]))
+    # Or refuses one: names that differ by case alone are known by their places only.
     except lacking() as error:
         logger.debug("sink %r: columns cross as they are: %s", sink.name, error)
         return None
 
 
-def _built_once(frame: DataFrame, packing: Packing, schema: StructType) -> Column:
-    key = (frame.sparkSession.sparkContext.applicationId, packing, schema.json())
+def _built_once(frame: DataFrame, packing: Packing) -> Column:
+    key = (frame.sparkSession.sparkContext.applicationId, packing, frame.schema.json())
     found = _built.get(key)
     if found is None:
         while len(_built) >= _KEPT_MAX:
             _built.pop(next(iter(_built)))
-        found = _built[key] = _Builder(frame, schema).row(packing)
+        found = _built[key] = _Builder(frame).row(packing)
     return found
 
 
 class _Builder:
-    def __init__(self, frame: DataFrame, schema: StructType) -> None:
+    def __init__(self, frame: DataFrame) -> None:
         self._catalyst = Catalyst(frame.sparkSession)
-        places = {field.name: place for place, field in enumerate(schema.fields)}
-        self._names = {name: frame.columns[place] for name, place in places.items()}
-        self._types = {field.name: field.dataType for field in schema.fields}
+        self._types = {field.name: field.dataType for field in frame.schema.fields}
 
     def row(self, packing: Packing) -> Column:
         from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-        parts = [part for piece in packing for part in self._parts(piece)]
+        parts = [part for piece in _folded(packing) for part in self._parts(piece)]
         # A setting of Spark's makes a string of joined bytes; the cast costs nothing elsewhere.
         return functions.concat(*parts).cast("binary").alias(ROW)
 
@@ -87,11 +88,9 @@ class _Builder:
             return [_bytes(piece.value)]
         from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-        column = functions.col(self._names[piece.field])
+        column = functions.col(quoted(piece.field))
         if isinstance(piece, Number):
-            payload = self._catalyst.bytes_of(self._number(column, piece))
-            mark = functions.when(column.isNull(), _bytes(piece.null))
-            return [mark.otherwise(_bytes(piece.before)), _or_nothing(payload)]
+            return self._marked_number(column, piece)
         if isinstance(piece, Flag):
             mark = functions.when(column.isNull(), _bytes(piece.null))
             return [mark.when(column, _bytes(piece.true)).otherwise(_bytes(piece.false))]
@@ -102,6 +101,17 @@ class _Builder:
                 _or_nothing(column.cast("binary")),
             ]
         return self._digits(column, piece)
+
+    def _marked_number(self, column: Column, piece: Number) -> list[Column]:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        number = self._number(column, piece)
+        if piece.width == 4 and len(piece.before) == 4:
+            before = int.from_bytes(piece.before, signed=True) << 32
+            whole = number.cast("bigint").bitwiseAND(0xFFFF_FFFF).bitwiseOR(before)
+            return [functions.coalesce(self._catalyst.bytes_of(whole), _bytes(piece.null))]
+        mark = functions.when(column.isNull(), _bytes(piece.null)).otherwise(_bytes(piece.before))
+        return [mark, _or_nothing(self._catalyst.bytes_of(number))]
 
     def _number(self, column: Column, piece: Number) -> Column:
         from pyspark.sql import functions, types  # noqa: PLC0415  importable without pyspark
@@ -145,6 +155,19 @@ class _Builder:
         else:
             group = self._catalyst.quotient(value, _GROUP**place // zeros) % _GROUP
         return group
+
+
+def _folded(packing: Packing) -> list[Piece]:
+    """The same row in fewer parts: each costs more than its bytes do."""
+    folded: list[Piece] = []
+    for piece in packing:
+        before = folded[-1] if folded else None
+        if isinstance(before, Fixed) and isinstance(piece, Number):
+            value = before.value
+            folded[-1] = replace(piece, before=value + piece.before, null=value + piece.null)
+        else:
+            folded.append(piece)
+    return folded
 
 
 def _in_one_long(groups: list[Column]) -> Column:

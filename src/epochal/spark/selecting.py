@@ -120,18 +120,26 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-    # As one text: each call into the JVM costs an epoch more than all of the text.
-    columns = ", ".join(_hashable(field.name, field.dataType) for field in frame.schema.fields)
     try:
-        return frame.select("*", functions.expr(f"xxhash64({columns}) AS {ROW_HASH}"))
+        return frame.select("*", functions.expr(row_hash(frame.schema)))
     except PySparkException as error:
         logger.warning("rows are not fingerprinted: %s", str(error).partition("\n")[0])
         return None
 
 
+def row_hash(schema: StructType) -> str:
+    """That column in SQL, as one text: each call into the JVM costs an epoch more than all of it."""
+    columns = ", ".join(_hashable(field.name, field.dataType) for field in schema.fields)
+    return f"xxhash64({columns}) AS {ROW_HASH}"
+
+
 def _hashable(name: str, kind: DataType) -> str:
-    column = "`" + name.replace("`", "``") + "`"
+    column = quoted(name)
     return f"CAST({column} AS STRING)" if _holds_unhashable(kind) else column
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _holds_unhashable(kind: DataType) -> bool:

@@ -82,8 +82,8 @@ def crossed(monkeypatch) -> list[bool]:
     found: list[bool] = []
     packed = jobs.packed
 
-    def noted(*args):
-        frame = packed(*args)
+    def noted(*args, **options):
+        frame = packed(*args, **options)
         found.append(frame is not None)
         return frame
 
