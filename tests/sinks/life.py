@@ -5,25 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from epochal.contract import Committer, Limits, Sink, Task
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+from epochal.terms import EpochNumber, Generation, Handle, Identity, Receipt, Uid
 
 UID = Uid("abcdefgh2345")
 QUICK = Limits(retry_backoff_ms=(1, 5))
 
 
 @dataclass(kw_only=True)
-class Life:
-    """One driver of one pipeline with one sink, and its tasks."""
+class DriverLife:
+    """One driver of one pipeline with one sink."""
 
     sink: Sink
     generation: int = 1
     uid: Uid = UID
     run: str | None = None
+    location: str | None = None
+    limits: Limits = QUICK
     attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     opened: list[Committer] = field(default_factory=list)
 
@@ -35,16 +37,17 @@ class Life:
             sink=self.sink.name,
             generation=Generation(self.generation),
             run=self.run,
+            location=self.location,
         )
 
     @property
     def committer(self) -> Any:
         """The driver's: one a life."""
         if not self.opened:
-            self.opened.append(self.sink.committer(self.identity, QUICK))
+            self.opened.append(self.sink.committer(self.identity, self.limits))
         return self.opened[0]
 
-    def fresh(self, **changes: Any) -> Life:
+    def fresh(self, **changes: Any) -> Self:
         """Another process with the same sink."""
         return replace(self, opened=[], **changes)
 
@@ -53,27 +56,36 @@ class Life:
             committer.close()
         self.opened.clear()
 
-    def start(self, rows: pa.Table) -> None:
-        self.committer.check(rows.schema)
-
-    def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
-        handout = self.committer.begin(EpochNumber(epoch))
-        handle = self.identity.handle(
-            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
-        )
-        return self.sink.writer(Task(handle=handle, schema=schema, handout=handout, limits=QUICK))
-
-    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
-        writer = self.writer(rows.schema, epoch, partition)
-        for batch in rows.to_batches(max_chunksize=1000):
-            writer.write(batch)
-        return writer.prepare()
+    def next_handle(self, epoch: int, partition: int) -> Handle:
+        """Of one more attempt."""
+        attempt = next(self.attempts)
+        return self.identity.handle(EpochNumber(epoch), partition=partition, attempt=attempt)
 
     def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         self.committer.rehearse(EpochNumber(epoch), receipts)
 
     def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         self.committer.commit(EpochNumber(epoch), receipts)
+
+
+class Life(DriverLife):
+    """The same with its tasks, each of which asks the driver to begin."""
+
+    def start(self, rows: pa.Table) -> None:
+        self.committer.check(rows.schema)
+
+    def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
+        handout = self.committer.begin(EpochNumber(epoch))
+        handle = self.next_handle(epoch, partition)
+        return self.sink.writer(
+            Task(handle=handle, schema=schema, handout=handout, limits=self.limits)
+        )
+
+    def prepare(self, rows: pa.Table, epoch: int, partition: int = 0) -> Receipt:
+        writer = self.writer(rows.schema, epoch, partition)
+        for batch in rows.to_batches(max_chunksize=1000):
+            writer.write(batch)
+        return writer.prepare()
 
     def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
         """A whole epoch, each table a task."""

@@ -128,7 +128,7 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
 
 
 def row_hash(schema: StructType) -> str:
-    """That column in SQL, as one text: each call into the JVM costs an epoch more than all of it."""
+    """That column in SQL. One text: a call into the JVM costs an epoch more than all of it."""
     columns = ", ".join(_hashable(field.name, field.dataType) for field in schema.fields)
     return f"xxhash64({columns}) AS {ROW_HASH}"
 

@@ -10,8 +10,8 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from confluent_kafka import TopicPartition
 from servers.embedded import EmbeddedServer
 from servers.kafka import RELEASE, KafkaServer
+from sinks.life import UID, DriverLife
 
 from epochal.contract import Limits, Task
 from epochal.coordinator.clock import SystemClock
@@ -34,9 +35,8 @@ from epochal.kafka.messages.create_topics import (
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.sinks.kafka import Kafka
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+from epochal.terms import EpochNumber, Receipt, Uid
 
-UID = Uid("abcdefgh2345")
 QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=60.0)
 IS_APACHE = os.environ.get("EPOCHAL_TEST_KAFKA") == "apache"
 APACHE_RELEASE = os.environ.get("EPOCHAL_TEST_KAFKA_RELEASE", RELEASE)
@@ -54,43 +54,10 @@ def server_at(folder: Path) -> Any:
 
 
 @dataclass(kw_only=True)
-class Life:
-    """One driver of one pipeline with one sink, and its tasks."""
+class Life(DriverLife):
+    """One driver with its tasks, which share what an epoch hands out."""
 
-    sink: Kafka
-    generation: int = 1
-    uid: Uid = UID
-    run: str | None = None
-    location: str | None = None
-    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    opened: list[Any] = field(default_factory=list)
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(
-            pipeline="orders",
-            uid=self.uid,
-            sink=self.sink.name,
-            generation=Generation(self.generation),
-            run=self.run,
-            location=self.location,
-        )
-
-    @property
-    def committer(self) -> Any:
-        """The driver's: one a life."""
-        if not self.opened:
-            self.opened.append(self.sink.committer(self.identity, QUICK))
-        return self.opened[0]
-
-    def fresh(self, **changes: Any) -> Life:
-        """Another process with the same sink."""
-        return replace(self, opened=[], **changes)
-
-    def close(self) -> None:
-        for committer in self.opened:
-            committer.close()
-        self.opened.clear()
+    limits: Limits = QUICK
 
     def begin(self, epoch: int) -> Any:
         return self.committer.begin(EpochNumber(epoch))
@@ -98,11 +65,12 @@ class Life:
     def writer(
         self, rows: pa.Table, epoch: int, partition: int = 0, *, handout: Any, first: bool = False
     ) -> Any:
-        handle = self.identity.handle(
-            EpochNumber(epoch), partition=partition, attempt=next(self.attempts)
-        )
         task = Task(
-            handle=handle, schema=rows.schema, handout=handout, is_first=first, limits=QUICK
+            handle=self.next_handle(epoch, partition),
+            schema=rows.schema,
+            handout=handout,
+            is_first=first,
+            limits=self.limits,
         )
         return self.sink.writer(task)
 
@@ -119,12 +87,6 @@ class Life:
         for batch in rows.to_batches(max_chunksize=1000):
             writer.write(batch)
         return writer.prepare()
-
-    def rehearse(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.rehearse(EpochNumber(epoch), receipts)
-
-    def commit(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self.committer.commit(EpochNumber(epoch), receipts)
 
     def abort(self, epoch: int, receipts: Sequence[Receipt]) -> None:
         self.committer.abort(EpochNumber(epoch), receipts)
