@@ -42,8 +42,8 @@ def make_environment(uv: Path, minor: str) -> Path:
     setup.run(
         f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
         "--python", python, "--constraints", CONSTRAINTS,
-        "--editable", f"{setup.ROOT}[spark,postgres,testing]", f"pyspark=={minor}.*", "pytest-timeout",
-        "psutil", env=env,
+        "--editable", f"{setup.ROOT}[spark,postgres,testing]", f"pyspark=={minor}.*",
+        "pytest-timeout", "psutil", env=env,
     )  # fmt: skip
     return python
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-    from pyspark.sql.types import DataType
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, SparkSession, functions
+from pyspark.sql.types import DataType
 
-
-def lacking() -> tuple[type[Exception], ...]:
-    """What is raised where a release of Spark, or a session without a JVM, lacks an expression."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
-    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
-
-    # What a release lacks is answered as a package, which can't be called.
-    return (PySparkException, Py4JError, TypeError, AttributeError)
+# What a release lacks is answered as a package, which can't be called.
+LACKING = (PySparkException, Py4JError, TypeError, AttributeError)
+"""What is raised where a release of Spark, or a session without a JVM, lacks an expression."""
 
 
 class Catalyst:
@@ -55,8 +51,6 @@ class Catalyst:
         return self._called(single, "java.lang.Float", "floatToIntBits", "int")
 
     def quotient(self, integer: Column, divisor: int) -> Column:
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         by = functions.lit(divisor).cast("bigint")
         divided = self._expressions.IntegralDivide(self._inside(integer), self._inside(by))
         return self._column(integer, divided)

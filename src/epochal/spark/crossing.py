@@ -42,10 +42,10 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     }
     if not shorts:
         return frame
-    # Only the driver asks for more than Arrow's part.
+    # On the driver alone: a task's part is done without Spark.
     from pyspark.sql.functions import col  # noqa: PLC0415
 
-    from epochal.spark.catalyst import Catalyst, lacking  # noqa: PLC0415
+    from epochal.spark.catalyst import LACKING, Catalyst  # noqa: PLC0415
 
     try:
         catalyst = Catalyst(frame.sparkSession)
@@ -55,7 +55,7 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
                 for place, name in enumerate(frame.columns)
             )
         )
-    except lacking() as error:
+    except LACKING as error:
         logger.debug("decimals cross as they are: %s", error)
         return frame
 

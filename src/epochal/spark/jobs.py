@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
 from epochal.spark.crossing import for_crossing
-from epochal.spark.packing import packed
 from epochal.spark.plans import is_narrow_above_batch
 from epochal.spark.selecting import arrow_schema, for_tasks, row_hash, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
@@ -152,6 +151,8 @@ def _job(
 
 
 def _crossing(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Crossing:
+    from epochal.spark.packing import packed  # noqa: PLC0415  needs pyspark
+
     beside = row_hash(frame.schema) if fingerprint else None
     as_bytes = packed(frame, part.sink, schema, part.handout, beside=beside)
     if as_bytes is not None:

@@ -3,27 +3,28 @@ Rows laid out as bytes inside of the JVM, for sinks that ask for it (`epochal.pa
 
 Everything is put together from Spark's own expressions, so that its compiled code does it; some of
 them have no name in SQL. A release that lacks one, or a type that has no such form, lets the
-columns cross as they are.
+columns cross as they are. Only the driver imports this room, where pyspark is.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, functions, types
+
 from epochal.contract import Packs, Sink
 from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
-from epochal.spark.catalyst import Catalyst, lacking
+from epochal.spark.catalyst import LACKING, Catalyst
 from epochal.spark.crossing import ROW
 from epochal.spark.selecting import quoted
 from epochal.terms import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 logger = logging.getLogger("epochal")
 
@@ -31,12 +32,12 @@ _KEPT_MAX = 64
 _GROUP = 10_000
 _GROUPS_A_LONG = 4
 
-_Built = dict[tuple[str, Packing, str], "Column"]
-_built: _Built = {}
+_built: dict[tuple[str, Packing, str], Column] = {}
 """
 By application, packing and schema: to build one takes many calls into the JVM, and an epoch should
 not pay for it.
 """
+_building = threading.Lock()
 
 
 def packed(
@@ -46,8 +47,6 @@ def packed(
     The rows as bytes, and `beside` them one more column in SQL; None where the sink does not ask
     for it, or it can't be done.
     """
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
     packing = sink.packing(arrow, handout) if isinstance(sink, Packs) else None
     if packing is None:
         return None
@@ -55,19 +54,19 @@ def packed(
         row = _built_once(frame, packing)
         return frame.select(row, *([] if beside is None else [functions.expr(beside)]))
     # Or refuses one: names that differ by case alone are known by their places only.
-    except lacking() as error:
+    except LACKING as error:
         logger.debug("sink %r: columns cross as they are: %s", sink.name, error)
         return None
 
 
 def _built_once(frame: DataFrame, packing: Packing) -> Column:
     key = (frame.sparkSession.sparkContext.applicationId, packing, frame.schema.json())
-    found = _built.get(key)
-    if found is None:
-        while len(_built) >= _KEPT_MAX:
-            _built.pop(next(iter(_built)))
-        found = _built[key] = _Builder(frame).row(packing)
-    return found
+    with _building:
+        if key not in _built:
+            while len(_built) >= _KEPT_MAX:
+                _built.pop(next(iter(_built)))
+            _built[key] = _Builder(frame).row(packing)
+        return _built[key]
 
 
 class _Builder:
@@ -76,8 +75,6 @@ class _Builder:
         self._types = {field.name: field.dataType for field in frame.schema.fields}
 
     def row(self, packing: Packing) -> Column:
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         parts = [part for piece in _folded(packing) for part in self._parts(piece)]
         # A setting of Spark's makes a string of joined bytes; the cast costs nothing elsewhere.
         return functions.concat(*parts).cast("binary").alias(ROW)
@@ -86,8 +83,6 @@ class _Builder:
         """What follows one another in the row: flat, as a part of a part is copied twice."""
         if isinstance(piece, Fixed):
             return [_bytes(piece.value)]
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         column = functions.col(quoted(piece.field))
         if isinstance(piece, Number):
             return self._marked_number(column, piece)
@@ -103,8 +98,6 @@ class _Builder:
         return self._digits(column, piece)
 
     def _marked_number(self, column: Column, piece: Number) -> list[Column]:
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         number = self._number(column, piece)
         if piece.width == 4 and len(piece.before) == 4:
             before = int.from_bytes(piece.before, signed=True) << 32
@@ -114,9 +107,7 @@ class _Builder:
         return [mark, _or_nothing(self._catalyst.bytes_of(number))]
 
     def _number(self, column: Column, piece: Number) -> Column:
-        from pyspark.sql import functions, types  # noqa: PLC0415  importable without pyspark
-
-        kind: DataType = self._types[piece.field]
+        kind = self._types[piece.field]
         if isinstance(kind, types.DoubleType):
             return self._catalyst.bits(column)
         if isinstance(kind, types.FloatType):
@@ -130,8 +121,6 @@ class _Builder:
         return column + functions.lit(piece.plus) if piece.plus else column
 
     def _digits(self, column: Column, piece: Digits) -> list[Column]:
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         unscaled = self._catalyst.unscaled(column)
         value = functions.abs(unscaled)
         mark = functions.when(column.isNull(), _bytes(piece.null))
@@ -171,19 +160,13 @@ def _folded(packing: Packing) -> list[Piece]:
 
 
 def _in_one_long(groups: list[Column]) -> Column:
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
     return reduce(lambda high, low: functions.shiftleft(high, 16).bitwiseOR(low), groups)
 
 
 def _bytes(value: bytes) -> Column:
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
     return functions.lit(value)
 
 
 def _or_nothing(payload: Column) -> Column:
     """A null would make all of the row one."""
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
     return functions.coalesce(payload, _bytes(b""))

@@ -8,7 +8,7 @@ import pytest
 
 from epochal.errors import Misconfigured
 from epochal.sinks.files import Files, read_epochs
-from epochal.spark import jobs
+from epochal.spark import packing
 from epochal.spark.hashing import fingerprint_of
 from epochal.spark.pipeline import Pipeline
 
@@ -80,14 +80,14 @@ def test_a_sink_for_refused_rows_is_checked_like_others(spark, place, family, tm
 def crossed(monkeypatch) -> list[bool]:
     """Of every job: whether its rows crossed to Python as bytes."""
     found: list[bool] = []
-    packed = jobs.packed
+    packed = packing.packed
 
     def noted(*args, **options):
         frame = packed(*args, **options)
         found.append(frame is not None)
         return frame
 
-    monkeypatch.setattr(jobs, "packed", noted)
+    monkeypatch.setattr(packing, "packed", noted)
     return found
 
 
