@@ -19,7 +19,7 @@ format: ## put the code into its format, and fix what ruff can
 	$(RUN) python tools/check.py --fix
 
 test: ## run the tests (ARGS="-k name")
-	$(RUN) pytest tests --numprocesses 3 --dist loadfile $(ARGS)
+	$(RUN) pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 	$(RUN) epochal demo $(ARGS)
