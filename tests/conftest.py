@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +14,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_LONG = {
+    *("cli/test_demo.py", "cli/test_verify.py", "cli/test_verify_python.py"),
+    *("sinks/kafka/test_source.py", "sinks/test_four_at_once.py"),
+    *("spark/test_clusters.py", "spark/test_kills.py", "testing/test_model.py"),
+}
+"""Files of a minute and more, beside those that share the local Spark."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files on Spark first: they take longest, and the last one keeps everybody waiting."""
-    on_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: item.path not in on_spark)
+    """What takes long goes first: the last file keeps everybody waiting."""
+    here = Path(__file__).parent
+    long = {here / name for name in _LONG}
+    long |= {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")

@@ -54,5 +54,7 @@ def no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]
 
 
 @pytest.fixture
-def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
-    return Killer(monkeypatch)
+def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Killer]:
+    killer = Killer(monkeypatch)
+    yield killer
+    killer.close()

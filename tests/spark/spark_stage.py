@@ -20,6 +20,7 @@ from epochal.errors import RowRejected
 from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.spark.pipeline import Pipeline
+from epochal.telemetry.recording import Recorder
 
 if TYPE_CHECKING:
     import pytest
@@ -89,6 +90,20 @@ class Killer:
         self.is_dead = False
         for verb in ("abort", "stop"):
             monkeypatch.setattr(Coordinator, verb, self._unless_dead(getattr(Coordinator, verb)))
+        self._recorders: list[Recorder] = []
+        monkeypatch.setattr(Recorder, "claimed", self._noting(Recorder.claimed))
+
+    def close(self) -> None:
+        """SIGKILL would have ended these threads; here they would outlive the test."""
+        for recorder in self._recorders:
+            recorder.close()
+
+    def _noting(self, claimed: Callable[..., None]) -> Callable[..., None]:
+        def noted(recorder: Recorder, *arguments: Any) -> None:
+            self._recorders.append(recorder)
+            claimed(recorder, *arguments)
+
+        return noted
 
     def watch(self, step: str, epoch: int | None) -> None:
         if self.at == (step, epoch):
