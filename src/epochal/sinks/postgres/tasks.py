@@ -11,7 +11,7 @@ import atexit
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
 
 C = TypeVar("C")
-Place = tuple[str | None, str]
+Place: TypeAlias = tuple[str | None, str]
 """Schema and table."""
 
 

@@ -88,8 +88,11 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     def _send(self, block: pa.Table, first: int) -> None:
         """Copy one block; its first row is row `first` of this task."""
         connection = self._get_ready()
+
+        def send() -> None:
+            self._sending.send(connection, self._place(), block)
+
         try:
-            send = lambda: self._sending.send(connection, self._place(), block)  # noqa: E731
             self._sorted("copy", send, block, first)
         except pa.ArrowInvalid as error:
             raise RowRejected(
