@@ -7,11 +7,14 @@ import math
 import random
 from decimal import Decimal
 
+import psycopg
 import pyarrow as pa
 import pytest
+from sinks.life import Life
 from sinks.postgres.packed import PackedPostgres
 
 from epochal.errors import RowRejected
+from epochal.sinks.postgres import Postgres
 
 D = Decimal
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -138,3 +141,24 @@ def test_every_column_with_a_nul_is_named(packed, strategy):
         life.prepare(rows, 0)
     assert '"raw"' not in str(told.value)
     assert packed.leftovers() == []
+
+
+@pytest.mark.parametrize("kind", [Postgres, PackedPostgres])
+@BOTH
+def test_text_is_the_same_in_a_database_of_another_encoding(place, kind, strategy):
+    place.sql(
+        f"CREATE DATABASE {place.schema} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
+        " TEMPLATE template0"
+    )
+    try:
+        url = place.url().rpartition("/")[0] + f"/{place.schema}"
+        with psycopg.connect(url, client_encoding="utf8") as there:
+            there.execute("CREATE TABLE public.orders (name text)")
+            there.commit()
+            sink = kind(url, table="public.orders", strategy=strategy, pool_min=1)
+            life = Life(sink=sink)
+            life.write(0, pa.table({"name": ["naïve"]}))
+            life.close()
+            assert there.execute("SELECT name FROM public.orders").fetchall() == [("naïve",)]
+    finally:
+        place.sql(f"DROP DATABASE {place.schema} WITH (FORCE)")

@@ -60,6 +60,9 @@ class Server(DatabaseServer):
                 **_DEFAULTS,
                 **given,
                 "application_name": application,
+                # Rows are sent as UTF-8, whatever the database is kept in: without this the
+                # server would take them for its own encoding.
+                "client_encoding": "UTF8",
                 "connect_timeout": str(max(2, round(self.connect_timeout_s))),
                 "target_session_attrs": "read-write",
             }
