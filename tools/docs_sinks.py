@@ -17,11 +17,11 @@ from epochal.assembly.vocabulary import SINKS, SYNONYMS, WORDS, vocabulary
 from epochal.config import PipelineFile, json_schema
 from epochal.config.shapes import Shape, named, shape_of
 from epochal.contract import Limits
-from epochal.sinks.declaration import Declaration
-from epochal.sinks.secrets import EnvironmentSecret, FileSecret, HeldSecret
+from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
+from epochal.kit.sink_base import SinkBase
 
 ROOT = Path(__file__).parent.parent
-_COMMON = tuple(one.name for one in dataclasses.fields(Declaration))
+_COMMON = tuple(one.name for one in dataclasses.fields(SinkBase))
 _GUIDES = {"memory": ""}
 """Where a sink's guide is not called as its kind is."""
 _NAMED: Mapping[Any, str] = {
@@ -43,7 +43,7 @@ def options() -> Iterator[str]:
         "**required** has no default."
     )
     yield "## All sinks"
-    yield _table(Declaration, told["memory"], _COMMON)
+    yield _table(SinkBase, told["memory"], _COMMON)
     for kind, make in vocabulary().sinks.items():
         sink_class = make()
         guide = _GUIDES.get(kind, f"See [the guide](../guides/{kind}.md).")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TryAgain,
         Unsettled,
     )
+    from epochal.kit.secrets import env, file
     from epochal.session import Session
     from epochal.sinks.callback import Callback
     from epochal.sinks.delta import Delta
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from epochal.sinks.mysql import MySQL
     from epochal.sinks.oracle import Oracle
     from epochal.sinks.postgres import Postgres
-    from epochal.sinks.secrets import env, file
     from epochal.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
@@ -65,9 +65,9 @@ _HOMES = {
     "TryAgain": "epochal.errors",
     "Unsettled": "epochal.errors",
     "avro": "epochal.sinks.kafka",
-    "env": "epochal.sinks.secrets",
+    "env": "epochal.kit.secrets",
     "json": "epochal.sinks.kafka",
-    "file": "epochal.sinks.secrets",
+    "file": "epochal.kit.secrets",
     "protobuf": "epochal.sinks.kafka",
     "read_epochs": "epochal.sinks.files",
 }

@@ -22,7 +22,7 @@ from epochal.demo.killing import STEPS, plan_killings
 from epochal.demo.place import Place
 from epochal.demo.readers import READERS
 from epochal.demo.servers import forget, running_servers
-from epochal.sinks.sql.names import staging_name
+from epochal.kit.sql.names import staging_name
 from epochal.terms import Handle, sink_tag
 
 COMMAND = [sys.executable, "-m", "epochal.cli"]

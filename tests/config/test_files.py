@@ -7,9 +7,9 @@ import pytest
 from epochal.assembly.vocabulary import vocabulary
 from epochal.config import Mistakes, read_file
 from epochal.errors import Misconfigured
+from epochal.kit.secrets import EnvironmentSecret, FileSecret
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
-from epochal.sinks.secrets import EnvironmentSecret, FileSecret
 
 HEAD = """\
 pipeline: orders

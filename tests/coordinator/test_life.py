@@ -7,10 +7,10 @@ import pytest
 from epochal.coordinator import Coordinator, life
 from epochal.errors import Fenced, Refused
 from epochal.logs.memory import MemoryLog
-from epochal.protocol.admission import Admission, Position, Start, Unfinished
-from epochal.protocol.state import GivenUp, RecordKind
+from epochal.protocol.admission import Position, Start, Unfinished
+from epochal.protocol.state import GivenUp
 from epochal.sinks.memory import Memory
-from epochal.terms import NO_OFFSETS, EpochNumber, Fingerprint, Receipt
+from epochal.terms import EpochNumber
 
 ZERO = EpochNumber(0)
 
@@ -136,51 +136,3 @@ def test_what_a_person_gives_up_is_on_record_and_no_longer_waits() -> None:
     assert not state.pending
     with pytest.raises(Refused, match="nothing of sink 'memory'"):
         life.give_up(log, word)
-
-
-def _plan(log: MemoryLog, sink: Memory) -> Coordinator:
-    planner = Coordinator(log=log, sinks=[sink])
-    planner.start(_start(sink))
-    planner.begin(ZERO, query_id="q")
-    planner.leave()
-    return planner
-
-
-def test_an_epoch_begun_in_one_process_is_decided_in_another() -> None:
-    log, sink = MemoryLog(), Memory()
-    planner = _plan(log, sink)
-    handle = planner.identity(sink.name).handle(ZERO, partition=0, attempt=7)
-    sink._place.store().prepare(str(handle), sink.rows())
-    committer = Coordinator(log=log, sinks=[sink])
-    committer.resume("one", record=planner.record)
-    admission = committer.take_up(ZERO, query_id="q", offsets=NO_OFFSETS)
-    assert admission is Admission.FRESH
-    committer.conclude({sink.name: [Receipt(handle=handle, fingerprint=Fingerprint(0))]})
-    committer.restate()
-    assert sink.epochs() == [0]
-    assert committer.state.unsettled is None
-    again = Coordinator(log=log, sinks=[sink])
-    again.resume("one")
-    assert again.take_up(ZERO, query_id="q", offsets=NO_OFFSETS) is Admission.REPLAY
-
-
-def test_a_process_whose_driver_was_fenced_decides_nothing() -> None:
-    log, sink = MemoryLog(), Memory()
-    planner = _plan(log, sink)
-    Coordinator(log=log, sinks=[sink]).start(_start(sink, driver="two"))
-    with pytest.raises(Fenced, match="it is of two"):
-        Coordinator(log=log, sinks=[sink]).resume("one", record=planner.record)
-
-
-def test_a_slot_that_was_closed_meanwhile_fences_a_late_decision() -> None:
-    log, sink = MemoryLog(), Memory()
-    planner = _plan(log, sink)
-    late = Coordinator(log=log, sinks=[sink])
-    late.resume("one", record=planner.record)
-    late.take_up(ZERO, query_id="q", offsets=NO_OFFSETS)
-    closing = Coordinator(log=log, sinks=[sink])
-    closing.resume("one")
-    closing.restate(RecordKind.PROGRESS)
-    with pytest.raises(Fenced):
-        late.conclude({sink.name: ()})
-    assert sink.epochs() == []

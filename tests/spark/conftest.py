@@ -15,14 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Before Spark starts: tasks run in the Python that runs the tests.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-import pyspark
 from spark_stage import Killer, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# The data source door is for PySpark 4.1 and newer; what it is made of is not there before.
-collect_ignore = ["test_source_runs.py"] if pyspark.__version__.startswith("4.0.") else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

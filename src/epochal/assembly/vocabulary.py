@@ -23,8 +23,8 @@ SINKS = {
 }
 WORDS = {
     "avro": "epochal.sinks.kafka:avro",
-    "env": "epochal.sinks.secrets:env",
-    "file": "epochal.sinks.secrets:file",
+    "env": "epochal.kit.secrets:env",
+    "file": "epochal.kit.secrets:file",
     "json": "epochal.sinks.kafka:json",
     "protobuf": "epochal.sinks.kafka:protobuf",
 }

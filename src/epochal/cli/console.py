@@ -8,7 +8,7 @@ import typer
 
 from epochal.cli.showing import say
 from epochal.errors import Misconfigured
-from epochal.sinks.secrets import env, file
+from epochal.kit.secrets import env, file
 
 
 def console(  # noqa: PLR0917  typer reads the options off the signature

@@ -44,7 +44,7 @@ def _require_object(line: bytes, number: int) -> None:
 def _from_arrow(body: bytes) -> bytes:
     import pyarrow as pa  # noqa: PLC0415  slow to load, and receivers of JSON need none
 
-    from epochal.sinks import json_lines  # noqa: PLC0415
+    from epochal.kit import json_lines  # noqa: PLC0415
 
     try:
         batches = pa.ipc.open_stream(body).read_all().to_batches()

@@ -31,7 +31,6 @@ from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Start, Unfinished
 from epochal.spark import identity
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.options import unfinished_from
 from epochal.spark.plans import is_narrow, is_stateless
 from epochal.spark.report import CheckReport, Written, in_html, in_text
 from epochal.spark.runner import Runner
@@ -264,7 +263,7 @@ class Pipeline:
     def adopt(self, checkpoint: Place, *, unfinished: str = "ask") -> None:
         """This checkpoint was moved here, or other code ran it meanwhile: go on where it is."""
         spark = _session_or_none()
-        word = unfinished_from(unfinished)
+        word = _unfinished(unfinished)
         identity.adopt(self._log_of(checkpoint, spark), checkpoint, spark, unfinished=word)
 
     def fork(self, checkpoint: Place, *, original_lives: bool = False) -> None:
@@ -320,7 +319,7 @@ class Pipeline:
                 location=folder.location,
                 run=run,
                 folder=folder,
-                unfinished=unfinished_from(unfinished),
+                unfinished=_unfinished(unfinished),
                 retarget=retarget,
             )
             try:
@@ -471,3 +470,12 @@ def _session_or_none() -> SparkSession | None:
     except ImportError:
         return None
     return SparkSession.getActiveSession()
+
+
+def _unfinished(word: str) -> Unfinished:
+    """The user's word for what is to become of a batch that other code left unfinished."""
+    try:
+        return Unfinished(word)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in Unfinished)
+        raise Misconfigured(f"unfinished={word!r} is none of {known}", f"one of {known}") from None

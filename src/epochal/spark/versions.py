@@ -12,21 +12,19 @@ if TYPE_CHECKING:
 
 OLDEST = (4, 0)
 NEWEST = (4, 3)
-DATA_SOURCE_OLDEST = (4, 1)
-"""Where `DataSourceStreamArrowWriter` first appears."""
 
 
-def require_supported(version: str | None = None, *, oldest: tuple[int, int] = OLDEST) -> None:
+def require_supported(version: str | None = None) -> None:
     """Refuse a PySpark that this release was not proved on. The installed one, if none is given."""
     if version is None:
         version = _installed()
     found = re.match(r"(\d+)\.(\d+)", version)
     minor = (0, 0) if found is None else (int(found[1]), int(found[2]))
-    if oldest <= minor <= NEWEST:
+    if OLDEST <= minor <= NEWEST:
         return
     raise Misconfigured(
-        f"PySpark {version} is not supported here: {_told(oldest)} to {_told(NEWEST)} are",
-        f'pip install "pyspark>={_told(oldest)},<{NEWEST[0]}.{NEWEST[1] + 1}"',
+        f"PySpark {version} is not supported here: {_told(OLDEST)} to {_told(NEWEST)} are",
+        f'pip install "pyspark>={_told(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}"',
     )
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from kit.spool.spooled import left_in
 from sinks.callback.called import Keeper
-from sinks.spool.spooled import left_in
 
 from epochal.errors import Misconfigured, TryAgain
+from epochal.kit.spool.ledger import SpoolLedger
 from epochal.logs.memory import MemoryLog
 from epochal.sinks.callback import Callback
 from epochal.sinks.callback.delivery import CallbackDelivery
-from epochal.sinks.spool.ledger import SpoolLedger
 from epochal.terms import EpochNumber
 from epochal.testing.conformance import SinkConformance, Target, Trial
 from epochal.testing.crash import Setting, crash_at_every_call

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from epochal.errors import Misconfigured
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
 from epochal.sinks.files import Files, read_epochs
 
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=dt.UTC)

@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 
 import pytest
+from kit.spool.spooled import left_in
 from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
-from sinks.spool.spooled import left_in
 
 from epochal.sinks.http import Http
 from epochal.testing.conformance import SinkConformance, Target

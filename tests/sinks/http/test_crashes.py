@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from kit.spool.spooled import left_in
 from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
-from sinks.spool.spooled import left_in
 
 from epochal.errors import Refused
 from epochal.logs.memory import MemoryLog

@@ -9,9 +9,9 @@ import traceback
 import pytest
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
+from epochal.kit.spool.ledger import SpoolLedger
 from epochal.sinks.http import Http, keyed
 from epochal.sinks.http.keyed import KeyedDelivery
-from epochal.sinks.spool.ledger import SpoolLedger
 from epochal.testing.trial import Target, Trial
 
 

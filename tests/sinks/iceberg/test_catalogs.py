@@ -9,8 +9,8 @@ from servers.iceberg import RestCatalog, running_rest_catalog
 from servers.postgres import running_server
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.kit.secrets import env
 from epochal.sinks.iceberg import Iceberg
-from epochal.sinks.secrets import env
 from epochal.terms import EpochNumber, Proof
 
 E2, E3 = EpochNumber(2), EpochNumber(3)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from sinks.sql.conformance import TableConformance
+from kit.sql.conformance import TableConformance
 
 from epochal.sinks.memory import Memory
 from epochal.testing.conformance import Target

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sinks.sql.crashes import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.crashes import settings_at
+from kit.sql.crashes import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.crashes import settings_at
 
 from epochal.errors import Refused
-from epochal.sinks.sql.ledger import Ledger
-from epochal.sinks.sql.staged import StagedCommitter
+from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.staged import StagedCommitter
 from epochal.testing.crash import crash_at_every_call
 from epochal.testing.judge import Breach
 

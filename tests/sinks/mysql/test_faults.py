@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sinks.sql.faults import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.faults import Wire
+from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
 

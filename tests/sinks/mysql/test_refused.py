@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from sinks.sql.refused_rows import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.refused_rows import Family, settings_of
+from kit.sql.refused_rows import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.refused_rows import Family, settings_of
 
-from epochal.sinks.sql.staged import StagedCommitter
+from epochal.kit.sql.staged import StagedCommitter
 from epochal.testing.crash import crash_at_every_call
 from epochal.testing.judge import Breach
 

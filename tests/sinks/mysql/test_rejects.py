@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Misconfigured, RowRejected
+from epochal.kit.sql.rejects import REJECTED
 from epochal.sinks.memory import Memory
-from epochal.sinks.sql.rejects import REJECTED
 
 LONG = "too long for its column"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from sinks.sql.promises import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.strategies import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.promises import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.strategies import *  # noqa: F403  every test there is one of this module, too
 
 from epochal.errors import Misconfigured, PreparedLost, TryAgain
+from epochal.kit.sql.names import staging_name
 from epochal.sinks.mysql import checking, connecting, writer
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.sql.names import staging_name
 from epochal.terms import EpochNumber, Proof
 
 # Staged

@@ -11,8 +11,8 @@ from servers.h2 import H2Server
 from sinks.life import Life
 from sinks.oracle.standin import StandIn
 
+from epochal.kit.sql.keeping import Kept
 from epochal.sinks.oracle import Oracle, connecting, writer
-from epochal.sinks.sql.keeping import Kept
 from epochal.terms import SinkName
 
 SECRET = "hunter2-s3cret"

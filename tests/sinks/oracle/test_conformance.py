@@ -15,8 +15,8 @@ from typing import Any
 
 import oracledb
 import pytest
+from kit.sql.conformance import TableConformance
 from sinks.oracle.conftest import SECRET
-from sinks.sql.conformance import TableConformance
 
 from epochal.sinks.oracle import Oracle
 from epochal.sinks.oracle.connecting import connect

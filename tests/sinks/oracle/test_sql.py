@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from sinks.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
 
 from epochal.errors import Misconfigured, RowRejected
 from epochal.terms import EpochNumber, Proof

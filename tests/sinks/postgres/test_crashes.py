@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sinks.sql.crashes import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.crashes import settings_at
+from kit.sql.crashes import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.crashes import settings_at
 
 from epochal.errors import Refused
 from epochal.sinks.postgres.committer import StagedCommitter

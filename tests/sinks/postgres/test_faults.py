@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from sinks.sql.faults import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.faults import Wire
+from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, OutcomeUnknown, RowRejected, TryAgain
 from epochal.sinks.postgres.sorting import sorted_error

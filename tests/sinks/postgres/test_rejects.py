@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import RowRejected
+from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.rejects import REJECTED
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres.applying import read_apply
 from epochal.sinks.postgres.rejects import Search
-from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.rejects import REJECTED
 
 
 def with_bad(count: int, *bad: int) -> pa.Table:

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from sinks.sql.promises import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.strategies import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.strategies import BOTH, grown_mb
+from kit.sql.promises import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.strategies import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.strategies import BOTH, grown_mb
 
 from epochal.contract import Limits
 from epochal.errors import Misconfigured, PreparedLost, TryAgain
-from epochal.sinks.sql.names import parse_staging_name, staging_name
+from epochal.kit.sql.names import parse_staging_name, staging_name
 from epochal.terms import EpochNumber, Generation, Handle, SinkTag, Uid
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-import epochal.sinks.secrets as ep
+import epochal.kit.secrets as ep
 from epochal.contract import Task
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.postgres import Postgres

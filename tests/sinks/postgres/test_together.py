@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sinks.sql.refused_rows import *  # noqa: F403  every test there is one of this module, too
-from sinks.sql.refused_rows import QUICK, Dies, Family, rows, session, write
+from kit.sql.refused_rows import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.refused_rows import QUICK, Dies, Family, rows, session, write
 
 from epochal.coordinator import read_state
 from epochal.errors import Misconfigured, RowRejected, Unsettled

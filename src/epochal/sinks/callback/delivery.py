@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.sinks.spool import RowSpool
+from epochal.kit.spool import RowSpool
 from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt
 
 

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
+from epochal.kit.sink_base import SinkBase
+from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
 from epochal.logs.names import without_secrets
 from epochal.sinks.callback.carrying import CarriedFunction
 from epochal.sinks.callback.delivery import CallbackDelivery, CallbackEpoch
-from epochal.sinks.declaration import Declaration
-from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
 from epochal.terms import Identity, Json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Callback(Declaration):
+class Callback(SinkBase):
     """
     A function that is called on the driver with each decided epoch that has rows.
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from epochal.errors import InvariantBroken, Misconfigured
-from epochal.sinks.disk import make_folder, sync
+from epochal.kit.disk import make_folder, sync
 from epochal.terms import Handle
 
 NOTES = "_epochal/prepared"

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from epochal.contract import APPEND_ONLY, Committer, Limits, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.declaration import Declaration
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sink_base import SinkBase
 from epochal.sinks.delta.place import Place, local_folder, not_installed
 from epochal.sinks.delta.writer import GROUP_ROWS, DeltaWriter, Shape
 from epochal.sinks.files.gathering import Room
-from epochal.sinks.secrets import HeldSecret, Secret
 from epochal.terms import Identity, Json
 
 Mode = Literal["append", "overwrite_partitions", "merge"]
@@ -29,7 +29,7 @@ _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
 @dataclass(frozen=True)
-class Delta(Declaration):
+class Delta(SinkBase):
     """
     A Delta table: each epoch is one version of it, whole or not there at all.
 

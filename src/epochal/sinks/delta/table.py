@@ -22,8 +22,8 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.kit.disk import sync
 from epochal.sinks.delta.place import Place, Stamp, handle_in
-from epochal.sinks.disk import sync
 from epochal.terms import EpochNumber, Handle
 
 _LOG = "_delta_log"

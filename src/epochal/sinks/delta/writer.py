@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from epochal.contract import Task
 from epochal.errors import Misconfigured, TryAgain
-from epochal.sinks import parquet
+from epochal.kit import parquet
 from epochal.sinks.delta.place import STAGED, Place, note_path
 from epochal.sinks.delta.stats import Statistics
 from epochal.sinks.files.gathering import Gathering, Room

@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from epochal.sinks.disk import make_folder, sync
+from epochal.kit.disk import make_folder, sync
 
 __all__ = ["make_folder", "names", "put_if_absent", "read", "remove_empty", "sync"]
 

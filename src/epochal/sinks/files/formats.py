@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from epochal.errors import Misconfigured
-from epochal.sinks import json_lines, parquet
+from epochal.kit import json_lines, parquet
 
 
 class Encoder(Protocol):

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from epochal.sinks import parquet
+from epochal.kit import parquet
 from epochal.sinks.files.partitions import split
 
 _PART_OVERHEAD_BYTES = 4096

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from epochal.errors import Misconfigured
+from epochal.kit.secrets import HeldSecret, Secret
 from epochal.sinks.files.urls import Options
-from epochal.sinks.secrets import HeldSecret, Secret
 
 S3_OPTIONS = (
     "access_key_id",

@@ -13,7 +13,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from epochal.errors import Misconfigured, RowRejected
-from epochal.sinks.grouping import grouped
+from epochal.kit.grouping import grouped
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES_MAX = 255

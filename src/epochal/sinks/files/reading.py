@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 
 from epochal.contract import Rows
 from epochal.errors import Misconfigured
+from epochal.kit.secrets import Secret
 from epochal.sinks.files import layout
 from epochal.sinks.files.backends import back_end
 from epochal.sinks.files.formats import format_of
@@ -27,7 +28,6 @@ from epochal.sinks.files.schemas import load_schema
 from epochal.sinks.files.spark_types import ddl, spark_type
 from epochal.sinks.files.store_filesystem import filesystem
 from epochal.sinks.files.urls import parse
-from epochal.sinks.secrets import Secret
 
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _SPARK_OPTIONS: dict[str, dict[str, str]] = {

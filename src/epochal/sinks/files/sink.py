@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.declaration import Declaration
+from epochal.kit.secrets import Secret
+from epochal.kit.sink_base import SinkBase
 from epochal.sinks.files.backends import BackEnd, LocalBackEnd, Uploads, back_end
 from epochal.sinks.files.committer import FileCommitter
 from epochal.sinks.files.formats import FORMATS
@@ -19,12 +20,11 @@ from epochal.sinks.files.options import storage_options
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.sinks.files.urls import Target, parse
 from epochal.sinks.files.writer import FileWriter, Plan
-from epochal.sinks.secrets import Secret
 from epochal.terms import Ability, Identity, Json
 
 
 @dataclass(frozen=True)
-class Files(Declaration):
+class Files(SinkBase):
     """
     Files in a folder or a bucket, each one whole or not there at all. The path's scheme decides.
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from epochal.errors import Misconfigured
-from epochal.sinks.secrets import Secret
+from epochal.kit.secrets import Secret
 
 Options: TypeAlias = "tuple[tuple[str, str | Secret], ...]"
 """How an object store is reached, secrets held as such."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
 
 
 def require_json(schema: pa.Schema) -> None:

@@ -23,11 +23,11 @@ from typing import Literal
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected, TryAgain
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
+from epochal.kit.spool import RowSpool, SpoolLedger
 from epochal.sinks.http.connecting import Client
 from epochal.sinks.http.json_schema import require_json
 from epochal.sinks.http.spooling import ROWS_PER_CALL
-from epochal.sinks.spool import RowSpool, SpoolLedger
 from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, quantity
 
 _FLUSH_EVERY_S = 1.0

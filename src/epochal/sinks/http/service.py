@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epochal.sinks.secrets import Secret
+from epochal.kit.secrets import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sink_base import SinkBase
+from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
 from epochal.logs.names import without_secrets
-from epochal.sinks.declaration import Declaration
 from epochal.sinks.http.service import Service
 from epochal.sinks.http.statuses import Meaning
-from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.sinks.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
 from epochal.terms import Identity, Json
 
 Mode = Literal["two-phase", "idempotency-key"]
@@ -35,7 +35,7 @@ _ABOVE_ZERO = ("part_bytes", "rows_per_call", "concurrency", "connect_timeout_s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Http(Declaration):
+class Http(SinkBase):
     """
     A service that is written to over HTTP.
 

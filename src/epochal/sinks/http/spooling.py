@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epochal.contract import Task
-from epochal.sinks.spool import RowSpool, SpoolingWriter
+from epochal.kit.spool import RowSpool, SpoolingWriter
 from epochal.terms import Receipt
 
 ROWS_PER_CALL = "rows_per_call"

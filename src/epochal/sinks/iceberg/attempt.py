@@ -17,7 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from epochal.errors import TryAgain
-from epochal.sinks import parquet
+from epochal.kit import parquet
 from epochal.sinks.iceberg.inside import ParquetFile
 from epochal.sinks.iceberg.layout import Layout
 from epochal.sinks.iceberg.splitting import in_order, split

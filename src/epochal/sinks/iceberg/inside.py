@@ -39,7 +39,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _ManifestMergeMana
 from pyiceberg.typedef import Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
-from epochal.sinks.parquet import DICTIONARY_BYTES_MAX
+from epochal.kit.parquet import DICTIONARY_BYTES_MAX
 
 RELEASE = "0.12."
 """What this module was written for; a test holds it against what is installed."""

@@ -19,8 +19,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.utils.config import Config, merge_config
 
 from epochal.errors import Misconfigured
+from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret
 from epochal.sinks.iceberg.sorting import sorting
-from epochal.sinks.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret
 
 _TELLING = re.compile(
     r"password|secret|token|credential|access-key|account-key|sas|auth", re.IGNORECASE

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, get_args
 
 from epochal.contract import APPEND_ONLY, Limits, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.declaration import Declaration
-from epochal.sinks.secrets import Secret
+from epochal.kit.secrets import Secret
+from epochal.kit.sink_base import SinkBase
 from epochal.terms import Identity, Json, SinkName
 
 try:
@@ -29,7 +29,7 @@ _MAIN = "main"
 
 
 @dataclass(frozen=True)
-class Iceberg(Declaration):
+class Iceberg(SinkBase):
     """
     A table of an Iceberg catalog, in format version 1 or 2, with Parquet files.
 

@@ -19,7 +19,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, StringType
 
-from epochal.sinks.grouping import grouped
+from epochal.kit.grouping import grouped
 
 _HOUR_US = 3_600_000_000
 _FIRST_YEAR = 1970

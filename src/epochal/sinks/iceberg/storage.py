@@ -15,7 +15,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from epochal.errors import Misconfigured
-from epochal.sinks.disk import make_folder, sync
+from epochal.kit.disk import make_folder, sync
 
 _AT_ONCE = 16
 A = TypeVar("A")

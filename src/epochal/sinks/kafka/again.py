@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from epochal.contract import Task
 from epochal.errors import EpochalError
 from epochal.kafka.client import Client
+from epochal.kit.spool import RowSpool
 from epochal.sinks.kafka import ending
 from epochal.sinks.kafka.ledger import Ledger, word
 from epochal.sinks.kafka.names import Names
 from epochal.sinks.kafka.tokens import Handout, Open, open_in
 from epochal.sinks.kafka.writer import KafkaWriter
-from epochal.sinks.spool import RowSpool
 from epochal.terms import EpochNumber, Receipt
 
 if TYPE_CHECKING:

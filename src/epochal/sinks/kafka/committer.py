@@ -23,6 +23,7 @@ from epochal.kafka import faults
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
+from epochal.kit.spool import require_seen
 from epochal.sinks.kafka import (
     aborting,
     dropping,
@@ -41,7 +42,6 @@ from epochal.sinks.kafka.pool import Pool
 from epochal.sinks.kafka.shaping import value_type
 from epochal.sinks.kafka.source_offsets import group_offsets
 from epochal.sinks.kafka.tokens import Handout, Open, open_in
-from epochal.sinks.spool import require_seen
 from epochal.terms import (
     Ability,
     EpochNumber,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epochal.errors import Misconfigured
-from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.kit.secrets import HeldSecret, Secret
 
 PREFIX = "kafka."
 _JAAS = re.compile(r"(username|password)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")

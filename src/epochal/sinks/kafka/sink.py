@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochal.contract import Limits, Shape, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.declaration import Declaration
-from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sink_base import SinkBase
 from epochal.terms import Identity, Json, SinkName
 
 try:
@@ -26,14 +26,14 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from epochal.kit.spool import RowSpool
     from epochal.sinks.kafka.committer import KafkaCommitter
-    from epochal.sinks.spool import RowSpool
 
 _COMPRESSIONS = {kind.name.lower(): kind for kind in Compression}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kafka(Declaration):
+class Kafka(SinkBase):
     """
     A topic of a Kafka cluster, brokers 2.5 and newer.
 
@@ -107,7 +107,7 @@ class Kafka(Declaration):
         self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
         self._require_sense()
         if self.spool and self.spool is not True:
-            from epochal.sinks.spool import spool_url  # noqa: PLC0415  most sinks have none
+            from epochal.kit.spool import spool_url  # noqa: PLC0415  most sinks have none
 
             self._set("spool", spool_url("Kafka", self.spool))
         if not self.name:
@@ -192,7 +192,7 @@ class Kafka(Declaration):
         """The spool of a pipeline that has this place of its own; None where rows are not kept."""
         if not self.spool or (self.spool is True and location is None):
             return None
-        from epochal.sinks.spool import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
+        from epochal.kit.spool import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
 
         if self.spool is True:
             return RowSpool.at(spool_below("Kafka(spool=True)", location or ""))

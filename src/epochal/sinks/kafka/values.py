@@ -13,7 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.sinks.json_lines import as_json, refusal
+from epochal.kit.json_lines import as_json, refusal
 from epochal.terms import Json as Told
 
 ALL = "*"

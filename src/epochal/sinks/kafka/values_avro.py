@@ -29,7 +29,7 @@ from epochal.terms import Json
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    from epochal.sinks.secrets import Secret
+    from epochal.kit.secrets import Secret
 
 LATEST = "latest"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -33,7 +33,7 @@ from epochal.terms import Json
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    from epochal.sinks.secrets import Secret
+    from epochal.kit.secrets import Secret
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")

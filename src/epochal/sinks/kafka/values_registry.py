@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from epochal.errors import Misconfigured, TryAgain
-from epochal.sinks.secrets import HeldSecret, Secret
+from epochal.kit.secrets import HeldSecret, Secret
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError

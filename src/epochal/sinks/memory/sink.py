@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.declaration import Declaration
+from epochal.kit.sink_base import SinkBase
 from epochal.sinks.memory.committer import MemoryCommitter
 from epochal.sinks.memory.place import Place
 from epochal.sinks.memory.writer import MemoryWriter
@@ -20,7 +20,7 @@ _OUTPUT_MODES = {"append": frozenset({"append", "update"}), "complete": frozense
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Declaration):
+class Memory(SinkBase):
     """
     Rows in the driver's memory, for tests and laptops: they are gone when the driver is.
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.names import TableName
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.sql.dialect import Session
-from epochal.sinks.sql.names import TableName
 from epochal.terms import Json
 
 

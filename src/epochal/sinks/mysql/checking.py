@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.committing import Checker, abilities, handout
+from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.incoming import Incoming
 from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import plan, require_table, sent_fields
 from epochal.sinks.mysql.types import Sent
-from epochal.sinks.sql.committing import Checker, abilities, handout
-from epochal.sinks.sql.dialect import Session
-from epochal.sinks.sql.incoming import Incoming
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Committer, Limits
 from epochal.errors import Misconfigured
+from epochal.kit.sql.prepared import PreparedCommitter
+from epochal.kit.sql.staged import StagedCommitter
 from epochal.sinks.mysql.checking import MySQLChecker
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.sql.prepared import PreparedCommitter
-from epochal.sinks.sql.staged import StagedCommitter
 from epochal.terms import Identity
 
 try:

@@ -22,9 +22,9 @@ from pymysql.constants import CLIENT, COMMAND
 from pymysql.protocol import OKPacketWrapper
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sql.server import DatabaseServer
 from epochal.sinks.mysql.sorting import FAULTS
-from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.sinks.sql.server import DatabaseServer
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"

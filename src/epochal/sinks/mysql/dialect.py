@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
+from epochal.kit.sql.apply import Apply
+from epochal.kit.sql.dialect import Dialect, Session
+from epochal.kit.sql.ledger import NAME_CHARS_MAX
+from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.mysql.sorting import MySQLFaults
-from epochal.sinks.sql.apply import Apply
-from epochal.sinks.sql.dialect import Dialect, Session
-from epochal.sinks.sql.ledger import NAME_CHARS_MAX
-from epochal.sinks.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.terms import Identity, InDoubt
 
 NAMES = NameRule(database="MySQL", length_max=64, unit="characters", quotes="`")

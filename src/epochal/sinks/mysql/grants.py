@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from epochal.kit.sql.modes import WriteMode
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.sql.modes import WriteMode
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL

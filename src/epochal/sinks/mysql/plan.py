@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.sinks.mysql.catalog import Column, Table
-from epochal.sinks.mysql.dialect import DIALECT, NAMES
-from epochal.sinks.mysql.types import Mismatch, Sent, load_expression, sent_as
-from epochal.sinks.sql.columns import (
+from epochal.kit.sql.columns import (
     Problems,
     columns_of,
     generated_column,
@@ -21,9 +18,12 @@ from epochal.sinks.sql.columns import (
     require_keys_written,
     staged_fields,
 )
-from epochal.sinks.sql.declaring import TableSink
-from epochal.sinks.sql.dialect import UNFIT
-from epochal.sinks.sql.modes import WriteMode
+from epochal.kit.sql.declaring import TableSink
+from epochal.kit.sql.dialect import UNFIT
+from epochal.kit.sql.modes import WriteMode
+from epochal.sinks.mysql.catalog import Column, Table
+from epochal.sinks.mysql.dialect import DIALECT, NAMES
+from epochal.sinks.mysql.types import Mismatch, Sent, load_expression, sent_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

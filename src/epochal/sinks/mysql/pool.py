@@ -10,10 +10,10 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
 from epochal.errors import TryAgain
+from epochal.kit.sql.dialect import Session
 from epochal.sinks.mysql import connecting
 from epochal.sinks.mysql.connecting import Server
 from epochal.sinks.mysql.dialect import DIALECT
-from epochal.sinks.sql.dialect import Session
 from epochal.terms import Identity
 
 _RETURNED = "epochal returned at"

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pymysql
 
-from epochal.sinks.sql.faults import Faults
+from epochal.kit.sql.faults import Faults
 
 _CONNECTION_GONE = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031})
 """The server ended the session, or is about to end itself."""

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
 
 TEXT = pa.large_string()
 ToText: TypeAlias = Callable[[pa.Array], pa.Array]

@@ -14,13 +14,13 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.kit.sql.dialect import UNFIT
+from epochal.kit.sql.rejects import row_text, too_many
+from epochal.kit.sql.writing import whole_column
 from epochal.sinks.mysql.connecting import Link
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.sinks.mysql.types import TEXT
 from epochal.sinks.mysql.writer import AT_ROW, StagedWriter, load_statement, rows_of
-from epochal.sinks.sql.dialect import UNFIT
-from epochal.sinks.sql.rejects import row_text, too_many
-from epochal.sinks.sql.writing import whole_column
 
 _WARNINGS_MAX = 65_535
 """More than this no server lists."""

@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 
 from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
+from epochal.kit.sql.keeping import Kept
+from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.writing import TableWriter, not_in_steps
 from epochal.sinks.mysql import connecting
 from epochal.sinks.mysql.catalog import from_json
 from epochal.sinks.mysql.connecting import Link, Server
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import Planned, plan, sent_fields
 from epochal.sinks.mysql.types import TEXT, microseconds
-from epochal.sinks.sql.keeping import Kept
-from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.writing import TableWriter, not_in_steps
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL

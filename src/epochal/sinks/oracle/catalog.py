@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from epochal.kit.sql.dialect import Session
 from epochal.sinks.oracle.dialect import DIALECT
-from epochal.sinks.sql.dialect import Session
 from epochal.terms import Json
 
 

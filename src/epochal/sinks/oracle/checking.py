@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.committing import Checker, abilities, handout
+from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.incoming import Incoming
+from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import connecting
 from epochal.sinks.oracle.catalog import Column, Table, read_table, to_json
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Arriving, plan, sent_fields
-from epochal.sinks.sql.committing import Checker, abilities, handout
-from epochal.sinks.sql.dialect import Session
-from epochal.sinks.sql.incoming import Incoming
-from epochal.sinks.sql.ledger import Ledger
-from epochal.sinks.sql.names import staging_name
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
 
 if TYPE_CHECKING:

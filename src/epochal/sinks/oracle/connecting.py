@@ -10,11 +10,11 @@ from urllib.parse import unquote, urlsplit
 import oracledb
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.server import DatabaseServer
 from epochal.sinks.oracle.dialect import XID_FORMAT
 from epochal.sinks.oracle.sorting import FAULTS
-from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.sinks.sql.dialect import Session
-from epochal.sinks.sql.server import DatabaseServer
 
 _WRONG = frozenset({1005, 1017, 1045, 12154, 12505, 12514, 28000, 28001})
 """Numbers of failed connections that no waiting mends."""

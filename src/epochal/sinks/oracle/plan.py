@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from epochal.sinks.oracle.catalog import Column, Table
-from epochal.sinks.oracle.dialect import DIALECT, NAMES
-from epochal.sinks.oracle.types import Sent, mismatch, sent_as
-from epochal.sinks.sql.columns import (
+from epochal.kit.sql.columns import (
     Problems,
     columns_of,
     generated_column,
@@ -23,7 +20,10 @@ from epochal.sinks.sql.columns import (
     require_keys_written,
     staged_fields,
 )
-from epochal.sinks.sql.declaring import TableSink
+from epochal.kit.sql.declaring import TableSink
+from epochal.sinks.oracle.catalog import Column, Table
+from epochal.sinks.oracle.dialect import DIALECT, NAMES
+from epochal.sinks.oracle.types import Sent, mismatch, sent_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

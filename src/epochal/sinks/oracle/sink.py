@@ -7,19 +7,19 @@ from typing import ClassVar, Literal
 
 from epochal.contract import Committer, Limits, Task
 from epochal.errors import Misconfigured
-from epochal.sinks.sql.declaring import TableSink
-from epochal.sinks.sql.modes import WriteMode
-from epochal.sinks.sql.names import NameRule
+from epochal.kit.sql.declaring import TableSink
+from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.names import NameRule
 from epochal.terms import Identity, SinkName
 
 try:
+    from epochal.kit.sql.prepared import PreparedCommitter
+    from epochal.kit.sql.staged import StagedCommitter
     from epochal.sinks.oracle.checking import OracleChecker
     from epochal.sinks.oracle.connecting import OraclePool, Server, parse_url
     from epochal.sinks.oracle.dialect import DIALECT, NAMES
     from epochal.sinks.oracle.grants import grants
     from epochal.sinks.oracle.writer import OracleWriter, PreparedWriter, StagedWriter
-    from epochal.sinks.sql.prepared import PreparedCommitter
-    from epochal.sinks.sql.staged import StagedCommitter
 except ImportError as error:
     raise Misconfigured(
         f"the Oracle sink needs a package that is not installed: {error.name}",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import oracledb
 
-from epochal.sinks.sql.faults import Faults
+from epochal.kit.sql.faults import Faults
 
 _CONNECTION_GONE = frozenset(
     {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
 
 _TEXT = pa.large_string()
 _NUMBERS = frozenset({"NUMBER", "FLOAT"})

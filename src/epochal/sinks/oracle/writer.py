@@ -13,6 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochal.contract import Task
+from epochal.kit.sql.keeping import Kept
+from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.writing import TableWriter, not_in_steps
 from epochal.sinks.oracle import connecting
 from epochal.sinks.oracle.catalog import from_json
 from epochal.sinks.oracle.connecting import Server
@@ -20,9 +23,6 @@ from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Planned, plan, sent_fields
 from epochal.sinks.oracle.sorting import offset_of
 from epochal.sinks.oracle.types import microseconds
-from epochal.sinks.sql.keeping import Kept
-from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.writing import TableWriter, not_in_steps
 
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle

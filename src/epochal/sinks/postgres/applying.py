@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.ambiguous import equal_rows, null_keys, several_rows
+from epochal.kit.sql.names import TableName
+from epochal.kit.sql.rejects import Rejected
 from epochal.sinks.postgres.catalog import read_table
 from epochal.sinks.postgres.plan import plan
 from epochal.sinks.postgres.rejects import Search
 from epochal.sinks.postgres.sorting import CARDINALITY, sqlstate_of
 from epochal.sinks.postgres.sql import Apply, Source
-from epochal.sinks.sql.ambiguous import equal_rows, null_keys, several_rows
-from epochal.sinks.sql.names import TableName
-from epochal.sinks.sql.rejects import Rejected
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.types import Type
-from epochal.sinks.sql.names import TableName
 from epochal.terms import Json
 
 _KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}

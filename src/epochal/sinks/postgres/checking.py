@@ -11,6 +11,9 @@ import pyarrow as pa
 from psycopg import sql
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.columns import staged_fields
+from epochal.kit.sql.committing import abilities
+from epochal.kit.sql.incoming import Incoming
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.catalog import Column, Table, UniqueIndex, identifier, read_table
 from epochal.sinks.postgres.grants import needs
@@ -18,9 +21,6 @@ from epochal.sinks.postgres.ledger import Ledger
 from epochal.sinks.postgres.names import require_identifier
 from epochal.sinks.postgres.plan import plan
 from epochal.sinks.postgres.types import Sent, Type, create_as, sent_as
-from epochal.sinks.sql.columns import staged_fields
-from epochal.sinks.sql.committing import abilities
-from epochal.sinks.sql.incoming import Incoming
 from epochal.terms import Ability
 
 if TYPE_CHECKING:

@@ -10,6 +10,12 @@ import pyarrow as pa
 
 from epochal.contract import Dropped, Limits, Recount
 from epochal.errors import Fenced, OutcomeUnknown, Refused, TryAgain
+from epochal.kit.sql.auditing import recountable
+from epochal.kit.sql.insisting import HOLDER_WAIT_S, insist
+from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.receipts import proven
+from epochal.kit.sql.rejects import REJECTED, SetApart, rows_of
+from epochal.kit.sql.staging import committed_elsewhere, staged_tables
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import apply_rows, read_apply
 from epochal.sinks.postgres.auditing import forget, recount, server_time
@@ -19,12 +25,6 @@ from epochal.sinks.postgres.ledger import Ledger
 from epochal.sinks.postgres.rejects import removal
 from epochal.sinks.postgres.sorting import is_missing, sorted_error, sorting
 from epochal.sinks.postgres.transaction import Transaction
-from epochal.sinks.sql.auditing import recountable
-from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
-from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.receipts import proven
-from epochal.sinks.sql.rejects import REJECTED, SetApart, rows_of
-from epochal.sinks.sql.staging import committed_elsewhere, staged_tables
 from epochal.terms import (
     Ability,
     EpochNumber,

@@ -20,9 +20,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from epochal.errors import Misconfigured, TryAgain
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sql.server import DatabaseServer
 from epochal.sinks.postgres.sorting import sorted_error, sorting
-from epochal.sinks.secrets import HeldSecret, Secret
-from epochal.sinks.sql.server import DatabaseServer
 from epochal.terms import Generation, Identity, SinkTag, Uid
 
 _DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")

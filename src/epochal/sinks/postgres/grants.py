@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from epochal.sinks.sql.modes import WriteMode
+from epochal.kit.sql.modes import WriteMode
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres

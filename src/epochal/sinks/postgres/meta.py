@@ -10,9 +10,9 @@ import psycopg
 from psycopg import sql
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.names import parse_staging_name, staging_prefix
 from epochal.sinks.postgres.connecting import driver_prefix, parse_driver_name
 from epochal.sinks.postgres.ledger import LEDGER, Ledger
-from epochal.sinks.sql.names import parse_staging_name, staging_prefix
 from epochal.terms import Generation, Identity, InDoubt, SinkTag
 
 _MAKING = 0x65706F63  # "epoc": one at a time makes the schema, whoever else wants to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epochal.sinks.sql.names import NameRule
+from epochal.kit.sql.names import NameRule
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
 require_identifier = NAMES.require

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from epochal.sinks.postgres.catalog import Column, Table
-from epochal.sinks.postgres.names import require_identifier
-from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between, is_direct
-from epochal.sinks.sql.columns import (
+from epochal.kit.sql.columns import (
     Problems,
     columns_of,
     generated_column,
@@ -17,7 +14,10 @@ from epochal.sinks.sql.columns import (
     require_filled,
     require_keys_written,
 )
-from epochal.sinks.sql.modes import WriteMode
+from epochal.kit.sql.modes import WriteMode
+from epochal.sinks.postgres.catalog import Column, Table
+from epochal.sinks.postgres.names import require_identifier
+from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between, is_direct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

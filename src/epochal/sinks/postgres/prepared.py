@@ -13,6 +13,9 @@ import psycopg
 from psycopg import sql
 
 from epochal.errors import Misconfigured, TryAgain
+from epochal.kit.sql.committing import handout
+from epochal.kit.sql.ending import each, require_listed, require_none_lost
+from epochal.kit.sql.receipts import has_rows, proven
 from epochal.sinks.postgres.catalog import read_table, to_json
 from epochal.sinks.postgres.committer import Committing
 from epochal.sinks.postgres.sorting import (
@@ -21,9 +24,6 @@ from epochal.sinks.postgres.sorting import (
     sorted_error,
     sqlstate_of,
 )
-from epochal.sinks.sql.committing import handout
-from epochal.sinks.sql.ending import each, require_listed, require_none_lost
-from epochal.sinks.sql.receipts import has_rows, proven
 from epochal.terms import (
     EpochNumber,
     Handle,

@@ -16,9 +16,9 @@ import psycopg
 from psycopg import sql
 
 from epochal.errors import RowRejected
+from epochal.kit.sql.rejects import Rejected
 from epochal.sinks.postgres.sorting import is_data_error, sqlstate_of, told
 from epochal.sinks.postgres.sql import Apply, Source
-from epochal.sinks.sql.rejects import Rejected
 
 
 @dataclass(frozen=True, slots=True)

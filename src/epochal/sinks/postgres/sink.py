@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from epochal.contract import Committer, Limits, Sink, Task
 from epochal.errors import Misconfigured
+from epochal.kit.sql.declaring import TableSink
+from epochal.kit.sql.modes import require_reject
+from epochal.kit.sql.names import NameRule
 from epochal.packing import Packing
-from epochal.sinks.sql.declaring import TableSink
-from epochal.sinks.sql.modes import require_reject
-from epochal.sinks.sql.names import NameRule
 from epochal.terms import Identity, Json, SinkName
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from psycopg import sql
 
+from epochal.kit.sql.modes import WriteMode
 from epochal.sinks.postgres.catalog import Table
 from epochal.sinks.postgres.plan import Mapped, Plan
-from epochal.sinks.sql.modes import WriteMode
 
 NAMED_MAX = 5
 """How many keys an error names."""

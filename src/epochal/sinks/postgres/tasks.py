@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import psycopg
 from psycopg import sql
 
+from epochal.kit.sql.keeping import Kept
 from epochal.sinks.postgres.connecting import Server, connect_error
 from epochal.sinks.postgres.packing import HEADER, TRAILER
-from epochal.sinks.sql.keeping import Kept
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,13 +23,13 @@ import psycopg
 
 from epochal.contract import Limits
 from epochal.errors import EpochalError, PreparedLost, RowRejected, TryAgain
+from epochal.kit.sql.insisting import HOLDER_WAIT_S, insist
+from epochal.kit.sql.rejects import Rejected
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.applying import find_rejected
 from epochal.sinks.postgres.connecting import roll_back
 from epochal.sinks.postgres.rejects import refusal
 from epochal.sinks.postgres.sorting import is_data_error, is_lock_wait, sorted_error, sorting
-from epochal.sinks.sql.insisting import HOLDER_WAIT_S, insist
-from epochal.sinks.sql.rejects import Rejected
 from epochal.terms import EpochNumber, Handle, Receipt, Receipts, SinkName
 
 if TYPE_CHECKING:

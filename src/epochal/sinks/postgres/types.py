@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.sinks import json_lines
+from epochal.kit import json_lines
 
 _STRINGS = "S"
 """PostgreSQL's category of text, varchar, char, name and citext."""

@@ -18,6 +18,8 @@ from psycopg import sql
 
 from epochal.contract import Task
 from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.writing import BlockWriter
 from epochal.sinks.postgres import meta
 from epochal.sinks.postgres.catalog import from_json
 from epochal.sinks.postgres.checking import sent_fields
@@ -35,8 +37,6 @@ from epochal.sinks.postgres.sorting import (
 from epochal.sinks.postgres.sql import Apply, Source
 from epochal.sinks.postgres.tasks import Place, TaskConnection
 from epochal.sinks.postgres.types import arrow_of
-from epochal.sinks.sql.names import staging_name
-from epochal.sinks.sql.writing import BlockWriter
 from epochal.terms import Fingerprint, Receipt
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What sinks are made of: `SinkBase`, and the engines that several of them share."""

@@ -1,0 +1,213 @@
+"""
+Carries decisions out by delivering spooled rows.
+
+    no entry in the ledger     not delivered, or not yet known to be: deliver
+    delivery has begun         some rows may be outside already, so they can't be written anew
+    an entry in the ledger     delivered; rows and acknowledgements may go
+
+The order is what makes a crash harmless: the word that delivery begins, the calls, the entry, and
+only then is anything removed. A crash in between delivers again what was not acknowledged, under
+the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from epochal.contract import Dropped
+from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
+from epochal.kit.spool.ledger import Delivered, SpoolLedger
+from epochal.kit.spool.rows import RowSpool
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    quantity,
+)
+
+_PROBE = "ledger/.probe-{}"
+
+
+class Delivery(Protocol):
+    """What is particular to a target: how rows get there."""
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]: ...
+
+    def deliver(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Mapping[str, Json]:
+        """
+        Deliver all rows that are not acknowledged yet. What is returned is kept in the ledger.
+
+        Called for a decided epoch, perhaps again after a crash, perhaps by two drivers at a time.
+        """
+
+    def kept(self) -> str:
+        """What stays here of a dropped pipeline, and why; empty where nothing does."""
+
+    def close(self) -> None: ...
+
+
+def require_seen(spool: RowSpool, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    """See every row from here: executors may have written to a disk of their own."""
+    lost = _lost(spool, receipts)
+    if lost:
+        raise Misconfigured(
+            f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "
+            f"{len(receipts)} tasks wrote to the spool {spool.place.told}",
+            "driver and executors must share it: name a mounted folder or an object store",
+        )
+
+
+def _lost(spool: RowSpool, receipts: Sequence[Receipt]) -> tuple[str, ...]:
+    return tuple(
+        str(receipt.handle)
+        for receipt in receipts
+        if receipt.rows and not spool.has(receipt.handle)
+    )
+
+
+class SpoolCommitter:
+    """The whole committer of a sink that delivers from a spool."""
+
+    def __init__(
+        self, identity: Identity, spool: RowSpool, ledger: SpoolLedger, delivery: Delivery
+    ) -> None:
+        self._identity = identity
+        self._spool = spool
+        self._ledger = ledger
+        self._delivery = delivery
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        self._require_writable()
+        return self._delivery.check(schema)
+
+    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+        return None
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        require_seen(self._spool, epoch, receipts)
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        handles = frozenset(str(receipt.handle) for receipt in receipts)
+        if not self._is_delivered(epoch, handles):
+            try:
+                self._deliver(epoch, receipts, handles)
+            except (PreparedLost, InvariantBroken):
+                # Another driver may have carried the same decision out meanwhile, and cleared up.
+                if not self._is_delivered(epoch, handles):
+                    raise
+        self._spool.remove([receipt.handle for receipt in receipts if receipt.rows])
+        self._ledger.forget_acknowledgements(epoch)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        self._spool.remove([receipt.handle for receipt in receipts])
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        listed = self._spool.listed(self._identity.uid, self._identity.tag)
+        epochs = {found.handle.epoch for found in listed if found.handle is not None}
+        entries = {epoch: self._ledger.find(epoch) for epoch in epochs}
+        return [found for found in listed if not self._is_done(found, entries)]
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        entry = self._ledger.find(epoch)
+        if entry is not None and str(receipt.handle) in entry.handles:
+            return Proof.COMMITTED
+        if not receipt.rows or self._spool.has(receipt.handle):
+            return Proof.UNKNOWN
+        if entry is not None:
+            return Proof.ABORTED
+        is_open = self._ledger.acknowledged(epoch) is not None or self._is_pruned(epoch)
+        return Proof.UNKNOWN if is_open else Proof.ABORTED
+
+    def newest(self) -> Sequence[Mark]:
+        return self._ledger.newest()
+
+    def prune(self, below: EpochNumber) -> None:
+        self._ledger.prune(below)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        count = self._ledger.size()
+        if not is_dry_run:
+            self._spool.forget(self._identity.uid, self._identity.tag)
+            self._ledger.forget()
+        told = f"{quantity(count, 'entry', 'entries')} of the ledger in {self._spool.place.told}"
+        return Dropped(removed=[told] if count else [], kept=self._delivery.kept())
+
+    def close(self) -> None:
+        self._delivery.close()
+
+    def _is_delivered(self, epoch: EpochNumber, handles: frozenset[str]) -> bool:
+        entry = self._ledger.find(epoch)
+        if entry is not None and entry.handles != handles:
+            raise InvariantBroken(
+                f"epoch {epoch} of {entry.uid} is delivered from {sorted(entry.handles)}, and a "
+                f"commit now names {sorted(handles)}"
+            )
+        return entry is not None
+
+    def _deliver(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], handles: frozenset[str]
+    ) -> None:
+        self._require_rows(epoch, receipts)
+        self._ledger.acknowledge(epoch, [])
+        try:
+            facts = self._delivery.deliver(epoch, receipts)
+        except PreparedLost as lost:
+            raise self._lost_on_the_way(epoch, lost.handles) from lost
+        self._ledger.settle(epoch, handles, facts)
+
+    def _require_rows(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        lost = _lost(self._spool, receipts)
+        if not lost:
+            return
+        told = f"epoch {epoch}: the spool {self._spool.place.told} no longer holds "
+        if self._is_pruned(epoch):
+            raise OutcomeUnknown(
+                f"{told}{list(lost)}, and its ledger has forgotten epochs this old",
+                "a later epoch is delivered, so this one was: leave this driver stopped",
+            )
+        if self._ledger.acknowledged(epoch) is not None:
+            raise self._lost_on_the_way(epoch, lost)
+        raise PreparedLost(
+            f"{told}{len(lost)} of {len(receipts)} prepared attempts",
+            "somebody removed them: files of a spool belong to the pipeline",
+            handles=lost,
+        )
+
+    def _lost_on_the_way(self, epoch: EpochNumber, lost: Sequence[str]) -> InvariantBroken:
+        """Written anew, rows that were delivered before would go out under other numbers."""
+        return InvariantBroken(
+            f"epoch {epoch}: the spool {self._spool.place.told} no longer holds {list(lost)}, and "
+            "their delivery had begun",
+            "put the files back; or, once the rows are brought by hand, `epochal resolve give-up`",
+        )
+
+    def _is_pruned(self, epoch: EpochNumber) -> bool:
+        newest = self._ledger.newest_epoch()
+        return newest is not None and epoch < newest
+
+    def _is_done(self, found: InDoubt, entries: Mapping[EpochNumber, Delivered | None]) -> bool:
+        """Delivered and only not removed yet: a commit was cut short after its proof."""
+        entry = None if found.handle is None else entries[found.handle.epoch]
+        if found.handle is None or entry is None or found.name not in entry.handles:
+            return False
+        self._spool.remove([found.handle])
+        return True
+
+    def _require_writable(self) -> None:
+        name = _PROBE.format(self._identity.uid)
+        try:
+            self._spool.place.put(name, b"")
+            self._spool.place.remove([name])
+        except OSError as error:
+            raise Misconfigured(
+                f"the spool {self._spool.place.told} can't be written to: {error.strerror}",
+                "name a folder that driver and executors may create files in",
+            ) from error
