@@ -21,7 +21,7 @@ import psutil
 from bench import broker_load
 from bench.harness import Comparison, say, tell
 from epochal.broker.embedded import BrokerProcess
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.batch_format import ANYBODY, Producer, with_header
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Coordinator, Leader

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.batch_format import (
     BIT_TRANSACTIONAL,
     CRC_AT,

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from bench.broker import apache
 from bench.harness import Comparison
+from epochal.clock import SystemClock
 from epochal.contract import Limits, Task
-from epochal.coordinator.clock import SystemClock
 from epochal.kafka import batches
 from epochal.kafka.batches import Columns
 from epochal.kafka.client import Ask, Client

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.client import Client
 
 TESTS = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from conftest_tools import new_topic
 from servers.embedded import EmbeddedServer
 from wire import Transaction, add_partition, end, fetch, produce, values
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import EpochalError
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client, Patience

@@ -9,7 +9,7 @@ import scenarios
 from conftest_tools import new_topic
 from scenarios import Teller
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.client import Client
 
 

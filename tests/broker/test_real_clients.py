@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 from conftest_tools import new_topic
 from servers.kafka import jars
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.client import Client
 
 HERE = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ import pytest
 from conftest_tools import new_topic
 from wire import fetch, produce, values
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import EpochalError
 from epochal.kafka.client import Client, Patience
 from epochal.kafka.codes import Code

@@ -23,7 +23,7 @@ from epochal.broker import handlers
 from epochal.broker.core.batch_check import BatchHeader, inspect
 from epochal.broker.embedded import BrokerProcess
 from epochal.broker.server import Listener
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kafka.client import Client
 from epochal.kafka.codes import Code

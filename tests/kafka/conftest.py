@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest

@@ -24,7 +24,7 @@ from wire import (
     values,
 )
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka import batch_reader, faults
 from epochal.kafka.batches import Marker
@@ -120,7 +120,7 @@ def test_rows_of_a_transaction_are_seen_once_another_process_commits_it(
     assert values(unseen) == []
     program = textwrap.dedent(
         f"""
-        from epochal.coordinator.clock import SystemClock
+        from epochal.clock import SystemClock
         from epochal.kafka.client import Client
         from epochal.kafka.cluster import Coordinator
         from epochal.kafka.messages.end_txn import EndTxnRequest

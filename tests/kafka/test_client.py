@@ -7,7 +7,7 @@ import time
 import pytest
 from fake_broker import HANG_UP, SILENCE, FakeBroker, Handler, api_versions
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka import versions
 from epochal.kafka.client import Ask, Client, Patience

@@ -13,7 +13,7 @@ import pytest
 from servers.kafka import USERS, KafkaServer
 from wire import fetch, produce_code, produce_request, values
 
-from epochal.coordinator.clock import SystemClock
+from epochal.clock import SystemClock
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Leader, Node

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from epochal import Limits, Memory, Session
+from epochal.clock import SystemClock
 from epochal.coordinator import Tracker
-from epochal.coordinator.clock import SystemClock
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry import log_as_json

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from epochal.clock import SystemClock
 from epochal.contract import Clock
-from epochal.coordinator.clock import SystemClock
 from epochal.coordinator.waiting import Together, in_threads
 from epochal.terms import EpochNumber, Uid
 

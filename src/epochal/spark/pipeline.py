@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from epochal.clock import SystemClock
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.coordinator import (
     Coordinator,
@@ -22,7 +23,6 @@ from epochal.coordinator import (
     Tracker,
     this_driver,
 )
-from epochal.coordinator.clock import SystemClock
 from epochal.coordinator.rejecting import check_schemas
 from epochal.coordinator.starting import by_name, described
 from epochal.coordinator.surroundings import Watch, mint_uid, watch_nothing

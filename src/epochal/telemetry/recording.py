@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import attrgetter
 
+from epochal.clock import SystemClock
 from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, Tracker, Trouble
-from epochal.coordinator.clock import SystemClock
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.history import (

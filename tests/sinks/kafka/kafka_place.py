@@ -22,8 +22,8 @@ from servers.embedded import EmbeddedServer
 from servers.kafka import RELEASE, KafkaServer
 from sinks.life import UID, DriverLife
 
+from epochal.clock import SystemClock
 from epochal.contract import Limits, Task
-from epochal.coordinator.clock import SystemClock
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller, Leader

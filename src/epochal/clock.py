@@ -1,4 +1,4 @@
-"""The clock of this machine."""
+"""`SystemClock`: the clock of this machine."""
 
 from __future__ import annotations
 
