@@ -1,10 +1,10 @@
 # One line a target; the logic is in tools/. Every target first installs what is missing.
 PYTHON ?= python3
-SEEDS ?= 1000
+SEEDS ?= 20000
 RUN = @$(PYTHON) tools/run.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup check format test demo bench docs sim model mutants compat lock clean
+.PHONY: help setup check format test proof demo bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ format: ## put the code into its format, and fix what ruff can
 	$(RUN) python tools/check.py --fix
 
 test: ## run the tests (ARGS="-k name")
-	$(RUN) pytest tests --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) pytest tests -m "not proof" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 	$(RUN) epochal demo $(ARGS)
@@ -30,17 +30,8 @@ bench: ## measure (ONLY=name)
 docs: ## generate the reference pages, check the links, build the site into build/site
 	$(RUN) python tools/docs.py $(ARGS)
 
-sim: ## simulate crashes at random (SEEDS=100000)
-	$(RUN) python -m epochal.testing.sim --seeds $(SEEDS) $(ARGS)
-
-model: ## walk every state of the protocol
-	$(RUN) python -m epochal.testing.model $(ARGS)
-
-mutants: ## break the code on purpose and see the tests object
-	$(RUN) python tools/mutants.py $(ARGS)
-
-compat: ## run the compat suite on PySpark 4.0 to 4.3
-	$(RUN) python tools/compat.py $(ARGS)
+proof: ## prove by brute force (ONLY="model simulation mutants kills compat", SEEDS=100000)
+	$(RUN) python tools/prove.py --seeds $(SEEDS) $(ONLY)
 
 lock: ## resolve the dependencies anew
 	@$(PYTHON) tools/lock.py

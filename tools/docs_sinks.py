@@ -120,8 +120,8 @@ def tested() -> Iterator[str]:
             ("Python", "3.11", "the code needs 3.11 or newer"),
             (
                 "PySpark",
-                f"{_locked(lock, 'pyspark')}; {', '.join(MINORS)} by `make compat`",
-                "`make compat` runs a smaller suite on the newest patch of each",
+                f"{_locked(lock, 'pyspark')}; {', '.join(MINORS)} by `make proof ONLY=compat`",
+                "`make proof ONLY=compat` runs a smaller suite on the newest patch of each",
             ),
             ("Java", "17", "17 or newer; `make setup` brings 21 where the machine has none"),
             *_servers(),

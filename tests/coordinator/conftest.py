@@ -9,10 +9,10 @@ from epochal.coordinator import Coordinator, Surroundings
 from epochal.errors import OutcomeUnknown
 from epochal.protocol.admission import Position, Start
 from epochal.terms import EpochNumber, Offsets, SinkName, Uid
-from epochal.testing.behaviour import OwnClock
-from epochal.testing.calls import SimLog, SimSink
 from epochal.testing.driver import one_after_the_other
-from epochal.testing.world import Source, World
+from proof.behaviour import OwnClock
+from proof.calls import SimLog, SimSink
+from proof.world import Source, World
 
 UNANSWERED = OutcomeUnknown("no answer")
 ONLY = SinkName("x")

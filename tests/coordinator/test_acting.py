@@ -20,9 +20,9 @@ from epochal.terms import (
     SinkName,
     Uid,
 )
-from epochal.testing.behaviour import OwnClock
-from epochal.testing.calls import SimSink
 from epochal.testing.driver import one_after_the_other
+from proof.behaviour import OwnClock
+from proof.calls import SimSink
 
 X, Y, Z = SinkName("x"), SinkName("y"), SinkName("z")
 LIMITS = Limits(commit_retry_max_s=10.0, retry_backoff_ms=(100,))

@@ -19,8 +19,8 @@ from epochal.terms import (
     SinkName,
     Uid,
 )
-from epochal.testing.behaviour import OwnClock
 from epochal.testing.driver import one_after_the_other
+from proof.behaviour import OwnClock
 
 X, Y = SinkName("x"), SinkName("y")
 LIMITS = Limits(commit_retry_max_s=10.0, retry_backoff_ms=(100, 500, 2000))

@@ -22,7 +22,7 @@ from epochal.protocol.machine import Phase
 from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
 from epochal.terms import Decision, EpochNumber, Mark, Offsets, Uid
-from epochal.testing.world import Source, World
+from proof.world import Source, World
 
 
 def kinds(bench):

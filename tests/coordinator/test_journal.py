@@ -8,7 +8,7 @@ from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknow
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.state import RecordKind, State, claimed, stopped
 from epochal.terms import Uid
-from epochal.testing.behaviour import OwnClock
+from proof.behaviour import OwnClock
 
 LIMITS = Limits(decide_retry_max_s=5.0, log_records_kept=2)
 

@@ -6,7 +6,7 @@ from epochal.coordinator.tracker import EPOCHS_KEPT, Tracker
 from epochal.errors import GateRefused, Unsettled
 from epochal.protocol.machine import Phase
 from epochal.terms import EpochNumber
-from epochal.testing.behaviour import OwnClock
+from proof.behaviour import OwnClock
 
 
 @pytest.fixture

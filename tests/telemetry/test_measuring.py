@@ -10,7 +10,7 @@ from epochal.protocol.recovery import Judgement, Verdict
 from epochal.protocol.state import State
 from epochal.telemetry.measuring import Measuring
 from epochal.terms import EpochNumber, Generation, InDoubt, Uid
-from epochal.testing.behaviour import OwnClock
+from proof.behaviour import OwnClock
 
 
 class Kept:

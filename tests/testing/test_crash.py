@@ -10,10 +10,9 @@ from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.sink import Place
 from epochal.terms import SinkName
-from epochal.testing.calls import SimLog, SimSink
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
-from epochal.testing.world import Source, Target, World
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
+from proof.calls import SimLog, SimSink
+from proof.world import Source, Target, World
 
 NAMES = (SinkName("x"), SinkName("y"))
 

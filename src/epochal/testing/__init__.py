@@ -1,14 +1,11 @@
-"""The judges, shipped: a sink or a log of your own meets the same ones as ours.
+"""
+The judges of a sink, shipped: other people's sinks meet the same ones as ours.
 
 - `conformance`: a pytest suite for any sink; a few lines apply it.
-- `crash`: crashes a pipeline at every call it makes outside, and again while it recovers.
-- `sim`: a seeded simulation of drivers, zombies, slow and failing targets; one seed replays alone.
-- `model`: walks every interleaving at small size and checks the invariants in each state.
+- `crash`: crashes a pipeline at every call it makes, and again while it recovers.
+- `driver`: the driver that these run, without Spark.
 
 `broker` runs an embedded Kafka-protocol broker for a test: `with broker() as bootstrap:`.
-
-`world` is the outside that the last two share, `driver` is the program that runs in it, `judge` is
-who looks on.
 """
 
 from __future__ import annotations

@@ -40,15 +40,24 @@ from epochal.contract import (
 from epochal.coordinator import Surroundings
 from epochal.coordinator.starting import by_name
 from epochal.terms import EpochNumber, Identity, Json, SinkName
-from epochal.testing.calls import READS, Crash
-from epochal.testing.driver import Driver, Engine, Partitions, one_after_the_other
-from epochal.testing.judge import Breach
-from epochal.testing.world import Checkpoint
+from epochal.testing.driver import (
+    Checkpoint,
+    Crash,
+    Driver,
+    Engine,
+    Partitions,
+    one_after_the_other,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _CALLS_MAX = 100_000
+
+READS = frozenset(
+    {"numbers", "read", "in_doubt", "outcome", "newest", "position", "offsets", "twice"}
+)
+"""Verbs that change nothing outside: a crash there is a crash at the next one that does."""
 
 _LOG_VERBS = frozenset({"put_if_absent", "numbers", "read", "delete"})
 _ENGINE_VERBS = frozenset({"position", "plan", "finish"})
@@ -58,6 +67,14 @@ _COMMITTER_VERBS = frozenset(
 )
 
 _SHARED_VERBS = frozenset({"rehearse", "commit"})
+
+
+class Breach(AssertionError):
+    """A promise was broken, and which."""
+
+    def __init__(self, rule: str, fact: str) -> None:
+        super().__init__(f"{rule}: {fact}")
+        self.rule = rule
 
 
 class Moment(Enum):

@@ -10,7 +10,7 @@ next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,12 +43,58 @@ class Engine(Protocol):
     def twice(self, epoch: EpochNumber, partition: int) -> bool: ...
 
 
+class Crash(BaseException):
+    """The driver is gone, as after SIGKILL. No handler may catch it, so it is no Exception."""
+
+
 class JobFailed(Exception):
     """A task used up its attempts."""
 
 
 class Overtaken(Exception):
     """The engine found another driver at work on its checkpoint."""
+
+
+class Checkpoint:
+    """The engine's own memory: offsets before an epoch, a mark after it."""
+
+    __slots__ = ("digests", "finished", "planned")
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        self.digests = tuple(digests)
+        """The offsets of each epoch: fixed by the source, unless somebody edits the checkpoint."""
+        self.planned = -1
+        self.finished = -1
+
+    def copy(self) -> Checkpoint:
+        other = Checkpoint(self.digests)
+        other.planned, other.finished = self.planned, self.finished
+        return other
+
+    def key(self) -> Hashable:
+        return (self.digests, self.planned, self.finished)
+
+    def position(self) -> Position:
+        return Position(
+            planned=None if self.planned < 0 else EpochNumber(self.planned),
+            finished=None if self.finished < 0 else EpochNumber(self.finished),
+        )
+
+    def plan(self, epoch: EpochNumber) -> bool:
+        """False where another driver is ahead: the engine then stops this one."""
+        if epoch < self.planned:
+            return False
+        self.planned = max(self.planned, epoch)
+        return True
+
+    def offsets(self, epoch: EpochNumber) -> Offsets:
+        return Offsets(digest=self.digests[epoch], text=f"the rows of epoch {epoch}")
+
+    def finish(self, epoch: EpochNumber) -> None:
+        self.finished = max(self.finished, epoch)
+
+    def twice(self, epoch: EpochNumber, partition: int) -> bool:  # noqa: ARG002
+        return False
 
 
 def one_after_the_other(

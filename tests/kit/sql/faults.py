@@ -20,8 +20,7 @@ from epochal.contract import Limits
 from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
 from epochal.logs.memory import MemoryLog
 from epochal.terms import EpochNumber, Proof
-from epochal.testing.driver import Driver, JobFailed
-from epochal.testing.world import Checkpoint
+from epochal.testing.driver import Checkpoint, Driver, JobFailed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,8 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.memory import Memory
 from epochal.terms import EpochNumber, Fingerprint, SinkName
-from epochal.testing.crash import Setting, crash_at_every_call
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from epochal.testing.driver import one_after_the_other
-from epochal.testing.judge import Breach
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 QUICK = Limits(retry_backoff_ms=(1, 5), commit_retry_max_s=5.0, sweep_every_s=0.0)

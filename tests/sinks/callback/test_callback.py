@@ -19,8 +19,7 @@ from epochal.sinks.callback import Callback
 from epochal.sinks.callback.delivery import CallbackDelivery
 from epochal.terms import EpochNumber
 from epochal.testing.conformance import SinkConformance, Target, Trial
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 
 def target_at(folder: Path) -> Target:

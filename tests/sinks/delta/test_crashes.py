@@ -15,8 +15,7 @@ from epochal.logs.memory import MemoryLog
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
 from epochal.sinks.delta.names import Lives
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 CASES: list[dict[str, Any]] = [{}, {"mode": "merge", "keys": ["id"]}]
 

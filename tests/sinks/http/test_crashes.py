@@ -16,8 +16,7 @@ from epochal.logs.memory import MemoryLog
 from epochal.sinks.http import Http
 from epochal.sinks.http.committer import HttpCommitter
 from epochal.sinks.http.keyed import KeyedDelivery
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 _numbers = itertools.count()
 

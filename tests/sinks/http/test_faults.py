@@ -29,9 +29,8 @@ from epochal.errors import (
 from epochal.logs.memory import MemoryLog
 from epochal.sinks.http import Http
 from epochal.terms import EpochNumber, Proof
-from epochal.testing.driver import Driver, JobFailed
+from epochal.testing.driver import Checkpoint, Driver, JobFailed
 from epochal.testing.trial import Target, Trial
-from epochal.testing.world import Checkpoint
 
 EVERY_STEP = "EPOCHAL_EVERY_STEP" in os.environ
 HURRY = Limits(retry_backoff_ms=(1,), commit_retry_max_s=3, decide_retry_max_s=3, sweep_every_s=0)

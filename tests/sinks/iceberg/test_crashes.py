@@ -13,8 +13,7 @@ from epochal.logs.memory import MemoryLog
 from epochal.sinks.iceberg.changing import Changing
 from epochal.sinks.iceberg.committer import IcebergCommitter
 from epochal.sinks.iceberg.ledger import Ledger
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 
 def batch(*ids: int) -> pa.RecordBatch:

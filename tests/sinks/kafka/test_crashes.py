@@ -14,8 +14,7 @@ from epochal.logs.memory import MemoryLog
 from epochal.sinks.kafka import listing
 from epochal.sinks.kafka.committer import KafkaCommitter
 from epochal.terms import sink_tag
-from epochal.testing.crash import Setting, crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 
 def rows(*ids: int) -> pa.RecordBatch:

@@ -29,9 +29,7 @@ from epochal.session import Session
 from epochal.sinks.kafka import Kafka, ending
 from epochal.sinks.kafka.tokens import open_in
 from epochal.terms import Fingerprint, Proof, Receipt, sink_tag
-from epochal.testing.calls import Crash
-from epochal.testing.driver import Driver
-from epochal.testing.world import Checkpoint
+from epochal.testing.driver import Checkpoint, Crash, Driver
 
 COMMIT, ABORT = "commit", "abort"
 

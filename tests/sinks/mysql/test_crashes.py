@@ -9,8 +9,7 @@ from kit.sql.crashes import settings_at
 from epochal.errors import Refused
 from epochal.kit.sql.ledger import Ledger
 from epochal.kit.sql.staged import StagedCommitter
-from epochal.testing.crash import crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, crash_at_every_call
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):

@@ -10,8 +10,7 @@ from kit.sql.refused_rows import *  # noqa: F403  every test there is one of thi
 from kit.sql.refused_rows import Family, settings_of
 
 from epochal.kit.sql.staged import StagedCommitter
-from epochal.testing.crash import crash_at_every_call
-from epochal.testing.judge import Breach
+from epochal.testing.crash import Breach, crash_at_every_call
 
 
 class TwoTables(Family):

@@ -1,5 +1,5 @@
 """
-A seeded simulation: `python -m epochal.testing.sim --seeds 100000`.
+A seeded simulation: `python -m proof.simulation --seeds 100000`.
 
 Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
 every call they make outside, the seed chooses: which driver goes on and which sleeps; whether the
@@ -30,10 +30,11 @@ from epochal.contract import Limits
 from epochal.coordinator import Gate, PreparedEpoch, Surroundings
 from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
 from epochal.terms import EpochNumber, SinkName, Uid
-from epochal.testing.calls import SPARK, Call, Crash, SimLog, SimSink, SimSpark
-from epochal.testing.driver import Driver, Partitions, ends_by_the_rules, one_after_the_other
-from epochal.testing.judge import OTHER, Breach
-from epochal.testing.world import Source, World
+from epochal.testing.crash import Breach
+from epochal.testing.driver import Crash, Driver, Partitions, ends_by_the_rules, one_after_the_other
+from proof.calls import SPARK, Call, SimLog, SimSink, SimSpark
+from proof.judge import OTHER
+from proof.world import Source, World
 
 _CALLS_MAX = 20_000
 _LIVES_MAX = 7
@@ -424,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verdict.breach:
             breaches += 1
             _say(f"seed {verdict.seed}: {verdict.breach}")
-            _say(f"  replay: python -m epochal.testing.sim --seed {verdict.seed}")
+            _say(f"  replay: python -m proof.simulation --seed {verdict.seed}")
         if time.monotonic() - told_s > _PROGRESS_EVERY_S:
             told_s = time.monotonic()
             _say(f"{done} of {options.seeds} seeds, {calls} calls, {breaches} breaches")
@@ -435,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m epochal.testing.sim",
+        prog="python -m proof.simulation",
         description="Run the shipped coordinator through seeded trouble and judge what is left.",
     )
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")

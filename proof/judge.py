@@ -34,10 +34,11 @@ from typing import TYPE_CHECKING, cast
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
 from epochal.terms import Decision, Handle, Receipt, SinkName, total
-from epochal.testing.calls import TARGET, Call
+from epochal.testing.crash import Breach
+from proof.calls import TARGET, Call
 
 if TYPE_CHECKING:
-    from epochal.testing.world import World
+    from proof.world import World
 
 _CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers"})
 """What a driver may do between asking the log who is newest and aborting."""
@@ -45,14 +46,6 @@ _CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers"})
 LOG_RECORDS_MAX = 200
 
 _decoded = lru_cache(maxsize=4096)(decode)
-
-
-class Breach(AssertionError):
-    """A promise was broken, and which."""
-
-    def __init__(self, rule: str, fact: str) -> None:
-        super().__init__(f"{rule}: {fact}")
-        self.rule = rule
 
 
 class Judge:

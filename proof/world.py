@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from epochal.errors import OutcomeUnknown, PreparedLost
-from epochal.protocol.admission import Position
 from epochal.terms import (
     EpochNumber,
     Handle,
     Identity,
     InDoubt,
     Mark,
-    Offsets,
     Proof,
     Receipt,
     SinkName,
@@ -32,8 +30,9 @@ from epochal.terms import (
     handle_prefix,
     sink_tag,
 )
-from epochal.testing.calls import LOG, SPARK, TARGET, Call
-from epochal.testing.judge import Judge
+from epochal.testing.driver import Checkpoint
+from proof.calls import LOG, SPARK, TARGET, Call
+from proof.judge import Judge
 
 Rows: TypeAlias = tuple[Hashable, ...]
 
@@ -88,48 +87,6 @@ class LogStore:
     def delete(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self.records.pop(number, None)
-
-
-class Checkpoint:
-    """The engine's own memory: offsets before an epoch, a mark after it."""
-
-    __slots__ = ("digests", "finished", "planned")
-
-    def __init__(self, digests: Sequence[str]) -> None:
-        self.digests = tuple(digests)
-        """The offsets of each epoch: fixed by the source, unless somebody edits the checkpoint."""
-        self.planned = -1
-        self.finished = -1
-
-    def copy(self) -> Checkpoint:
-        other = Checkpoint(self.digests)
-        other.planned, other.finished = self.planned, self.finished
-        return other
-
-    def key(self) -> Hashable:
-        return (self.digests, self.planned, self.finished)
-
-    def position(self) -> Position:
-        return Position(
-            planned=None if self.planned < 0 else EpochNumber(self.planned),
-            finished=None if self.finished < 0 else EpochNumber(self.finished),
-        )
-
-    def plan(self, epoch: EpochNumber) -> bool:
-        """False where another driver is ahead: the engine then stops this one."""
-        if epoch < self.planned:
-            return False
-        self.planned = max(self.planned, epoch)
-        return True
-
-    def offsets(self, epoch: EpochNumber) -> Offsets:
-        return Offsets(digest=self.digests[epoch], text=f"the rows of epoch {epoch}")
-
-    def finish(self, epoch: EpochNumber) -> None:
-        self.finished = max(self.finished, epoch)
-
-    def twice(self, epoch: EpochNumber, partition: int) -> bool:  # noqa: ARG002
-        return False
 
 
 class Target:

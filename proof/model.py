@@ -1,5 +1,5 @@
 """
-Every interleaving, at small size: `python -m epochal.testing.model`.
+Every interleaving, at small size: `python -m proof.model`.
 
 Drivers run as they are shipped (see `behaviour`), and share one world. A state is the world,
 where each driver stands in its history, and which calls are still on their way. From each state
@@ -31,12 +31,13 @@ from functools import partial
 
 from epochal.errors import EpochalError, OutcomeUnknown, TryAgain, Unsettled
 from epochal.terms import EpochNumber, SinkName
-from epochal.testing.behaviour import ROOT, Answer, Behaviour, Failure, Reply, settled_surroundings
-from epochal.testing.calls import SPARK, Call, Send, SimLog, SimSink, SimSpark
+from epochal.testing.crash import Breach
 from epochal.testing.driver import Driver, Partitions, ends_by_the_rules
-from epochal.testing.judge import OTHER, Breach
-from epochal.testing.scenarios import SCENARIOS, Scenario
-from epochal.testing.world import Source, World
+from proof.behaviour import ROOT, Answer, Behaviour, Failure, Reply, settled_surroundings
+from proof.calls import SPARK, Call, Send, SimLog, SimSink, SimSpark
+from proof.judge import OTHER
+from proof.scenarios import SCENARIOS, Scenario
+from proof.world import Source, World
 
 DEAD = -1
 _PROGRESS_EVERY_S = 5.0
@@ -389,7 +390,7 @@ def _chosen(names: Sequence[str], *, is_quick: bool) -> Sequence[Scenario]:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m epochal.testing.model",
+        prog="python -m proof.model",
         description="Walk every interleaving of small scenarios and check the invariants.",
     )
     parser.add_argument("--quick", action="store_true", help="only the scenarios of the tests")

@@ -2,7 +2,7 @@
 What the model checker walks: small worlds whose union is the list of troubles.
 
 Each one is walked whole, so each is bounded somewhere; the bounds are printed beside the number
-of its states. Quick ones are walked by the tests, all of them by `make model`.
+of its states. Quick ones are walked by the tests, all of them by `make proof ONLY=model`.
 """
 
 from __future__ import annotations

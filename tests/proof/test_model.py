@@ -14,8 +14,8 @@ from epochal.errors import OutcomeUnknown
 from epochal.protocol import invariants, recovery, state
 from epochal.protocol.admission import Admission
 from epochal.terms import Proof
-from epochal.testing.model import explore, main
-from epochal.testing.scenarios import SCENARIOS
+from proof.model import explore, main
+from proof.scenarios import SCENARIOS
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 BY_NAME["crash-then-late"] = replace(BY_NAME["takeover-faults"], kinds=frozenset({"crash", "late"}))

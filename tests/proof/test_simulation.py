@@ -6,8 +6,8 @@ import re
 import pytest
 
 from epochal.coordinator.journal import Journal
-from epochal.testing import sim
-from epochal.testing.world import Target
+from proof import simulation
+from proof.world import Target
 
 SEEDS = 2000
 
@@ -20,14 +20,14 @@ def quiet():
 
 
 def test_no_seed_breaks_a_promise():
-    breaches = [one for one in sim.simulate_all(range(SEEDS), jobs=2) if one.breach]
+    breaches = [one for one in simulation.simulate_all(range(SEEDS), jobs=2) if one.breach]
     assert not breaches
 
 
 def trace(seed):
-    simulation = sim.Simulation(seed, keeps_trace=True)
-    simulation.run()
-    return simulation.trace
+    run = simulation.Simulation(seed, keeps_trace=True)
+    run.run()
+    return run.trace
 
 
 def test_a_seed_is_a_whole_run():
@@ -63,21 +63,21 @@ def test_all_kinds_of_trouble_come_up():
 
 def test_a_broken_promise_is_told_with_the_seed_that_replays_it(monkeypatch, capsys):
     monkeypatch.setattr(Target, "abort", lambda *_: None)
-    assert sim.main(["--seeds", "3", "--jobs", "1"]) == 1
+    assert simulation.main(["--seeds", "3", "--jobs", "1"]) == 1
     told = capsys.readouterr()
-    seed = re.search(r"replay: python -m epochal.testing.sim --seed (\d+)", told.err)[1]
+    seed = re.search(r"replay: python -m proof.simulation --seed (\d+)", told.err)[1]
     assert "breaches" in told.out
-    assert sim.main(["--seed", seed]) == 1
+    assert simulation.main(["--seed", seed]) == 1
     told = capsys.readouterr()
     assert f"sim: seed {seed}: I5" in told.out
     assert "target:" in told.err
 
 
 def test_a_seed_without_a_breach_says_so(capsys):
-    assert sim.main(["--seed", "1"]) == 0
+    assert simulation.main(["--seed", "1"]) == 0
     assert capsys.readouterr().out == "sim: seed 1: no breach\n"
 
 
 def test_without_the_listing_the_simulation_finds_a_breach(monkeypatch):
     monkeypatch.setattr(Journal, "_require_still_newest", lambda self, number: None)
-    assert any(sim.simulate(seed).breach for seed in range(300))
+    assert any(simulation.simulate(seed).breach for seed in range(300))

@@ -29,21 +29,13 @@ from epochal.terms import (
     Receipt,
     SinkName,
 )
+from epochal.testing.crash import READS
 
 LOG = "log"
 SPARK = "spark"
 TARGET = "target"
 
-READS = frozenset(
-    {"numbers", "read", "in_doubt", "outcome", "newest", "position", "offsets", "twice"}
-)
-"""Verbs that change nothing outside: a crash there is a crash at the next one that does."""
-
 _HASH_MODULUS = 1 << 64
-
-
-class Crash(BaseException):
-    """The driver is gone, as by SIGKILL: nothing in it may run on, so it is no Exception."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Break the code on purpose and see the judges object: `make mutants`.
+"""Mutants of the coordinator: `make proof ONLY=mutants`.
 
-Each mutant is an exact replacement of text, applied to a copy of src/; then the judges run on that
-copy: simulation, unit tests, small scenarios of the model checker, crash at every call, the
+Each mutant is an exact replacement of text, applied to a copy of the project; then the judges run
+on that copy: simulation, unit tests, small scenarios of the model checker, crash at every call, the
 conformance of the reference sink. The first objection ends it. A mutant that nobody objects to
 fails the run, and so does one whose text is no longer in the code: a rule that can't be broken any
 more is not being tested either.
@@ -23,23 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = Path("src") / "epochal"
 SEEDS = 250
 TIMEOUT_S = 300
 
-CARRYING = "coordinator/carrying.py"
-CLEARING = "coordinator/clearing.py"
-COORDINATOR = "coordinator/coordinator.py"
-EXAMINING = "coordinator/examining.py"
-JOURNAL = "coordinator/journal.py"
-SWEEPING = "coordinator/sweeping.py"
-VOICE = "coordinator/voice.py"
-ADMISSION = "protocol/admission.py"
-INVARIANTS = "protocol/invariants.py"
-RECOVERY = "protocol/recovery.py"
-STATE = "protocol/state.py"
-WORLD = "testing/world.py"
-MEMORY = "sinks/memory/store.py"
+CARRYING = "src/epochal/coordinator/carrying.py"
+CLEARING = "src/epochal/coordinator/clearing.py"
+COORDINATOR = "src/epochal/coordinator/coordinator.py"
+EXAMINING = "src/epochal/coordinator/examining.py"
+JOURNAL = "src/epochal/coordinator/journal.py"
+SWEEPING = "src/epochal/coordinator/sweeping.py"
+VOICE = "src/epochal/coordinator/voice.py"
+ADMISSION = "src/epochal/protocol/admission.py"
+INVARIANTS = "src/epochal/protocol/invariants.py"
+RECOVERY = "src/epochal/protocol/recovery.py"
+STATE = "src/epochal/protocol/state.py"
+WORLD = "proof/world.py"
+MEMORY = "src/epochal/sinks/memory/store.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +295,7 @@ class Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="mutants.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m proof.mutants", description=__doc__)
     parser.add_argument("--only", help="mutants whose name contains this")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
@@ -327,16 +326,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tried(one: Mutant) -> Verdict:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "kafka"))
-        stale = [edit for edit in one.edits if not applied(edit, copy / "epochal")]
+        copy = Path(folder)
+        copy_of_the_project(copy)
+        stale = [edit for edit in one.edits if not applied(edit, copy)]
         caught = f"STALE: {stale[0].path} has changed" if stale else objection(copy)
     print(f"mutant: {one.name}: {caught[:120] or 'no objection'}", file=sys.stderr, flush=True)
     return Verdict(one, caught, time.monotonic() - began_s)
 
 
-def applied(edit: Edit, package: Path) -> bool:
-    path = package / edit.path
+def copy_of_the_project(folder: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "kafka")
+    for name in ("src", "proof", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def applied(edit: Edit, project: Path) -> bool:
+    path = project / edit.path
     if not path.exists():
         return False
     text = path.read_text()
@@ -346,15 +352,16 @@ def applied(edit: Edit, package: Path) -> bool:
     return True
 
 
-def objection(source: Path) -> str:
-    """Who objects to the code in `source`, or nothing."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--judge"]
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+def objection(project: Path) -> str:
+    """The first objection to the code of this copy; empty where there is none."""
+    command = [sys.executable, "-m", "proof.mutants", "--judge"]
+    path = os.pathsep.join([str(project / "src"), str(project)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             command,
             env=environment,
-            cwd=ROOT,
+            cwd=project,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -382,7 +389,7 @@ def judged() -> int:
 
 
 def by_simulation() -> str:
-    from epochal.testing.sim import simulate  # noqa: PLC0415  from the copy
+    from proof.simulation import simulate  # noqa: PLC0415  from the copy
 
     for seed in range(SEEDS):
         verdict = simulate(seed)
@@ -392,8 +399,8 @@ def by_simulation() -> str:
 
 
 def by_model() -> str:
-    from epochal.testing.model import explore  # noqa: PLC0415  from the copy
-    from epochal.testing.scenarios import SCENARIOS  # noqa: PLC0415  from the copy
+    from proof.model import explore  # noqa: PLC0415  from the copy
+    from proof.scenarios import SCENARIOS  # noqa: PLC0415  from the copy
 
     small = {"faults", "patient", "attempts", "empty", "thrown-away", "thrown-away-other"}
     for scenario in SCENARIOS:

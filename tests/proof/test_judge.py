@@ -27,9 +27,10 @@ from epochal.terms import (
     SinkName,
     Uid,
 )
-from epochal.testing.calls import LOG, TARGET, Call
-from epochal.testing.judge import LOG_RECORDS_MAX, Breach
-from epochal.testing.world import Source, World
+from epochal.testing.crash import Breach
+from proof.calls import LOG, TARGET, Call
+from proof.judge import LOG_RECORDS_MAX
+from proof.world import Source, World
 
 X = SinkName("x")
 UID = Uid("a" * 12)

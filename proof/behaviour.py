@@ -22,8 +22,8 @@ from greenlet import greenlet
 from epochal.coordinator import Surroundings
 from epochal.errors import EpochalError
 from epochal.terms import Uid
-from epochal.testing.calls import Call, Crash, Send
-from epochal.testing.driver import Driver, one_after_the_other
+from epochal.testing.driver import Crash, Driver, one_after_the_other
+from proof.calls import Call, Send
 
 ROOT = 0
 _LIVE_MAX = 2000

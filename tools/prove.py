@@ -1,0 +1,49 @@
+"""
+Prove by brute force, one part after the other: `make proof`, or `make proof ONLY="model kills"`.
+
+Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
+breaks the coordinator, `kills` runs the tests that are marked `proof` (long loops of SIGKILL on
+real servers and real Spark), `compat` runs the small suite on every supported PySpark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+PYTHON = sys.executable
+
+
+def parts(seeds: int) -> dict[str, list[str]]:
+    return {
+        "model": [PYTHON, "-m", "proof.model"],
+        "simulation": [PYTHON, "-m", "proof.simulation", "--seeds", str(seeds)],
+        "mutants": [PYTHON, "-m", "proof.mutants"],
+        "kills": ["pytest", "tests", "-m", "proof", "-n", "2", "--dist", "loadfile"],
+        "compat": [PYTHON, "tools/compat.py"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="all of them where none is named")
+    parser.add_argument("--seeds", type=int, default=20_000)
+    options = parser.parse_args()
+    known = parts(options.seeds)
+    if unknown := set(options.parts) - known.keys():
+        parser.error(f"no part is named {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    failed = []
+    for name in options.parts or known:
+        print(f"proof: {name}", file=sys.stderr, flush=True)
+        began_s = time.monotonic()
+        if subprocess.run(known[name], check=False).returncode != 0:
+            failed.append(name)
+        print(f"proof: {name} took {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+    if failed:
+        sys.exit(f"proof: failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
