@@ -1,1 +1,135 @@
-"""What sinks are made of: `SinkBase`, and the engines that several of them share."""
+"""
+What sinks are made of: the one place that a sink's own code imports from.
+
+    from epochal import kit
+
+    class MySink(kit.SinkBase): ...
+
+Every name loads on first use, so that `import epochal.kit` loads no driver and no engine, and a
+task loads only what its writer needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from epochal.contract import (
+        APPEND_ONLY,
+        Committer,
+        Dropped,
+        Limits,
+        Recount,
+        Sink,
+        Task,
+        Writer,
+    )
+    from epochal.errors import (
+        Backpressure,
+        EpochalError,
+        Fenced,
+        InvariantBroken,
+        Misconfigured,
+        OutcomeUnknown,
+        PreparedLost,
+        RowRejected,
+        TryAgain,
+    )
+    from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
+    from epochal.kit.sink_base import CommitterBase, SinkBase
+    from epochal.kit.staged_committer import LedgerEntry, StagedCommitter, Transaction
+    from epochal.terms import (
+        Ability,
+        EpochNumber,
+        Fingerprint,
+        Handle,
+        Identity,
+        InDoubt,
+        Json,
+        Mark,
+        Offsets,
+        Proof,
+        Receipt,
+        SinkName,
+        Uid,
+        handle_prefix,
+    )
+
+_CONTRACT = ("APPEND_ONLY", "Committer", "Dropped", "Limits", "Recount", "Sink", "Task", "Writer")
+_ERRORS = (
+    "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
+    "PreparedLost", "RowRejected", "TryAgain",
+)  # fmt: skip
+_TERMS = (
+    "Ability", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json", "Mark",
+    "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
+)  # fmt: skip
+_SECRETS = ("EnvironmentSecret", "FileSecret", "HeldSecret", "Secret", "env", "file")
+
+_HOMES = {
+    **dict.fromkeys(_CONTRACT, "epochal.contract"),
+    **dict.fromkeys(_ERRORS, "epochal.errors"),
+    **dict.fromkeys(_TERMS, "epochal.terms"),
+    **dict.fromkeys(_SECRETS, "epochal.kit.secrets"),
+    **dict.fromkeys(("CommitterBase", "SinkBase"), "epochal.kit.sink_base"),
+    **dict.fromkeys(
+        ("LedgerEntry", "StagedCommitter", "Transaction"), "epochal.kit.staged_committer"
+    ),
+}
+
+__all__ = [
+    "APPEND_ONLY",
+    "Ability",
+    "Backpressure",
+    "Committer",
+    "CommitterBase",
+    "Dropped",
+    "EnvironmentSecret",
+    "EpochNumber",
+    "EpochalError",
+    "Fenced",
+    "FileSecret",
+    "Fingerprint",
+    "Handle",
+    "HeldSecret",
+    "Identity",
+    "InDoubt",
+    "InvariantBroken",
+    "Json",
+    "LedgerEntry",
+    "Limits",
+    "Mark",
+    "Misconfigured",
+    "Offsets",
+    "OutcomeUnknown",
+    "PreparedLost",
+    "Proof",
+    "Receipt",
+    "Recount",
+    "RowRejected",
+    "Secret",
+    "Sink",
+    "SinkBase",
+    "SinkName",
+    "StagedCommitter",
+    "Task",
+    "Transaction",
+    "TryAgain",
+    "Uid",
+    "Writer",
+    "env",
+    "file",
+    "handle_prefix",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,21 +1,39 @@
-"""What every declared sink has in common: a name, and which rows and columns it takes."""
+"""Base classes of a sink and of its committer, with a default for everything that can have one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from epochal.contract import APPEND_ONLY, Select, Sink
+from epochal.contract import APPEND_ONLY, Committer, Limits, Select, Sink, Task, Writer
 from epochal.errors import Misconfigured
-from epochal.terms import SinkName
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Identity,
+    InDoubt,
+    Json,
+    Mark,
+    Proof,
+    Receipt,
+    SinkName,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkBase(ABC):
-    """The part of a sink's declaration that does not depend on its target."""
+    """
+    A sink's declaration. Derive a frozen dataclass from it; its fields are the sink's options, in
+    Python and in YAML. Set `kind` and define `target`, `writer` and `committer`.
+    """
 
     kind: ClassVar[str]
+    """What the sink is called in YAML, in the log and in messages."""
 
     name: SinkName = SinkName("")
     """Unique within a pipeline; kind and target where it is not given."""
@@ -38,6 +56,17 @@ class SinkBase(ABC):
     def target(self) -> str:
         """Where the rows go, for names and messages. Never a secret."""
 
+    @abstractmethod
+    def writer(self, task: Task) -> Writer:
+        """See `Sink.writer`."""
+
+    @abstractmethod
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        """See `Sink.committer`."""
+
+    def describe(self) -> Mapping[str, Json]:
+        return {"kind": self.kind, "target": self.target}
+
     @property
     def output_modes(self) -> frozenset[str]:
         return APPEND_ONLY
@@ -53,3 +82,42 @@ class SinkBase(ABC):
     @property
     def transaction_key(self) -> str | None:
         return None
+
+
+class CommitterBase(ABC):
+    """
+    A committer without the verbs that every target must define for itself.
+
+    `rehearse` and `check` have no default on purpose: an empty one breaks a promise that nothing
+    else keeps (I3).
+    """
+
+    @abstractmethod
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]: ...
+
+    @abstractmethod
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None: ...
+
+    @abstractmethod
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None: ...
+
+    @abstractmethod
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None: ...
+
+    @abstractmethod
+    def in_doubt(self) -> Sequence[InDoubt]: ...
+
+    @abstractmethod
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof: ...
+
+    @abstractmethod
+    def newest(self) -> Sequence[Mark] | None: ...
+
+    def begin(self, begin: object) -> Json:  # noqa: ARG002  most targets need no preparation
+        return None
+
+    def prune(self, below: EpochNumber) -> None:
+        """Keep all proofs."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
