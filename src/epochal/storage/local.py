@@ -1,0 +1,287 @@
+"""A store in a local or mounted folder: one file per key. The one module that calls fsync.
+
+`put_if_absent` writes the content whole under a hidden name, syncs it, and then gives it its own
+name by a hard link, which fails where that name exists. So a key is created at most once and never
+with half of its content, among any number of processes, after SIGKILL as after a power cut.
+
+The folder is synced also where the key exists already:
+
+    process A    write, sync, link k          power cut: k may be gone, as its name is not on disk
+    process B    link k: exists               must not report "k exists" before the name is durable
+    process B    sync folder, return False    now it is, whichever of the two synced
+
+So after a put has returned, everything that was listed before it is durable. Every driver puts its
+claim into the epoch log before it acts on what it has read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.store import UNFINISHED, Entry, checked
+
+_LEFTOVER_AGE_S = 3600.0
+_SCRATCH_SUFFIX = ".tmp"
+_SWEPT_FOLDERS_MAX = 1000
+_CREATE_ATTEMPTS = 5
+
+_SPACE = "free some space; nothing was written"
+_RIGHTS = "the user of this process must be able to read and write this folder"
+_ERRORS: Mapping[int, tuple[type[EpochalError], str]] = {
+    errno.ENOSPC: (TryAgain, _SPACE),
+    errno.EDQUOT: (TryAgain, _SPACE),
+    errno.EACCES: (Misconfigured, _RIGHTS),
+    errno.EPERM: (Misconfigured, _RIGHTS),
+    errno.EROFS: (Misconfigured, _RIGHTS),
+    errno.EEXIST: (Misconfigured, "a file is where a folder must be"),
+    errno.ENOTDIR: (Misconfigured, "a file is where a folder must be"),
+    errno.EISDIR: (Misconfigured, "a folder is where a file must be"),
+    errno.ELOOP: (Misconfigured, "links of this path lead to one another"),
+    errno.ENAMETOOLONG: (Misconfigured, "a file system takes names of up to 255 bytes"),
+}
+"""What an error means for the caller; every other one is `TryAgain`."""
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class LocalStore:
+    """Keys as files below one folder of a disk that has hard links."""
+
+    def __init__(self, root: Path, *, folder: str = "") -> None:
+        """`root` itself is never removed; `folder` below it holds the keys."""
+        self._root = root.absolute()
+        self._base = self._root / folder
+        self._swept: set[Path] = set()
+
+    @property
+    def location(self) -> str:
+        return str(self._base)
+
+    def put(self, key: str, content: bytes) -> None:
+        path = self._path(key)
+        with self._errors("write", key):
+            scratch = self._write_scratch(path.parent, content)
+            try:
+                scratch.replace(path)
+            except OSError:
+                _remove(scratch)
+                raise
+        self._sync_name(path)
+
+    def put_if_absent(self, key: str, content: bytes) -> bool:
+        path = self._path(key)
+        with self._errors("write", key):
+            scratch = self._write_scratch(path.parent, content)
+            try:
+                is_created = self._link(scratch, path)
+            finally:
+                _remove(scratch)
+        self._sync_name(path)
+        return is_created
+
+    def read(self, key: str) -> bytes | None:
+        with self._errors("read", key):
+            try:
+                return self._path(key).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        found = self._scan(folder)
+        return sorted(one.name for one in found if one.is_file() and one.name[0] != ".")
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        found = self._scan(folder)
+        return sorted(one.name for one in found if one.is_dir(follow_symlinks=False))
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        keys = [f"{folder}/{name}" if folder else name for name in self.names(folder)]
+        return [found for key in keys if (found := self.entry(key)) is not None]
+
+    def entry(self, key: str) -> Entry | None:
+        path = self._path(key)
+        with self._errors("read", key):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                return None
+        return Entry(name=path.name, size=found.st_size, modified_at=found.st_mtime)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        # Not synced: the owner of a key that comes back after a power cut deletes it again.
+        paths = [self._path(key) for key in keys]
+        with self._errors("delete", ", ".join(keys)):
+            for path in paths:
+                path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
+            self._remove_empty(folder)
+
+    def below(self, folder: str) -> LocalStore:
+        return LocalStore(self._root, folder=str((self._base / folder).relative_to(self._root)))
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def create(self, key: str) -> LocalOutput:
+        path = self._path(key)
+        with self._errors("write", key):
+            return LocalOutput(self, key, path, _created(path.with_name(path.name + UNFINISHED)))
+
+    def open(self, key: str) -> BinaryIO | None:
+        with self._errors("read", key):
+            try:
+                return self._path(key).open("rb")
+            except FileNotFoundError:
+                return None
+
+    def _path(self, key: str) -> Path:
+        return self._base / checked(key)
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        # By path, not by a folder kept open: on a network file system a fresh open is what asks
+        # the server again, and a listing must show what other machines have put.
+        with self._errors("list", folder):
+            try:
+                with os.scandir(self._base / folder) as found:
+                    return list(found)
+            except FileNotFoundError:
+                return []
+
+    def _write_scratch(self, folder: Path, content: bytes) -> Path:
+        self._remove_leftovers(folder)
+        scratch = folder / f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
+        file = _created(scratch)
+        try:
+            with file:
+                _write_all(file.fileno(), content)
+                os.fsync(file.fileno())
+        except OSError:
+            _remove(scratch)
+            raise
+        return scratch
+
+    def _link(self, scratch: Path, path: Path) -> bool:
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise Misconfigured(
+                f"the file system of {self.location} has no hard links: {error.strerror}",
+                hint="use another disk, or a database: sqlite:///path",
+            ) from error
+        return True
+
+    def _sync_name(self, path: Path) -> None:
+        try:
+            sync(path.parent)
+        except FileNotFoundError:
+            pass  # somebody has deleted the key since, and its folder with it
+        except OSError as error:
+            raise OutcomeUnknown(
+                f"{path} is written, but may not last: syncing its folder failed ({error.strerror})"
+            ) from error
+
+    def _remove_leftovers(self, folder: Path) -> None:
+        """Remove scratch files of killed writers, once per folder. A slow living one retries."""
+        if folder in self._swept:
+            return
+        if len(self._swept) == _SWEPT_FOLDERS_MAX:
+            self._swept.clear()
+        self._swept.add(folder)
+        oldest = time.time() - _LEFTOVER_AGE_S
+        for file in folder.glob(f".*{_SCRATCH_SUFFIX}"):
+            with suppress(OSError):
+                if file.stat().st_mtime < oldest:
+                    file.unlink()
+
+    def _remove_empty(self, folder: Path) -> None:
+        with suppress(OSError):
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    @contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        """Raise what the table says of an error of the disk; nothing was done then."""
+        try:
+            yield
+        except OSError as error:
+            kind, hint = _ERRORS.get(error.errno or 0, (TryAgain, ""))
+            place = self.location if not key else f"{self.location}/{key}"
+            raise kind(f"cannot {verb} {place}: {error.strerror or error}", hint) from error
+
+
+class LocalOutput:
+    """A file in the making, beside its own name."""
+
+    def __init__(self, store: LocalStore, key: str, path: Path, file: BinaryIO) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._unfinished = path.with_name(path.name + UNFINISHED)
+        self._file = file
+
+    def write(self, piece: bytes | memoryview) -> None:
+        with self._store._errors("write", self._key):
+            _write_all(self._file.fileno(), piece)
+
+    def finish(self) -> None:
+        with self._store._errors("write", self._key):
+            # Through the open file: where a sweep has unlinked it, the rename fails, as it must.
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._unfinished.rename(self._path)
+        self._store._sync_name(self._path)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._store.delete([self._key + UNFINISHED, self._key])
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with all its parents, each one durable in the one above it."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _created(path: Path) -> BinaryIO:
+    """A new file, with its folder: which a delete elsewhere may remove between the two steps."""
+    for _ in range(_CREATE_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            make_folder(path.parent)
+            return path.open("wb", buffering=0)
+    raise FileNotFoundError(errno.ENOENT, "its folder is removed again and again", str(path))
+
+
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of it: one `write` may stop half-way, at a full disk for instance."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

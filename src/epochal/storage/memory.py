@@ -1,0 +1,75 @@
+"""A store in this process: the shortest correct one, and the measure of the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from epochal.storage.store import Entry, checked
+
+
+class MemoryStore:
+    """For tests, simulation and sessions whose targets end with the process, as this store does."""
+
+    def __init__(self) -> None:
+        self._contents: dict[str, tuple[bytes, float]] = {}
+        self._lock = threading.Lock()
+        self._prefix = ""
+
+    @property
+    def location(self) -> str:
+        return f"memory/{self._prefix}".rstrip("/")
+
+    def put(self, key: str, content: bytes) -> None:
+        with self._lock:
+            self._contents[self._at(key)] = (bytes(content), time.time())
+
+    def put_if_absent(self, key: str, content: bytes) -> bool:
+        with self._lock:
+            created = (bytes(content), time.time())
+            return self._contents.setdefault(self._at(key), created) is created
+
+    def read(self, key: str) -> bytes | None:
+        with self._lock:
+            found = self._contents.get(self._at(key))
+        return None if found is None else found[0]
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        return sorted(rest for rest in self._below(folder) if "/" not in rest)
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        return sorted({rest.partition("/")[0] for rest in self._below(folder) if "/" in rest})
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        keys = [f"{folder}/{name}" if folder else name for name in self.names(folder)]
+        return [found for key in keys if (found := self.entry(key)) is not None]
+
+    def entry(self, key: str) -> Entry | None:
+        with self._lock:
+            found = self._contents.get(self._at(key))
+        if found is None:
+            return None
+        return Entry(name=key.rpartition("/")[2], size=len(found[0]), modified_at=found[1])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._contents.pop(self._at(key), None)
+
+    def below(self, folder: str) -> MemoryStore:
+        inner = MemoryStore()
+        inner._contents, inner._lock = self._contents, self._lock
+        inner._prefix = f"{self._prefix}{folder}/"
+        return inner
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _at(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _below(self, folder: str) -> list[str]:
+        start = self._prefix + (f"{folder}/" if folder else "")
+        with self._lock:
+            return [key[len(start) :] for key in self._contents if key.startswith(start)]

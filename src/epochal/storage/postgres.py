@@ -1,0 +1,312 @@
+"""A store in a PostgreSQL table, for drivers that can't write to the checkpoint's own store.
+
+    postgresql://etl@db/shop#orders
+
+One table holds any number of stores; the part behind `#` names one. A put is one INSERT, durable
+when it is answered, as `synchronous_commit` is never weaker than `on` here; reads go to the primary
+only. Passwords come from the URL, which is never shown, or from where libpq looks: PGPASSWORD, a
+pgpass or a service file. Nothing is created before the first put.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.store import Entry, checked
+
+try:
+    import psycopg
+    from psycopg import sql
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+except ImportError as error:
+    raise Misconfigured(
+        f"a store in PostgreSQL needs a package that is not installed: {error.name}",
+        "pip install 'epochal[postgres]'",
+    ) from error
+
+T = TypeVar("T")
+
+_SCHEMA = "epochal"
+_CONNECT_TIMEOUT_S = 10
+_STATEMENT_TIMEOUT_S = 30
+_MISSING = frozenset({"42P01", "3F000"})
+_CREATE = """
+SELECT pg_advisory_xact_lock(1701867363);
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {table} (
+  store text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, content bytea NOT NULL,
+  modified_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (store, key))
+"""
+_PUT = """
+INSERT INTO {table} (store, key, content) VALUES (%s, %s, %s) ON CONFLICT (store, key)
+DO UPDATE SET content = EXCLUDED.content, modified_at = EXCLUDED.modified_at
+"""
+_PUT_IF_ABSENT = """
+INSERT INTO {table} (store, key, content) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING
+"""
+_IN_FOLDER = """
+FROM (SELECT *, substr(key, %s) AS rest FROM {table} WHERE store = %s AND starts_with(key, %s)) k
+"""
+_ENTRIES = """
+SELECT rest, octet_length(content), extract(epoch FROM modified_at)::float8
+"""
+_ENTRY = """
+SELECT octet_length(content), extract(epoch FROM modified_at)::float8
+FROM {table} WHERE store = %s AND key = %s
+"""
+
+_LATER: tuple[type[EpochalError], str] = (TryAgain, "")
+_ERRORS: Mapping[str | None, tuple[type[EpochalError], str]] = {
+    None: _LATER,  # no answer at all
+    "08": _LATER,  # connections
+    "53": _LATER,  # too little of something: disk, memory, connections
+    "57": _LATER,  # an operator intervenes
+    "40": _LATER,  # rolled back
+    "55": _LATER,  # locked, or not in the state that is needed
+}
+"""What a class of SQLSTATEs means for the caller; every other one is for a person."""
+_REPLY_LOST = frozenset({None, "08", "57"})
+_RIGHTS = (
+    "the role needs CREATE on the database at the first start, then SELECT, INSERT, UPDATE and "
+    "DELETE on the table epochal.store"
+)
+_UNREACHABLE_FOR_A_PERSON = (
+    "authentication failed",
+    "does not exist",
+    "no password",
+    "pg_hba.conf",
+)
+
+
+class PostgresStore:
+    """Keys as rows of one table. Processes may race for them."""
+
+    def __init__(
+        self, url: str, *, schema: str = _SCHEMA, folder: str = "", keeps_connection: bool = True
+    ) -> None:
+        address, mark, name = url.partition("#")
+        if not mark or not name:
+            raise Misconfigured(
+                "a store in PostgreSQL needs a name of its own in the database",
+                "postgresql://user@host/database#name-of-the-pipeline",
+            )
+        self._url = url
+        self._name = unquote(name)
+        self._prefix = f"{folder}/" if folder else ""
+        self._keeps_connection = keeps_connection
+        self._parameters = _parsed(address)
+        self._schema_name = schema
+        self._schema = sql.Identifier(schema)
+        self._table = sql.Identifier(schema, "store")
+        self._lock = threading.Lock()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._process = os.getpid()
+
+    @property
+    def location(self) -> str:
+        given = self._parameters
+        host = given.get("host") or given.get("service") or "localhost"
+        port = f":{given['port']}" if "port" in given else ""
+        folder = f"/{self._prefix[:-1]}" if self._prefix else ""
+        return f"postgresql://{host}{port}/{given.get('dbname', '')}#{self._name}{folder}"
+
+    def put(self, key: str, content: bytes) -> None:
+        self._insert(_PUT, key, content)
+
+    def put_if_absent(self, key: str, content: bytes) -> bool:
+        return self._insert(_PUT_IF_ABSENT, key, content) == 1
+
+    def read(self, key: str) -> bytes | None:
+        query = "SELECT content FROM {table} WHERE store = %s AND key = %s"
+        rows = self._select(query, self._name, self._at(key))
+        return bytes(rows[0][0]) if rows else None
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        query = f"SELECT rest {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key"
+        return [name for (name,) in self._select(query, *self._in(folder))]
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        query = (
+            f"SELECT DISTINCT substr(rest, 1, strpos(rest, '/') - 1) {_IN_FOLDER}"
+            " WHERE strpos(rest, '/') > 0 ORDER BY 1"
+        )
+        return [name for (name,) in self._select(query, *self._in(folder))]
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        query = f"{_ENTRIES} {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key"
+        return [_entry(*row) for row in self._select(query, *self._in(folder))]
+
+    def entry(self, key: str) -> Entry | None:
+        rows = self._select(_ENTRY, self._name, self._at(key))
+        return _entry(key.rpartition("/")[2], *rows[0]) if rows else None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        query = "DELETE FROM {table} WHERE store = %s AND key = ANY(%s) RETURNING 1"
+        self._select(query, self._name, [self._at(key) for key in keys])
+
+    def below(self, folder: str) -> PostgresStore:
+        inner = self._prefix + folder
+        return PostgresStore(
+            self._url, schema=self._schema_name, folder=inner, keeps_connection=False
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._hang_up()
+
+    def _at(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _in(self, folder: str) -> tuple[int, str, str]:
+        start = self._prefix + (f"{folder}/" if folder else "")
+        return len(start) + 1, self._name, start
+
+    def _insert(self, statement: str, key: str, content: bytes) -> int:
+        values = (self._name, self._at(key), content)
+
+        def insert(connection: psycopg.Connection[Any]) -> int:
+            return connection.execute(self._sql(statement), values).rowcount
+
+        def create_and_insert(connection: psycopg.Connection[Any]) -> int:
+            try:
+                return insert(connection)
+            except psycopg.Error as error:
+                if error.sqlstate not in _MISSING:
+                    raise
+            with connection.transaction():
+                connection.execute(self._sql(_CREATE))
+            return insert(connection)
+
+        return self._ask(create_and_insert, "write to", is_put=True)
+
+    def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        def ask(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+            try:
+                return connection.execute(self._sql(query), values).fetchall()
+            except psycopg.Error as error:
+                # Nobody has put anything yet.
+                if error.sqlstate in _MISSING:
+                    return []
+                raise
+
+        return self._ask(ask, "read from")
+
+    def _sql(self, query: str) -> sql.Composed:
+        return sql.SQL(query).format(table=self._table, schema=self._schema)
+
+    def _ask(
+        self, ask: Callable[[psycopg.Connection[Any]], T], verb: str, *, is_put: bool = False
+    ) -> T:
+        with self._connected() as connection:
+            try:
+                return ask(connection)
+            except psycopg.Error as error:
+                if connection.closed or error.sqlstate is None:
+                    connection.close()
+                raise self._error(error, verb, is_put=is_put) from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """The kept connection, under its lock, or one for this call only."""
+        if self._keeps_connection:
+            with self._lock:
+                yield self._kept()
+            return
+        connection = self._connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _kept(self) -> psycopg.Connection[Any]:
+        """A forked child must not use the connection of its parent."""
+        if self._process != os.getpid():
+            self._connection, self._process = None, os.getpid()
+        if self._connection is not None and _is_alive(self._connection):
+            return self._connection
+        self._hang_up()
+        self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            return self._opened()
+        except psycopg.Error as error:
+            raise self._unreachable(error) from None
+
+    def _opened(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(
+            make_conninfo(
+                **{
+                    "keepalives_idle": "30",
+                    "tcp_user_timeout": "60000",
+                    **self._parameters,
+                    "application_name": "epochal-store",
+                    "connect_timeout": str(_CONNECT_TIMEOUT_S),
+                    "target_session_attrs": "read-write",
+                }
+            ),
+            autocommit=True,
+            prepare_threshold=None,
+        )
+        connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s'")
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+        return connection
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _error(self, error: psycopg.Error, verb: str, *, is_put: bool) -> EpochalError:
+        reason = " ".join((error.diag.message_primary or str(error)).split())
+        fact = f"cannot {verb} {self.location}: {reason}"
+        state_class = None if error.sqlstate is None else error.sqlstate[:2]
+        if is_put and state_class in _REPLY_LOST:
+            return OutcomeUnknown(fact)
+        if state_class not in _ERRORS:
+            return Misconfigured(f"{fact} [{error.sqlstate}]", _RIGHTS)
+        kind, hint = _ERRORS[state_class]
+        return kind(fact, hint)
+
+    def _unreachable(self, error: psycopg.Error) -> EpochalError:
+        reason = " ".join(str(error).split())
+        password = self._parameters.get("password")
+        reason = reason.replace(password, "…") if password else reason
+        fact = f"cannot reach {self.location}: {reason}"
+        if any(sign in reason for sign in _UNREACHABLE_FOR_A_PERSON):
+            return Misconfigured(fact, "check user, password and database of the store's URL")
+        return TryAgain(fact)
+
+
+def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+    """A connection that died since the last epoch must not make a put's outcome unknown."""
+    try:
+        connection.execute("")
+    except psycopg.Error:
+        return False
+    return True
+
+
+def _entry(name: str, size: int, modified_at: float) -> Entry:
+    return Entry(name=name, size=size, modified_at=modified_at)
+
+
+def _parsed(url: str) -> dict[str, str]:
+    try:
+        return {key: str(value) for key, value in conninfo_to_dict(url).items() if value}
+    except psycopg.Error:
+        # The message may quote a part of the URL, perhaps its password.
+        raise Misconfigured(
+            "the URL of the store can't be read", "postgresql://user@host:5432/database#name"
+        ) from None

@@ -1,0 +1,165 @@
+"""A store in one SQLite file.
+
+A rollback journal with synchronous=EXTRA. With FULL the deletion of the journal, which *is* the
+commit, is not synced, and a power cut may undo a decision that was reported as durable. A
+write-ahead log would be quicker, and be corrupted by two drivers on two machines that share a disk.
+
+Every call opens the file anew. That costs a fraction of a sync, and a store may be used from any
+thread and after a fork without rules. Nothing is created before the first put.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.store import Entry, checked
+
+_BUSY_TIMEOUT_S = 10.0
+_CREATE = """
+CREATE TABLE IF NOT EXISTS store (
+  key TEXT PRIMARY KEY, content BLOB NOT NULL, modified_at REAL NOT NULL)
+"""
+_EXISTS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'"
+_PUT = """
+INSERT INTO store VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET content = excluded.content, modified_at = excluded.modified_at
+"""
+_PUT_IF_ABSENT = "INSERT INTO store VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_IN_FOLDER = "FROM (SELECT *, substr(key, ?) AS rest FROM store WHERE substr(key, 1, ?) = ?)"
+
+_ERRORS: Mapping[int, tuple[type[EpochalError], str]] = {
+    sqlite3.SQLITE_BUSY: (TryAgain, "another process holds the file's lock"),
+    sqlite3.SQLITE_LOCKED: (TryAgain, "another process holds the file's lock"),
+    sqlite3.SQLITE_FULL: (TryAgain, "free some space; nothing was written"),
+    sqlite3.SQLITE_IOERR: (TryAgain, ""),
+    sqlite3.SQLITE_CORRUPT: (CorruptRecord, "restore the file from a backup"),
+}
+"""What an error means for the caller; every other one is for a person."""
+_MISCONFIGURED_HINT = (
+    "the file must be a SQLite database of its own, in a folder that this process can write to"
+)
+
+
+class SqliteStore:
+    """Keys as rows of one table. Processes may race for them."""
+
+    def __init__(
+        self, file: Path, *, folder: str = "", busy_timeout_s: float = _BUSY_TIMEOUT_S
+    ) -> None:
+        self._file = file.absolute()
+        self._prefix = f"{folder}/" if folder else ""
+        self._busy_timeout_s = busy_timeout_s
+
+    @property
+    def location(self) -> str:
+        return f"sqlite://{self._file}" + (f"#{self._prefix[:-1]}" if self._prefix else "")
+
+    def put(self, key: str, content: bytes) -> None:
+        self._insert(_PUT, key, content)
+
+    def put_if_absent(self, key: str, content: bytes) -> bool:
+        return self._insert(_PUT_IF_ABSENT, key, content) == 1
+
+    def read(self, key: str) -> bytes | None:
+        rows = self._select("SELECT content FROM store WHERE key = ?", self._at(key))
+        return rows[0][0] if rows else None
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        query = f"SELECT rest {_IN_FOLDER} WHERE instr(rest, '/') = 0 ORDER BY key"
+        return [name for (name,) in self._select(query, *self._in(folder))]
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        query = (
+            f"SELECT DISTINCT substr(rest, 1, instr(rest, '/') - 1) {_IN_FOLDER}"
+            " WHERE instr(rest, '/') > 0 ORDER BY 1"
+        )
+        return [name for (name,) in self._select(query, *self._in(folder))]
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        query = (
+            f"SELECT rest, length(content), modified_at {_IN_FOLDER}"
+            " WHERE instr(rest, '/') = 0 ORDER BY key"
+        )
+        return [_entry(*row) for row in self._select(query, *self._in(folder))]
+
+    def entry(self, key: str) -> Entry | None:
+        query = "SELECT length(content), modified_at FROM store WHERE key = ?"
+        rows = self._select(query, self._at(key))
+        return _entry(key.rpartition("/")[2], *rows[0]) if rows else None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        rows = [(self._at(key),) for key in keys]
+        if not self._file.exists():
+            return
+        with self._errors("delete from"), self._open("rw") as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute(_EXISTS).fetchone():
+                connection.executemany("DELETE FROM store WHERE key = ?", rows)
+            connection.execute("COMMIT")
+
+    def below(self, folder: str) -> SqliteStore:
+        inner = self._prefix + folder
+        return SqliteStore(self._file, folder=inner, busy_timeout_s=self._busy_timeout_s)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _at(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _in(self, folder: str) -> tuple[int, int, str]:
+        start = self._prefix + (f"{folder}/" if folder else "")
+        return len(start) + 1, len(start), start
+
+    def _insert(self, statement: str, key: str, content: bytes) -> int:
+        row = (self._at(key), content, time.time())
+        with self._errors("write to", is_put=True), self._open("rwc") as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(_CREATE)
+            cursor = connection.execute(statement, row)
+            connection.execute("COMMIT")
+            return cursor.rowcount
+
+    def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        with self._errors("read from"):
+            if not self._file.exists():
+                return []
+            with self._open("rw") as connection:
+                # A writer killed inside the first put leaves a file without the table.
+                if connection.execute(_EXISTS).fetchone() is None:
+                    return []
+                return connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(
+            f"{self._file.as_uri()}?mode={mode}",
+            uri=True,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+        )
+        with closing(connection):
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("PRAGMA fullfsync = ON")
+            yield connection
+
+    @contextmanager
+    def _errors(self, verb: str, *, is_put: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            kind, hint = _ERRORS.get(code, (Misconfigured, _MISCONFIGURED_HINT))
+            if is_put and code == sqlite3.SQLITE_IOERR:
+                kind = OutcomeUnknown
+            raise kind(f"cannot {verb} {self.location}: {error}", hint) from error
+
+
+def _entry(name: str, size: int, modified_at: float) -> Entry:
+    return Entry(name=name, size=size, modified_at=modified_at)

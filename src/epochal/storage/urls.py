@@ -1,0 +1,51 @@
+"""URLs of stores: their parts, and how they are shown without secrets."""
+
+from __future__ import annotations
+
+import re
+
+from epochal.errors import Misconfigured
+
+OBJECT_SCHEMES = frozenset({"abfs", "abfss", "az", "gs", "s3", "s3a"})
+THROUGH_HADOOP = "hadoop+"
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?://(?P<host>[^/]*))?(?P<path>.*)", re.DOTALL
+)
+_SECRET_PARTS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@|\?[^\s\"')]+")
+_LINE_CHARS_MAX = 300
+
+
+def scheme_of(url: str) -> str | None:
+    """In lower case; None for a plain path."""
+    found = _URL.fullmatch(url)
+    return None if found is None else found["scheme"].lower()
+
+
+def host_of(url: str) -> str:
+    """The host or bucket of a URL, empty where it names none."""
+    found = _URL.fullmatch(url)
+    return "" if found is None else found["host"] or ""
+
+
+def local_path(url: str) -> str:
+    """The path in a plain path, `file:` or `sqlite:` URL. Nothing in it is percent-decoded."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return url
+    if found["host"] not in {None, "", "localhost"}:
+        raise Misconfigured(
+            f"{without_secrets(url)} names a machine, and this kind of store is a local file",
+            hint=f"{found['scheme']}:///path, with three slashes",
+        )
+    return found["path"]
+
+
+def without_secrets(text: str) -> str:
+    """`text` without passwords and without queries, where signatures and tokens travel."""
+    return _SECRET_PARTS.sub("", text)
+
+
+def first_line(message: str) -> str:
+    """The first line of a library's message, without secrets and of bounded length."""
+    return without_secrets(message.strip().partition("\n")[0])[:_LINE_CHARS_MAX]
