@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _LONG = {
     *("cli/test_demo.py", "cli/test_verify.py", "cli/test_verify_python.py"),
-    *("sinks/kafka/test_source.py", "sinks/test_four_at_once.py"),
-    *("spark/test_clusters.py", "spark/test_kills.py", "testing/test_model.py"),
+    *("sinks/test_four_at_once.py"),
+    *("spark/test_clusters.py", "spark/test_kills.py", "proof/test_model.py"),
 }
 """Files of a minute and more, beside those that share the local Spark."""
 

@@ -121,6 +121,7 @@ def aborted_of(client: Client, topic: str, partition: int) -> list[tuple[int, in
         offset = found[-1].last_offset + 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("fsync", [False, True], ids=["write", "fsync"])
 def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
     tmp_path: Path, fsync: bool

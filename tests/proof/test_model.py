@@ -28,7 +28,18 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("name", [one.name for one in SCENARIOS if one.is_quick])
+LARGE = {"fault", "deleted"}
+"""Quick scenarios that still take half a minute each."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one.name, marks=[pytest.mark.proof] if one.name in LARGE else [])
+        for one in SCENARIOS
+        if one.is_quick
+    ],
+)
 def test_no_interleaving_breaks_a_promise(name):
     walk = explore(BY_NAME[name])
     assert walk.breach is None, "\n".join(walk.trace)

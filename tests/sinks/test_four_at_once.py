@@ -106,6 +106,7 @@ def _consumed(bootstrap):
     return found
 
 
+@pytest.mark.proof
 def test_each_epoch_is_in_all_four_or_in_none_whatever_is_killed(places):
     at, receiver = places
     chance = random.Random(SEED)

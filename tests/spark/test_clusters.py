@@ -112,6 +112,7 @@ def _held(root: Path, epoch: int) -> Note | None:
     return next((note for note in found if note.partition == 0 and note.number == 0), None)
 
 
+@pytest.mark.proof
 def test_executors_and_python_workers_that_are_killed_lose_no_row_and_repeat_none(
     tmp_path: Path,
 ) -> None:
@@ -166,6 +167,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.proof
 def test_speculative_copies_that_also_prepare_leave_every_row_visible_once(
     standalone: str, tmp_path: Path
 ) -> None:

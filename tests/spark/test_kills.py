@@ -69,6 +69,7 @@ def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
     return note.read_text()
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(1200)
 def test_a_driver_killed_at_every_step_loses_no_row_and_repeats_none(tmp_path: Path) -> None:
     root = tmp_path / "killed"

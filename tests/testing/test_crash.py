@@ -57,6 +57,7 @@ def test_a_crash_at_any_call_leaves_every_row_visible_once():
     assert report.runs > 2 * report.calls
 
 
+@pytest.mark.proof
 def test_a_second_crash_during_the_recovery_changes_nothing():
     report = crash_at_every_call(simulated, second_every=7)
     assert report.runs > 5 * report.calls

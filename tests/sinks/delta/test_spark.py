@@ -60,6 +60,7 @@ def killed_between(root: Path, done: str, epoch: int) -> None:
     assert died.returncode == -signal.SIGKILL, (root / "told").read_text()[-4000:]
 
 
+@pytest.mark.proof
 def test_a_driver_killed_between_two_tables_merges_and_overwrites_every_epoch_once(spark, tmp_path):
     changes_victim.tell(tmp_path)
     # The first version made the table, and each epoch is one more.

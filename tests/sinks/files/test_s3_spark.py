@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pytest
 from servers import s3a
 from sinks.files import bucket_reader, s3_victim
 from sinks.files.conftest import Folder
@@ -16,6 +17,7 @@ from sinks.files.conftest import Folder
 from epochal.sinks.files import read_epochs
 
 
+@pytest.mark.proof
 def test_a_killed_driver_leaves_every_row_once_in_the_bucket(spark, folder, tmp_path):
     (tmp_path / "in").mkdir()
     for epoch in range(3):

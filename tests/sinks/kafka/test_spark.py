@@ -42,6 +42,7 @@ def deaths() -> list[str]:
     return [*DEATHS[:KILLS], *more]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(3600)
 def test_a_killed_pipeline_moves_every_row_once_and_the_total_stays(
     place: Place, tmp_path: Path
