@@ -60,7 +60,8 @@ public class Clients {
     }
 
     static void admin(Admin admin, String topic) throws Exception {
-        admin.createTopics(List.of(new NewTopic(topic, 2, (short) 1).configs(Map.of("retention.ms", "600000")))).all().get();
+        // Kept for ever: the records below are of 1970, and a retention check may come at any time.
+        admin.createTopics(List.of(new NewTopic(topic, 2, (short) 1).configs(Map.of("retention.ms", "-1")))).all().get();
         try {
             admin.createTopics(List.of(new NewTopic(topic, 2, (short) 1))).all().get();
         } catch (Exception error) {
