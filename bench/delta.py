@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from bench.files_parquet import ROUNDS, ROWS, write_source
 from bench.harness import Comparison, say, stopwatch
 from bench.postgres import TESTS
-from epochal.contract import Limits, Task
+from epochal.contract import Begin, Limits, Task
 from epochal.sinks.delta import Delta
 from epochal.spark.local import local_builder
 from epochal.spark.pipeline import Pipeline
@@ -118,7 +118,7 @@ def _commits(sink: Delta, versions: int) -> list[float]:
         pipeline="bench", uid=Uid("abcdefgh2345"), sink=sink.name, generation=Generation(1)
     )
     committer = sink.committer(identity, Limits())
-    handout = committer.begin(EpochNumber(0))
+    handout = committer.begin(Begin(epoch=EpochNumber(0)))
     batch = pa.record_batch({"id": [1], "name": ["one"]}, schema=SCHEMA)
     times_ms = []
     for number in range(versions):

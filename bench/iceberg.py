@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Comparison, say, stopwatch
-from epochal.contract import Limits, Task
+from epochal.contract import Begin, Limits, Task
 from epochal.sinks.iceberg import Iceberg
 from epochal.terms import EpochNumber, Generation, Identity, Uid
 
@@ -84,7 +84,7 @@ def _commits(sink: Iceberg) -> tuple[list[float], list[float]]:
     for number in range(COMMITS):
         epoch = EpochNumber(number)
         handle = identity.handle(epoch, partition=0, attempt=number)
-        task = Task(handle=handle, schema=rows.schema, handout=committer.begin(epoch))
+        task = Task(handle=handle, schema=rows.schema, handout=committer.begin(Begin(epoch=epoch)))
         writer = sink.writer(task)
         writer.write(rows)
         receipt = writer.prepare()

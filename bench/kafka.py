@@ -20,7 +20,7 @@ import pyarrow as pa
 from bench.broker import apache
 from bench.harness import Comparison
 from epochal.clock import SystemClock
-from epochal.contract import Limits, Task
+from epochal.contract import Begin, Limits, Task
 from epochal.kafka import batches
 from epochal.kafka.batches import Columns
 from epochal.kafka.client import Ask, Client
@@ -62,7 +62,7 @@ class Driver:
         self.committer = self.sink.committer(self.identity, Limits())
 
     def prepare(self, epoch: int, parts: list[list[pa.RecordBatch]]) -> list[Receipt]:
-        handout = self.committer.begin(EpochNumber(epoch))
+        handout = self.committer.begin(Begin(epoch=EpochNumber(epoch)))
         return [
             self.task(epoch, at, batches_, handout, is_first=True)
             for at, batches_ in enumerate(parts)
@@ -255,7 +255,7 @@ def _peer_commit_ms(peers: list[Any], topic: str) -> float:
 
 def _fresh_ms(driver: Driver, epoch: int, rows: pa.RecordBatch) -> float:
     """A task whose id nobody has used before."""
-    handout = driver.committer.begin(EpochNumber(epoch))
+    handout = driver.committer.begin(Begin(epoch=EpochNumber(epoch)))
     started_s = time.perf_counter()
     receipt = driver.task(epoch, 0, [rows], handout, is_first=False)
     spent_ms = 1000 * (time.perf_counter() - started_s)

@@ -20,7 +20,7 @@ import psycopg
 import pyarrow as pa
 
 from bench.harness import Comparison, PeakMemory, say, stopwatch
-from epochal.contract import DEFAULT_LIMITS, Committer, Task
+from epochal.contract import DEFAULT_LIMITS, Begin, Committer, Task
 from epochal.sinks.postgres import Postgres
 from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkName, Uid
 
@@ -94,7 +94,7 @@ class Writing:
         task = Task(
             handle=self.identity.handle(number, partition=0, attempt=next(_attempts)),
             schema=rows.schema,
-            handout=self.committer.begin(number),
+            handout=self.committer.begin(Begin(epoch=number)),
         )
         writer = self.sink.writer(task)
         for batch in rows.to_batches(max_chunksize=BATCH_ROWS):
@@ -215,7 +215,7 @@ def commit() -> Comparison:
 def _one_epoch(writing: Writing, rows: pa.Table, epoch: int, times: dict[str, list[float]]) -> None:
     number = EpochNumber(epoch)
     with stopwatch() as seconds:
-        writing.committer.begin(number)
+        writing.committer.begin(Begin(epoch=number))
         times["begin"].append(seconds() * 1000)
     receipt = writing.prepare(epoch, rows)
     with stopwatch() as seconds:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epochal.contract import APPEND_ONLY, Limits, Select, Task
+from epochal.contract import APPEND_ONLY, Begin, Limits, Select, Task
 from epochal.protocol.admission import Position
 from epochal.terms import (
     Ability,
@@ -206,7 +206,7 @@ class SimCommitter:
     def check(self, schema: Any) -> Sequence[Ability]:  # noqa: ARG002
         return ()
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

@@ -1,14 +1,14 @@
-"""What a sink and an epoch log sign.
+"""The interfaces of a sink and of an epoch log.
 
-A sink is three things. The `Sink` is what a user declares: plain values that can be pickled,
-nothing opened. Its `Writer` lives in a task on an executor and prepares rows. Its `Committer` lives
-on the driver and carries decisions out. `epochal.testing.conformance` judges whether all promises
-written here are kept; it ships, so that a sink of your own meets the same judge as ours.
+A sink has three parts. The `Sink` is what a user declares: plain values that can be pickled,
+nothing opened. Its `Writer` runs in a task on an executor and prepares rows. Its `Committer` runs
+on the driver and carries decisions out. `epochal.testing.conformance` tests every promise written
+here; it ships with the package, so that your own sink is judged like ours.
 
-Errors tell the caller what to do next: raise `TryAgain` where nothing happened, `OutcomeUnknown`
-where a reply was lost, `PreparedLost` where the target proves that it dropped prepared rows,
-`Misconfigured` (or `RowRejected`) where only a person can help. An `OSError` counts as `TryAgain`
-on a verb that may be repeated; anything else as a bug, and stops the query.
+The class of an error says what the caller does next: raise `TryAgain` where nothing happened,
+`OutcomeUnknown` where a reply was lost, `PreparedLost` where the target proves that it dropped
+prepared rows, `Misconfigured` (or `RowRejected`) where only a person can help. An `OSError` counts
+as `TryAgain` on a verb that may be repeated; anything else is a bug and stops the query.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from epochal.packing import Packing
 from epochal.terms import (
+    NO_OFFSETS,
     Ability,
     EpochNumber,
     Handle,
@@ -120,6 +121,32 @@ class Writer(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What a committer is given when an epoch begins."""
+
+    epoch: EpochNumber
+    offsets: Offsets = NO_OFFSETS
+    """Where in the sources the rows of this epoch end."""
+    newest_committed: EpochNumber | None = None
+    """
+    The newest epoch that was committed at this sink, by the epoch log. None for a sink that is new,
+    retargeted, forked or renamed: its target proves nothing yet.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """The time until which a target surely keeps prepared rows."""
+
+    at_s: float
+    """By `time.monotonic` of the driver's process."""
+    kept_s: float
+    """How long the target keeps prepared rows in all."""
+    hint: str
+    """What to change where this is too short."""
+
+
 class Committer(Protocol):
     """Carries decisions out at one target. Runs on the driver; calls never overlap."""
 
@@ -131,16 +158,21 @@ class Committer(Protocol):
         Changes nothing that a reader of the target sees.
         """
 
-    def begin(self, epoch: EpochNumber) -> Json:
-        """Get ready for an epoch; what is returned reaches every writer as `Task.handout`."""
+    def begin(self, begin: Begin) -> Json:
+        """
+        Get ready for an epoch. Called once per epoch, and again before rows of a decided epoch are
+        written again. What is returned reaches every writer as `Task.handout`.
+        """
 
-    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None:
         """
         Show that `commit` can't be refused by content any more (I3). Called once, before a
         decision.
 
         Readers still see nothing. What was applied may stay open for `commit`, and must be given up
-        when `abort` comes instead, or `begin`, or nothing at all.
+        when `abort` comes instead, or `begin`, or nothing at all. Returns until when the target
+        keeps these rows, None where it keeps them without limit: too close to that time the epoch
+        is aborted instead of decided.
         """
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -187,26 +219,6 @@ class Committer(Protocol):
 
 
 @runtime_checkable
-class OffsetsBound(Protocol):
-    """A committer that also keeps where in their sources an epoch's rows end."""
-
-    def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:
-        """Called when an epoch begins or is taken up, of a rewrite too. Nothing is shown by it."""
-
-
-@runtime_checkable
-class TimeBound(Protocol):
-    """A committer whose prepared rows the target keeps for a limited time only."""
-
-    def require_time(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """
-        Raise `TryAgain` where too little time is left to decide on these receipts.
-
-        The last word before the decision, after every gate.
-        """
-
-
-@runtime_checkable
 class Rejecting(Protocol):
     """A committer that sets rows apart which its target will never take: see `Sink.rejects_to`."""
 
@@ -236,7 +248,7 @@ class SharedTransaction(Protocol):
     it holds open is given up when any of its committers aborts, begins or closes.
     """
 
-    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None: ...
+    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> Deadline | None: ...
 
     def commit(self, epoch: EpochNumber, receipts: Receipts) -> None: ...
 
@@ -269,9 +281,21 @@ class Recount:
     """What is wrong by itself: a file that a manifest names and that is not there, say."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    removed: Sequence[str] = ()
+    """What was removed, or would be, one text per thing."""
+    kept: str = ""
+    """What stays and why; empty where nothing does."""
+
+
 @runtime_checkable
-class Recounting(Protocol):
-    """A committer whose target can be counted: what `epochal verify` asks."""
+class Operable(Protocol):
+    """
+    A committer that answers the operator's commands (`verify`, `drop`, `doctor`). Optional: derive
+    from this class and define what the target can do; the defaults say that the rest is not
+    available. Nothing here takes part in an epoch.
+    """
 
     def recount(self) -> Recount:
         """
@@ -279,46 +303,28 @@ class Recounting(Protocol):
 
         Called at any time, also while a driver works. Changes nothing.
         """
+        return Recount(rows=None, because="this kind of target can't be recounted")
 
-
-@runtime_checkable
-class Rereadable(Protocol):
-    """A committer whose rows an engine can read back as they were written."""
-
-    def reread(self, engine: Any) -> Rows:
+    def reread(self, engine: Any) -> Rows:  # noqa: ARG002  a default has no use for it
         """
         All visible rows of this sink, with the columns and types that it was given: a Spark
-        session gives a DataFrame whose row hashes sum up to those of the receipts.
+        session gives a DataFrame whose row hashes sum up to those of the receipts. None where the
+        target does not give rows back as they were written.
         """
+        return None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    removed: Sequence[str] = ()
-    """What went, or would go, in words."""
-    kept: str = ""
-    """What stays and why; empty where nothing does."""
-
-
-@runtime_checkable
-class Droppable(Protocol):
-    """A committer whose target remembers a pipeline apart from its rows: see `epochal drop`."""
-
-    def drop(self, *, is_dry_run: bool) -> Dropped:
+    def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002  a default removes nothing
         """
         Make the target forget this sink of this uid: ledger rows, ids, folders. Rows stay.
 
         Called for a pipeline that is dead for good, when nothing of it is in doubt any more. May
         be repeated.
         """
+        return Dropped(kept="what this kind of target remembers of old epochs")
 
-
-@runtime_checkable
-class Clocked(Protocol):
-    """A committer whose target tells the time."""
-
-    def server_time(self) -> float:
-        """Seconds since 1970, by the target's clock."""
+    def server_time(self) -> float | None:
+        """Seconds since 1970 by the target's clock; None where it has none to read."""
+        return None
 
 
 class Sink(Protocol):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from epochal.contract import Begin
 from epochal.coordinator import Coordinator
 from epochal.coordinator.journal import Journal
 from epochal.errors import (
@@ -22,6 +23,7 @@ from epochal.protocol.machine import Phase
 from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
 from epochal.terms import Decision, EpochNumber, Mark, Offsets, Uid
+from proof.calls import SimCommitter
 from proof.world import Source, World
 
 
@@ -458,3 +460,22 @@ def test_the_log_stays_small_whatever_runs(bench):
         bench.epoch(coordinator, epoch)
     coordinator.stop()
     assert len(bench.world.log.records) <= 4 * coordinator._limits.log_records_kept
+
+
+def test_a_committer_is_given_epoch_offsets_and_the_newest_epoch_committed_at_its_sink(
+    bench, monkeypatch
+):
+    begun = []
+    monkeypatch.setattr(SimCommitter, "begin", lambda committer, begin: begun.append(begin))
+    coordinator = bench.started()
+    bench.epoch(coordinator, 0)
+    bench.epoch(coordinator, 1)
+    assert begun == [
+        Begin(epoch=0, offsets=bench.offsets(0), newest_committed=None),
+        Begin(epoch=1, offsets=bench.offsets(1), newest_committed=0),
+    ]
+    coordinator.stop()
+    later = bench.coordinator("B")
+    later.start(bench.start(position=Position(planned=1, finished=1)))
+    bench.begin(later, 2)
+    assert begun[-1].newest_committed == 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from epochal.contract import Deadline
 from epochal.coordinator.gates import AskedTooEarly, Early, PreparedEpoch, run_gates
 from epochal.errors import GateRefused, TryAgain
 from epochal.protocol.machine import Phase
@@ -86,18 +87,38 @@ def test_an_epoch_that_is_refused_early_is_aborted_before_late_sinks_prepare(ben
     assert bench.visible(EARLY) == bench.visible(LATE) == []
 
 
-def test_an_epoch_whose_time_has_run_out_is_aborted_and_not_decided(bench, monkeypatch):
-    coordinator = bench.started()
+def keeps_rows_until(monkeypatch, coordinator, at_s):
+    """Have the sinks' rehearsals return this deadline."""
+    committer = type(coordinator._targets.committers[LATE])
+    original = committer.rehearse
+
+    def rehearse(self, epoch, some):
+        original(self, epoch, some)
+        return Deadline(at_s=at_s, kept_s=60.0, hint="smaller epochs")
+
+    monkeypatch.setattr(committer, "rehearse", rehearse)
+
+
+@pytest.mark.parametrize("spent_s", [0.0, 53.0])
+def test_an_epoch_with_time_left_is_decided(bench, monkeypatch, spent_s):
+    coordinator = bench.started(gates=[lambda epoch: bench.clock.sleep(spent_s)])
     bench.begin(coordinator)
     coordinator.preparing()
-    receipts = bench.prepare(coordinator)
+    keeps_rows_until(monkeypatch, coordinator, bench.clock.monotonic() + 60.0)
+    bench.conclude(coordinator, bench.prepare(coordinator))
+    assert coordinator.phase is Phase.COMMITTED
 
-    def require_time(committer, epoch, some):
-        raise TryAgain("3 s are left of the transaction's 60 s")
 
-    committer = type(coordinator._targets.committers[LATE])
-    monkeypatch.setattr(committer, "require_time", require_time, raising=False)
-    with pytest.raises(TryAgain, match="3 s are left"):
-        bench.conclude(coordinator, receipts)
+@pytest.mark.parametrize(("spent_s", "left_s"), [(55.0, 5), (61.0, 0)])
+def test_an_epoch_whose_time_runs_out_while_a_gate_is_asked_is_aborted_and_not_decided(
+    bench, monkeypatch, spent_s, left_s
+):
+    coordinator = bench.started(gates=[lambda epoch: bench.clock.sleep(spent_s)])
+    bench.begin(coordinator)
+    coordinator.preparing()
+    keeps_rows_until(monkeypatch, coordinator, bench.clock.monotonic() + 60.0)
+    with pytest.raises(TryAgain, match=f"{left_s} s are left of the 60 s") as caught:
+        bench.conclude(coordinator, bench.prepare(coordinator))
+    assert caught.value.hint == "smaller epochs"
     assert coordinator.phase is Phase.ABORTED
     assert bench.visible(LATE) == []

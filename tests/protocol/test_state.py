@@ -1,7 +1,5 @@
 """Each record's state follows from the one before; a decision is never taken back."""
 
-from dataclasses import replace
-
 import pytest
 
 from epochal.errors import InvariantBroken, Refused
@@ -142,17 +140,11 @@ def test_totals_count_what_was_decided_and_not_given_up(make):
     state = settled(sinks_done(make.unsettled(), frozenset({"orders", "audit"})))
     state = decided(state, make.decision(epoch=1))
     assert state.totals["orders"] == Total(
-        since=EpochNumber(0), epochs=2, fingerprint=Fingerprint(2, 14), bytes=20, is_whole=True
+        since=EpochNumber(0), epochs=2, fingerprint=Fingerprint(2, 14), bytes=20
     )
     given = gave_up(state, word("orders", 1))
     assert given.totals["orders"].fingerprint == Fingerprint(1, 7)
     assert given.totals["audit"].fingerprint == Fingerprint(2, 14)
-
-
-def test_totals_of_a_log_that_counted_none_before_are_not_whole(make):
-    counted = decided(make.fresh(totals=None), make.decision()).totals["orders"]
-    assert (counted.since, counted.fingerprint.rows, counted.is_whole) == (0, 1, False)
-    assert gave_up(make.unsettled(totals=None), word("orders")).totals is None
 
 
 def test_a_sink_that_moves_to_another_target_is_counted_anew(make):
@@ -160,11 +152,21 @@ def test_a_sink_that_moves_to_another_target_is_counted_anew(make):
     sinks = {**state.sinks, "orders": {"kind": "memory", "target": "elsewhere"}}
     after = claimed(state, driver="", sinks=sinks, query_id=None, run=None)
     assert set(after.totals) == {"audit"}
-    assert claimed(replace(state, totals=None), driver="", sinks=sinks, query_id=None, run=None)
+    assert after.newest_committed == {"audit": 0}
 
 
 def test_a_fork_has_brought_nothing_to_any_target_yet(make):
-    assert forked(make.unsettled(), uid=Uid("22222222222a"), location="/copy").totals == {}
+    state = sinks_done(make.unsettled(), frozenset({"orders"}))
+    copy = forked(state, uid=Uid("22222222222a"), location="/copy")
+    assert copy.totals == copy.newest_committed == {}
+
+
+def test_the_newest_epoch_at_a_sink_is_the_last_one_that_was_carried_out_there(make):
+    state = settled(sinks_done(make.unsettled(), frozenset({"orders", "audit"})))
+    state = sinks_done(decided(state, make.decision(epoch=1)), frozenset({"orders"}))
+    assert state.newest_committed == {"orders": 1, "audit": 0}
+    assert settled(gave_up(state, word("audit", 1))).newest_committed == {"orders": 1, "audit": 0}
+    assert renamed(state, "new").newest_committed == {}
 
 
 def test_a_sum_that_is_taken_away_again_leaves_what_was_there():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,20 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from epochal import Files, Memory, Postgres
-from epochal.coordinator.reading import newest_record
-from epochal.protocol.records import encode
 from epochal.reports.auditing import audit
 
 
 def only(report, sink="orders"):
     return next(one for one in report.sinks if one.sink == sink)
-
-
-def forge(shop, **changes):
-    """Put a record above the newest, with a changed state."""
-    newest = newest_record(shop.log)
-    state = replace(newest.record.state, **changes)
-    shop.log.put_if_absent(newest.number + 1, encode(replace(newest.record, state=state)))
 
 
 def test_what_was_decided_is_what_readers_see(shop):
@@ -82,15 +72,6 @@ def test_what_can_not_be_recounted_is_said_plainly(shop, monkeypatch):
     assert "replaces what was visible" in found.because
     monkeypatch.setattr(Memory, "committer", lambda *_: (_ for _ in ()).throw(OSError("no route")))
     assert "could not be asked: no route" in only(audit(shop.reached)).because
-
-
-def test_a_log_of_an_older_release_is_audited_from_where_it_began_to_count(shop):
-    shop.run(epochs=2)
-    forge(shop, totals=None)
-    assert "counted no totals" in only(audit(shop.reached)).because
-    shop.run(epochs=1, rows=3)
-    found = only(audit(shop.reached))
-    assert (found.verdict, found.since, found.visible_rows) == ("agrees", 2, 3)
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from epochal import Kafka, Limits
-from epochal.contract import Task
+from epochal.contract import Begin, Task
 from epochal.coordinator.reading import newest_record
 from epochal.coordinator.starting import identity_of
 from epochal.errors import Refused
@@ -81,7 +81,7 @@ def write_beside_the_log(shop, epoch) -> None:
     committer = shop.orders.committer(identity, Limits())
     rows = pa.table({"id": pa.array([7], pa.int64())})
     handle = identity.handle(epoch, partition=0, attempt=99)
-    task = Task(handle=handle, schema=rows.schema, handout=committer.begin(epoch))
+    task = Task(handle=handle, schema=rows.schema, handout=committer.begin(Begin(epoch=epoch)))
     writer = shop.orders.writer(task)
     writer.write(rows.to_batches()[0])
     committer.commit(epoch, [writer.prepare()])

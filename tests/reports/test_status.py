@@ -37,7 +37,6 @@ def test_a_pipeline_that_stopped_tells_its_last_epoch_and_totals(shop):
         "orders": (6, 2),
         "audit": (6, 2),
     }
-    assert all(sink.is_whole for sink in report.sinks)
 
 
 def test_a_driver_at_work_is_alive_and_tells_its_phase_and_rates(shop, monkeypatch):

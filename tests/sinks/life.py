@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from epochal.contract import Committer, Limits, Sink, Task
+from epochal.contract import Begin, Committer, Limits, Sink, Task
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Receipt, Uid
 
 UID = Uid("abcdefgh2345")
@@ -75,7 +75,7 @@ class Life(DriverLife):
         self.committer.check(rows.schema)
 
     def writer(self, schema: pa.Schema, epoch: int, partition: int = 0) -> Any:
-        handout = self.committer.begin(EpochNumber(epoch))
+        handout = self.committer.begin(Begin(epoch=EpochNumber(epoch)))
         handle = self.next_handle(epoch, partition)
         return self.sink.writer(
             Task(handle=handle, schema=schema, handout=handout, limits=self.limits)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from epochal.contract import Committer, SharedTransaction, SharesTransaction, Sink
+from epochal.contract import Committer, Deadline, SharedTransaction, SharesTransaction, Sink
 from epochal.protocol.invariants import broken
 from epochal.terms import EpochNumber, Receipts, SinkName
 
@@ -25,8 +25,8 @@ class _Alone:
     sink: SinkName
     committer: Committer
 
-    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None:
-        self.committer.rehearse(epoch, receipts[self.sink])
+    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> Deadline | None:
+        return self.committer.rehearse(epoch, receipts[self.sink])
 
     def commit(self, epoch: EpochNumber, receipts: Receipts) -> None:
         self.committer.commit(epoch, receipts[self.sink])

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Rows, Sink
+from epochal.contract import DEFAULT_LIMITS, Begin, EpochLog, Limits, Rows, Sink
 from epochal.coordinator.carrying import Carrier, Lost
 from epochal.coordinator.clearing import Clearing
 from epochal.coordinator.examining import Examiner, require_same_offsets
@@ -139,11 +139,6 @@ class Coordinator:
         """What the last sweep found and must not touch."""
         return self._clearing.left
 
-    @property
-    def record(self) -> int:
-        """The number of the newest record that this coordinator has read or written."""
-        return self._voice.journal.number
-
     def identity(self, sink: SinkName) -> Identity:
         return identity_of(self.state, sink)
 
@@ -181,14 +176,8 @@ class Coordinator:
         *,
         query_id: str | None = None,
         offsets: Offsets = NO_OFFSETS,
-        is_sweeping: bool = True,
     ) -> Admission:
-        """
-        Open an epoch, or learn that it is decided already and only its rows must be drained.
-
-        `is_sweeping=False` is for a process that has put no record itself: another one of the same
-        driver may be deciding on what a sweep would abort.
-        """
+        """Open an epoch, or learn that it is decided already and only its rows must be drained."""
         self._voice.require_voice(epoch)
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         is_replay = admission is Admission.REPLAY
@@ -203,17 +192,16 @@ class Coordinator:
             require_rewritable(epoch, self._lost, self._examiner.takers)
             if self._lost:
                 self._clearing.expect_prepared()
-            self._targets.tell_offsets(epoch, offsets)
-            self._targets.begin(epoch, self._lost)
+            self._targets.begin(self._begins(epoch, offsets, self._lost))
             return admission
-        self._open(epoch)
+        self._epoch = epoch
+        self._move(Move.BEGIN)
+        self._examiner.begin()
         try:
             if query_id is not None:
                 self._voice.keep(bound(self.state, query_id))
-            if is_sweeping:
-                self._clearing.sweep_if_due()
-            self._targets.tell_offsets(epoch, offsets)
-            self._targets.begin(epoch, self._targets.committers)
+            self._clearing.sweep_if_due()
+            self._targets.begin(self._begins(epoch, offsets, self._targets.committers))
         except Exception as error:
             self.abort({}, because=error)
             raise
@@ -250,7 +238,7 @@ class Coordinator:
             self._examiner.examine(self.state, self._open_epoch, receipts, frame)
             receipts = {**receipts, **self._examiner.refused}
             require_same_offsets(self._open_epoch, began_with, offsets())
-            self._targets.require_time(self._open_epoch, receipts)
+            self._examiner.require_time(self._open_epoch)
         except Exception as error:
             self.abort({**receipts, **self._examiner.refused}, because=error)
             raise
@@ -312,7 +300,7 @@ class Coordinator:
             place = self._voice.journal.place
             logger.warning("%s: could not stop in good order: %s", place, error)
         finally:
-            self.leave()
+            self._close()
 
     def _say_last_word(self) -> None:
         if self._clearing.is_clear and not self.state.is_stopped:
@@ -320,50 +308,7 @@ class Coordinator:
         elif self._voice.has_news:
             self._voice.append(RecordKind.SETTLED, self.state)
 
-    # One driver in several processes: where tasks are planned, and where they are committed
-
-    def resume(self, driver: str, *, record: int | None = None) -> None:
-        """
-        Go on under the claim that another process of the same driver made. Where the newest record
-        is another driver's, or is not `record`, this one is fenced.
-        """
-        self._voice.resume(driver, record)
-        self._targets.open(self.state)
-        self.tracker.claimed(self.state)
-
-    def recover(self) -> None:
-        """Carry out what the last process left decided, and clear up."""
-        self._recover()
-
-    def take_up(
-        self,
-        epoch: EpochNumber,
-        *,
-        query_id: str | None,
-        offsets: Offsets,
-        begun_at: float | None = None,
-    ) -> Admission:
-        """Go on with an epoch that another process of this driver began: its rows are prepared."""
-        admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
-        if admission is Admission.FRESH:
-            self._open(epoch)
-            self._targets.tell_offsets(epoch, offsets)
-            self.preparing()
-            if begun_at is not None:
-                self.tracker.begun_elsewhere(begun_at)
-            if query_id is not None:
-                self._voice.keep(bound(self.state, query_id))
-        return admission
-
-    def restate(self, kind: RecordKind = RecordKind.SETTLED) -> None:
-        """
-        Put the state on record as it stands, for a process that has only the log to go by. It also
-        closes the slot that an unanswered put of another process might yet have filled.
-        """
-        self._voice.append(kind, self.state)
-
-    def leave(self) -> None:
-        """Close connections and say nothing: another process of this driver goes on."""
+    def _close(self) -> None:
         self._targets.close()
         self._voice.journal.close()
         if self._is_tracker_own:
@@ -393,10 +338,14 @@ class Coordinator:
             raise Misconfigured("no epoch has begun", "call begin() first")
         return self._epoch
 
-    def _open(self, epoch: EpochNumber) -> None:
-        self._epoch = epoch
-        self._move(Move.BEGIN)
-        self._examiner.begin()
+    def _begins(
+        self, epoch: EpochNumber, offsets: Offsets, sinks: Iterable[SinkName]
+    ) -> Mapping[SinkName, Begin]:
+        newest = self.state.newest_committed
+        return {
+            sink: Begin(epoch=epoch, offsets=offsets, newest_committed=newest.get(sink))
+            for sink in sinks
+        }
 
     def _move(self, move: Move) -> None:
         self._phase = advance(self._phase, move, self._epoch)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from epochal.contract import Limits, Rows, Sink
+from epochal.contract import Deadline, Limits, Rows, SharedTransaction, Sink
 from epochal.coordinator.acting import due
 from epochal.coordinator.gates import Early, Gate, PreparedEpoch, run_gates
 from epochal.coordinator.rejecting import Deliveries
@@ -19,10 +19,13 @@ from epochal.coordinator.starting import identity_of
 from epochal.coordinator.surroundings import Surroundings
 from epochal.coordinator.targets import Targets
 from epochal.coordinator.tracker import Tracker
-from epochal.errors import Refused
+from epochal.errors import Refused, TryAgain
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.state import State
 from epochal.terms import EpochNumber, Offsets, Receipts, SinkName
+
+_MARGIN_PART = 0.1
+"""How much of the time for which a target keeps rows must be left, up to `commit_timeout_s`."""
 
 
 class Examiner:
@@ -46,6 +49,7 @@ class Examiner:
         self._rejects = Deliveries(sinks, limits=limits, around=around)
         self._rehearsed: set[SinkName] = set()
         self._gates_left: Sequence[Gate] = ()
+        self._deadlines: list[tuple[Collection[SinkName], Deadline]] = []
 
     @property
     def refused(self) -> Receipts:
@@ -61,6 +65,7 @@ class Examiner:
         self._rehearsed = set()
         self._rejects.begin()
         self._gates_left = self._gates
+        self._deadlines = []
 
     def examine_early(
         self, state: State, epoch: EpochNumber, receipts: Receipts, frame: Rows
@@ -83,6 +88,19 @@ class Examiner:
         self._ask_gates(epoch, {**receipts, **self.refused}, frame)
         self._around.watch("gated", epoch)
 
+    def require_time(self, epoch: EpochNumber) -> None:
+        """Refuse to decide on what a target would throw away before it can be committed."""
+        for sinks, deadline in self._deadlines:
+            left_s = deadline.at_s - self._around.clock.monotonic()
+            needed_s = min(self._limits.commit_timeout_s, deadline.kept_s * _MARGIN_PART)
+            if left_s < needed_s:
+                raise TryAgain(
+                    f"epoch {epoch}: {max(left_s, 0):.0f} s are left of the "
+                    f"{deadline.kept_s:.0f} s for which the target of {', '.join(sinks)} keeps "
+                    "prepared rows: too few to decide on it",
+                    deadline.hint,
+                )
+
     def _ask_gates(self, epoch: EpochNumber, shown: Receipts, frame: Rows) -> None:
         """Ask the gates that have not passed yet."""
         self._around.watch("rehearsed", epoch)
@@ -93,7 +111,10 @@ class Examiner:
     def _rehearse(self, state: State, epoch: EpochNumber, receipts: Receipts) -> None:
         asked = {sink: some for sink, some in receipts.items() if sink not in self._rehearsed}
         self._targets.at_once(
-            [partial(act.rehearse, epoch, some) for act, some in due(self._targets.acts, asked)],
+            [
+                partial(self._rehearse_one, act, epoch, some)
+                for act, some in due(self._targets.acts, asked)
+            ],
             give_up_s=max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s),
         )
         self._rehearsed.update(asked)
@@ -103,8 +124,13 @@ class Examiner:
                 sink,
                 self._targets.committers[sink],
                 identity=partial(identity_of, state),
-                handout=partial(self._targets.handout_anew, epoch),
+                handout=self._targets.handout,
             )
+
+    def _rehearse_one(self, act: SharedTransaction, epoch: EpochNumber, receipts: Receipts) -> None:
+        deadline = act.rehearse(epoch, receipts)
+        if deadline is not None:
+            self._deadlines.append((tuple(receipts), deadline))
 
 
 def _require_own(

@@ -54,11 +54,6 @@ class Journal:
     def place(self) -> str:
         return self._log.place
 
-    @property
-    def number(self) -> int:
-        """The newest record this driver has read or written."""
-        return self._number
-
     def peek(self) -> State | None:
         """The truth as it stands, without claiming anything."""
         return self._insist(self._newest)[1]
@@ -83,11 +78,6 @@ class Journal:
             f"{self.place}: {_RACES_MAX} other drivers claimed this log at the same moment",
             "find out what starts this pipeline again and again, then start it once",
         )
-
-    def resume(self) -> tuple[int, State | None]:
-        """Go on after the newest record, without one of one's own: it must be known to be ours."""
-        self._number, state = self._insist(self._newest)
-        return self._number, state
 
     def append(self, kind: RecordKind, state: State, *, note: str = "") -> None:
         """Make `state` the truth, durably, or raise `Fenced` where somebody else's is newer."""

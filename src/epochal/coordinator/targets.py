@@ -8,16 +8,16 @@ something, so from then on this driver calls none of them any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from epochal.contract import Committer, Limits, OffsetsBound, Sink, TimeBound
+from epochal.contract import Begin, Committer, Limits, Sink
 from epochal.coordinator.acting import Acts, acts_of
 from epochal.coordinator.rejecting import check_schemas
 from epochal.coordinator.starting import identity_of
 from epochal.coordinator.waiting import Result, StillRunning, Together
 from epochal.protocol.state import State
-from epochal.terms import Ability, EpochNumber, Json, Offsets, Receipts, SinkName
+from epochal.terms import Ability, Json, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,30 +68,12 @@ class Targets:
             for ability in committer.check(told.get(name))
         ]
 
-    def begin(self, epoch: EpochNumber, sinks: Iterable[SinkName]) -> None:
+    def begin(self, begins: Mapping[SinkName, Begin]) -> None:
         """Ask for what the tasks of an epoch need."""
-        self._handouts = {sink: self.committers[sink].begin(epoch) for sink in sinks}
+        self._handouts = {sink: self.committers[sink].begin(one) for sink, one in begins.items()}
 
     def handout(self, sink: SinkName) -> Json:
         return self._handouts.get(sink)
-
-    def handout_anew(self, epoch: EpochNumber, sink: SinkName) -> Json:
-        """Also where another process of this driver began the epoch."""
-        if sink not in self._handouts:
-            self._handouts[sink] = self.committers[sink].begin(epoch)
-        return self._handouts[sink]
-
-    def tell_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:
-        for committer in self.committers.values():
-            if isinstance(committer, OffsetsBound):
-                committer.source_offsets(epoch, offsets)
-
-    def require_time(self, epoch: EpochNumber, receipts: Receipts) -> None:
-        """Refuse to decide on what a target would throw away before it can be committed."""
-        for sink, some in receipts.items():
-            committer = self.committers[sink]
-            if isinstance(committer, TimeBound):
-                committer.require_time(epoch, some)
 
     def at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:
         """Ask several sinks at the same time; the first error is raised once all have answered."""

@@ -198,14 +198,6 @@ class Tracker:
         if ended is not None:
             self._tell(lambda listener: listener.ended(ended))
 
-    def begun_elsewhere(self, at: float) -> None:
-        """Another process began the open epoch then, and has prepared its rows since."""
-        with self._lock:
-            figures, now = self._epochs[-1], self._clock.now()
-            figures.opened_at = at
-            figures.entered_at |= dict.fromkeys((Phase.ACTIVE, Phase.PREPARING), at)
-            figures.seconds[Phase.PREPARING] = max(0.0, now - at)
-
     def prepared(self, receipts: Receipts) -> None:
         with self._lock:
             for sink, some in receipts.items():

@@ -47,17 +47,6 @@ class Voice:
 
         self._state = self.journal.claim(following)
 
-    def resume(self, driver: str, record: int | None) -> None:
-        """Go on under a claim of the same driver; fenced where the newest record is not its own."""
-        number, state = self.journal.resume()
-        if state is None or state.driver != driver or record not in (None, number):
-            raise Fenced(
-                f"{self.journal.place}: record {number} is not what this driver left there"
-                f"{'' if state is None else f'; it is of {state.driver}'}",
-                "another driver has taken this pipeline over: leave this one stopped",
-            )
-        self._state = state
-
     def keep(self, state: State) -> None:
         """Know this from here on; it rides in the next record."""
         self._state = state

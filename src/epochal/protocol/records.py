@@ -1,13 +1,13 @@
 """
-How a record of the epoch log is written down: format 2.
+The encoding of a record of the epoch log: format 1.
 
-    epochal-log 2 <sha256 of the body, hex> <length of the body in bytes>\\n
+    epochal-log 1 <sha256 of the body, hex> <length of the body in bytes>\\n
     <body: one JSON object>\\n
 
-The header can be read before anything is believed. A record that is torn, truncated, foreign or
-from a newer release is refused by name and never overwritten. Every release 1.x reads what all
-earlier ones wrote; a key unknown to the reader means a newer writer, and dropping it would lose
-state, so the format number rises with every key added. Format 1 had no totals and no notes.
+The header is checked before anything in the body is believed. A record that is torn, truncated,
+foreign or of a newer format is refused by name and never overwritten. A key unknown to the reader
+means a newer writer, and dropping it would lose state, so the format number rises with every key
+that a release adds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epochal.terms import (
     Uid,
 )
 
-FORMAT = 2
+FORMAT = 1
 _MAGIC = b"epochal-log"
 
 
@@ -53,15 +53,15 @@ def encode(record: Record) -> bytes:
 
 def decode(data: bytes, name: str) -> Record:
     """The record in `data`; `name` says in errors which object it came from."""
-    body, number = _checked_body(data, name)
+    body = _checked_body(data, name)
     try:
         read = json.loads(body)
         return Record(
             kind=RecordKind(read["kind"]),
             nonce=read["nonce"],
             written_at=read["written_at"],
-            note=read["note"] if number > 1 else "",
-            state=_state_in(read["state"], number),
+            note=read["note"],
+            state=_state_in(read["state"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _corrupt(
@@ -69,8 +69,7 @@ def decode(data: bytes, name: str) -> Record:
         ) from error
 
 
-def _checked_body(data: bytes, name: str) -> tuple[bytes, int]:
-    """The body of a record, and the number of its format."""
+def _checked_body(data: bytes, name: str) -> bytes:
     header, found, rest = data.partition(b"\n")
     words = header.split(b" ")
     if not found or len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
@@ -90,7 +89,7 @@ def _checked_body(data: bytes, name: str) -> tuple[bytes, int]:
     body = rest[:-1]
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise _corrupt(name, "its checksum does not match its content")
-    return body, int(words[1])
+    return body
 
 
 def _corrupt(name: str, fact: str) -> CorruptRecord:
@@ -197,7 +196,8 @@ def _state_out(state: State) -> dict[str, Any]:
             }
             for word in state.given_up
         ],
-        "totals": None if state.totals is None else _totals_out(state.totals),
+        "totals": _totals_out(state.totals),
+        "newest_committed": dict(sorted(state.newest_committed.items())),
         "is_stopped": state.is_stopped,
     }
 
@@ -210,31 +210,24 @@ def _totals_out(totals: Mapping[SinkName, Total]) -> dict[str, Any]:
             counted.fingerprint.rows,
             counted.fingerprint.hash_sum,
             counted.bytes,
-            counted.is_whole,
         ]
         for sink, counted in totals.items()
     }
 
 
-def _totals_in(read: Mapping[str, Any], number: int) -> dict[SinkName, Total] | None:
-    if number == 1:
-        # Nothing was counted: known to be nothing only where nothing can have been decided.
-        return {} if read["last"] is None and read["first"] == 0 else None
-    if read["totals"] is None:
-        return None
+def _totals_in(read: Mapping[str, Any]) -> dict[SinkName, Total]:
     return {
         SinkName(sink): Total(
             since=EpochNumber(since),
             epochs=epochs,
             fingerprint=Fingerprint(rows, hash_sum),
             bytes=size,
-            is_whole=is_whole,
         )
-        for sink, (since, epochs, rows, hash_sum, size, is_whole) in read["totals"].items()
+        for sink, (since, epochs, rows, hash_sum, size) in read.items()
     }
 
 
-def _state_in(read: Mapping[str, Any], number: int) -> State:
+def _state_in(read: Mapping[str, Any]) -> State:
     last, unsettled = read["last"], read["unsettled"]
     return State(
         uid=Uid(read["uid"]),
@@ -251,6 +244,9 @@ def _state_in(read: Mapping[str, Any], number: int) -> State:
         done=frozenset(SinkName(sink) for sink in read["done"]),
         sinks={SinkName(sink): told for sink, told in read["sinks"].items()},
         given_up=tuple(GivenUp(**word) for word in read["given_up"]),
-        totals=_totals_in(read, number),
+        totals=_totals_in(read["totals"]),
+        newest_committed={
+            SinkName(sink): EpochNumber(epoch) for sink, epoch in read["newest_committed"].items()
+        },
         is_stopped=read["is_stopped"],
     )

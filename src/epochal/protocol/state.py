@@ -83,8 +83,6 @@ class Total:
     epochs: int
     fingerprint: Fingerprint
     bytes: int
-    is_whole: bool
-    """Counted from the sink's first epoch on; an older release kept no totals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +105,12 @@ class State:
     """Sinks of `unsettled` that are proven done, whose own proof may expire meanwhile."""
     sinks: Mapping[SinkName, Mapping[str, Json]] = field(default_factory=dict)
     given_up: tuple[GivenUp, ...] = ()
-    totals: Mapping[SinkName, Total] | None = field(default_factory=dict)
-    """None where an older release decided epochs and counted none."""
+    totals: Mapping[SinkName, Total] = field(default_factory=dict)
+    newest_committed: Mapping[SinkName, EpochNumber] = field(default_factory=dict)
+    """
+    By sink, the newest epoch that was committed at its target. Not there for a sink that is new,
+    retargeted, forked or renamed, whose target proves nothing yet; giving up and adopting leave it.
+    """
     is_stopped: bool = True
     """The driver of this generation let go of the pipeline in good order."""
 
@@ -165,7 +167,11 @@ def claimed(
         driver=driver,
         sinks={**sinks},
         last=_proven_by(state, staying),
-        totals=_totals_of(state, staying),
+        # What a sink brought to another target is not at its new one.
+        totals={sink: total for sink, total in state.totals.items() if sink in staying},
+        newest_committed={
+            sink: epoch for sink, epoch in state.newest_committed.items() if sink in staying
+        },
         query_id=query_id or state.query_id,
         run=run or state.run,
         is_stopped=False,
@@ -182,13 +188,6 @@ def _proven_by(state: State, sinks: Collection[SinkName]) -> LastEpoch | None:
         return None
     rows = {sink: rows for sink, rows in state.last.rows.items() if sink in sinks}
     return replace(state.last, rows=rows)
-
-
-def _totals_of(state: State, sinks: Collection[SinkName]) -> Mapping[SinkName, Total] | None:
-    """The totals of these sinks: what a sink brought to another target is not at its new one."""
-    if state.totals is None:
-        return None
-    return {sink: counted for sink, counted in state.totals.items() if sink in sinks}
 
 
 def bound(state: State, query_id: str) -> State:
@@ -214,15 +213,9 @@ def decided(state: State, decision: Decision) -> State:
 
 
 def _counted(state: State, epoch: EpochNumber, receipts: Receipts) -> Mapping[SinkName, Total]:
-    totals = {**(state.totals or {})}
+    totals = {**state.totals}
     for sink, some in receipts.items():
-        so_far = totals.get(sink) or Total(
-            since=epoch,
-            epochs=0,
-            fingerprint=NO_ROWS,
-            bytes=0,
-            is_whole=state.totals is not None,
-        )
+        so_far = totals.get(sink) or Total(since=epoch, epochs=0, fingerprint=NO_ROWS, bytes=0)
         totals[sink] = replace(
             so_far,
             epochs=so_far.epochs + 1,
@@ -237,8 +230,13 @@ def _sum(receipts: Sequence[Receipt]) -> Fingerprint:
 
 
 def sinks_done(state: State, sinks: frozenset[SinkName]) -> State:
-    _require_unsettled(state)
-    return replace(state, done=state.done | sinks)
+    """The unsettled decision is carried out on these sinks."""
+    epoch = _require_unsettled(state).epoch
+    return replace(
+        state,
+        done=state.done | sinks,
+        newest_committed={**state.newest_committed, **dict.fromkeys(sinks, epoch)},
+    )
 
 
 def rewritten(state: State, sink: SinkName, receipts: Sequence[Receipt]) -> State:
@@ -262,8 +260,8 @@ def gave_up(state: State, word: GivenUp) -> State:
 
 def _uncounted(
     state: State, sink: SinkName, receipts: Sequence[Receipt]
-) -> Mapping[SinkName, Total] | None:
-    if state.totals is None or sink not in state.totals:
+) -> Mapping[SinkName, Total]:
+    if sink not in state.totals:
         return state.totals
     so_far = state.totals[sink]
     less = replace(
@@ -316,13 +314,14 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         done=frozenset(),
         given_up=(),
         totals={},
+        newest_committed={},
         is_stopped=True,
     )
 
 
 def renamed(state: State, pipeline: str) -> State:
     """The same life under another name, under which no target proves anything yet."""
-    return replace(state, pipeline=pipeline, last=_proven_by(state, ()))
+    return replace(state, pipeline=pipeline, last=_proven_by(state, ()), newest_committed={})
 
 
 def _require_unsettled(state: State) -> Decision:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epochal.assembly import Reached
-from epochal.contract import Recount, Recounting, Rereadable, Sink
+from epochal.contract import Operable, Recount, Sink
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
@@ -69,7 +69,7 @@ def audit(
 def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
     try:
         with committer_of(sink, state, reached.limits) as committer:
-            if isinstance(committer, Recounting):
+            if isinstance(committer, Operable):
                 return committer.recount()
     except (EpochalError, OSError) as error:
         return Recount(rows=None, because=f"the target could not be asked: {told(error)}")
@@ -81,9 +81,8 @@ def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | N
 
     try:
         with committer_of(sink, state, reached.limits) as committer:
-            if not isinstance(committer, Rereadable):
-                return None
-            return fingerprint_of(committer.reread(spark)).hash_sum
+            rows = committer.reread(spark) if isinstance(committer, Operable) else None
+            return None if rows is None else fingerprint_of(rows).hash_sum
     except (EpochalError, OSError):
         return None
 
@@ -93,7 +92,7 @@ def _with_hash(found: SinkAudit, hashed: int, before: State, after: State) -> Si
     decided = _total(after, found.sink)
     told = replace(found, visible_hash=hash_told(hashed))
     is_at_rest = before == after and not after.pending
-    if decided is None or decided.fingerprint.hash_sum is None or not decided.is_whole:
+    if decided is None or decided.fingerprint.hash_sum is None:
         return told
     if not is_at_rest or hashed == decided.fingerprint.hash_sum:
         return told
@@ -151,9 +150,9 @@ def _compared(
         differences=[],
         because=counted.because,
     )
-    visible, because = _comparable(counted, after, decided)
+    visible = counted.rows
     if visible is None:
-        return replace(blank, because=because)
+        return blank
     differences = [
         *counted.faults,
         *_rows_differ(
@@ -169,7 +168,6 @@ def _compared(
         blank,
         verdict="differs" if differences else "agrees",
         because=_and_what_waits(counted.because, after, name),
-        visible_rows=visible,
         differences=differences[:_DIFFERENCES_SHOWN],
     )
 
@@ -183,23 +181,8 @@ def _and_what_waits(because: str, state: State, name: SinkName) -> str:
     return f"{because}; epoch {state.unsettled.epoch} ({rows}) is decided and not carried out yet"
 
 
-def _comparable(counted: Recount, state: State, decided: Total | None) -> tuple[int | None, str]:
-    """The visible rows that the log's totals speak of; None, and why, where there are none."""
-    if counted.rows is None or decided is None or decided.is_whole:
-        uncounted = counted.rows is not None and state.totals is None
-        because = "the log was kept by a release that counted no totals"
-        return (None, because) if uncounted else (counted.rows, counted.because)
-    if counted.epochs is None:
-        return None, (
-            f"the log counts only from epoch {decided.since} on, and the target does not keep the "
-            "epoch of a row"
-        )
-    since = decided.since
-    return sum(rows for epoch, rows in counted.epochs.items() if epoch >= since), counted.because
-
-
 def _total(state: State, name: SinkName) -> Total | None:
-    return None if state.totals is None else state.totals.get(name)
+    return state.totals.get(name)
 
 
 def _settled_rows(state: State, name: SinkName) -> int:

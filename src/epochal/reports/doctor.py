@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from epochal.assembly import Reached
-from epochal.contract import Clocked, Committer, Limits, Sink
+from epochal.contract import Committer, Limits, Operable, Sink
 from epochal.coordinator.starting import by_name
 from epochal.coordinator.surroundings import mint_uid
 from epochal.errors import EpochalError
@@ -123,10 +123,12 @@ def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str
 
 
 def _skew(committer: Committer) -> float | None:
-    if not isinstance(committer, Clocked):
+    if not isinstance(committer, Operable):
         return None
     before = time.time()
     there = committer.server_time()
+    if there is None:
+        return None
     return round(there - (before + time.time()) / 2, 3)
 
 

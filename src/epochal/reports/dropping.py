@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from epochal.assembly import Reached
-from epochal.contract import Droppable, Dropped, EpochLog, Sink
+from epochal.contract import Dropped, EpochLog, Operable, Sink
 from epochal.coordinator import resolving
 from epochal.coordinator.starting import by_name
 from epochal.coordinator.sweeping import abort_judged
@@ -99,7 +99,7 @@ def _one(sink: Sink, state: State, reached: Reached, *, dry_run: bool) -> tuple[
         doubts = [one.found.name for one in judged if one.verdict is Verdict.ABORT]
         if not dry_run:
             abort_judged(committer, judged, state)
-        if not isinstance(committer, Droppable):
+        if not isinstance(committer, Operable):
             return doubts, Dropped(kept="what this kind of target remembers of old epochs")
         return doubts, committer.drop(is_dry_run=dry_run)
 

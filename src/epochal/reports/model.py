@@ -95,8 +95,6 @@ class SinkReport:
     hash_sum: str | None
     """The sum of all row hashes modulo 2^64, in hex; None where rows are not hashed."""
     since: int | None
-    is_whole: bool
-    """The count begins with the sink's first epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

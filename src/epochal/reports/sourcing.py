@@ -46,14 +46,14 @@ def _incomparable(name: SinkName, sinks: Mapping[SinkName, Sink], state: State) 
     """Why a sink's total is not what came in for it; empty where it is."""
     if name in takers(sinks):
         return "it is given what others refuse, and nothing of the source itself"
-    if state.last is None or state.totals is None or name not in state.totals:
+    if state.last is None or name not in state.totals:
         return "nothing that was decided for it is counted in the log"
     given_up = [word.epoch for word in state.given_up if word.sink == name]
     return f"epoch {given_up[0]} was given up for it by hand" if given_up else ""
 
 
 def _total(state: State, name: SinkName) -> Total:
-    return (state.totals or {})[name]
+    return state.totals[name]
 
 
 def _reread(
@@ -83,7 +83,7 @@ def _require_same(checkpoint: Checkpoint, last: LastEpoch) -> None:
 
 
 def _not_compared(name: SinkName, state: State, because: str) -> SourceAudit:
-    total = (state.totals or {}).get(name)
+    total = state.totals.get(name)
     return SourceAudit(
         sink=name,
         verdict=_NOT_COMPARED,

@@ -142,10 +142,9 @@ def unsettled_report(state: State, *, now: float) -> UnsettledReport | None:
 
 def sink_reports(state: State) -> list[SinkReport]:
     rows = {} if state.last is None else state.last.rows
-    totals = state.totals or {}
     reports = []
     for name, described in state.sinks.items():
-        counted = totals.get(name)
+        counted = state.totals.get(name)
         hashed = None if counted is None else counted.fingerprint.hash_sum
         reports.append(
             SinkReport(
@@ -156,7 +155,6 @@ def sink_reports(state: State) -> list[SinkReport]:
                 bytes=None if counted is None else counted.bytes,
                 hash_sum=hash_told(hashed),
                 since=None if counted is None else counted.since,
-                is_whole=counted is not None and counted.is_whole,
             )
         )
     return reports

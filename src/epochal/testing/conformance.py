@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from epochal.contract import Begin
 from epochal.errors import EpochalError, Misconfigured
 from epochal.protocol.records import receipt_in, receipt_out
 from epochal.terms import EpochNumber, Proof
@@ -175,7 +176,7 @@ class SinkConformance:
 
     def test_a_driver_of_an_older_generation_may_commit_what_is_decided(self, trial: Trial) -> None:
         receipt = trial.prepare(0, trial.batch(1), generation=1)
-        trial.committer(generation=2).begin(EpochNumber(1))
+        trial.committer(generation=2).begin(Begin(epoch=EpochNumber(1)))
         trial.commit(0, receipt, generation=1)
         assert trial.ids() == [1], "committing needs the decision, not the generation (I7)"
 
@@ -277,7 +278,7 @@ class SinkConformance:
 
     def test_this_process_commits_what_another_one_prepared(self, trial: Trial) -> None:
         self._require_other_processes(trial)
-        trial.committer().begin(EpochNumber(0))
+        trial.committer().begin(Begin(epoch=EpochNumber(0)))
         receipt = trial.prepares_elsewhere(trial.handle(0), trial.batch(1, 2))
         assert trial.ids() == []
         trial.commit(0, receipt)
@@ -287,7 +288,7 @@ class SinkConformance:
         self, trial: Trial
     ) -> None:
         self._require_other_processes(trial)
-        trial.committer().begin(EpochNumber(0))
+        trial.committer().begin(Begin(epoch=EpochNumber(0)))
         prepared, unfinished = trial.handle(0, 0), trial.handle(0, 1)
         trial.dies_while_preparing(prepared, unfinished)
         assert trial.ids() == []

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.contract import Committer, Limits, Sink, Task
+from epochal.contract import Begin, Committer, Limits, Sink, Task
 from epochal.terms import (
     NO_ROWS,
     EpochNumber,
@@ -118,7 +118,7 @@ class Trial:
     ) -> Receipt:
         """What a task does: a writer, its batches, a receipt."""
         committer = self.committer(**whose)
-        handout = committer.begin(EpochNumber(epoch))
+        handout = committer.begin(Begin(epoch=EpochNumber(epoch)))
         writer = self.sink.writer(self.task(self.handle(epoch, partition, **whose), handout))
         for batch in batches:
             writer.write(batch)

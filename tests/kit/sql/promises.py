@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from epochal.contract import Begin
 from epochal.errors import PreparedLost
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt, Uid
 
@@ -147,7 +148,7 @@ def test_what_others_prepared_keeps_nobody_from_forgetting(orders, some, strateg
         other = orders.keep(life.fresh(uid=Uid(uid)))
         other.start(some(1))
         other.prepare(some(7), 0)
-    life.committer.begin(EpochNumber(0))
+    life.committer.begin(Begin(epoch=EpochNumber(0)))
     life.committer.prune(EpochNumber(5))
     for epoch in range(3):
         life.write(epoch, some(epoch))

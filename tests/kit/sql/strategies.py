@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from epochal.contract import Limits, Task
+from epochal.contract import Begin, Limits, Task
 from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.names import staging_name
 from epochal.terms import EpochNumber, Proof, Uid
@@ -118,7 +118,7 @@ def grown_mb(life, folder: Path, limits: Limits) -> int:
     task = Task(
         handle=life.identity.handle(EpochNumber(0), partition=0, attempt=1),
         schema=schema,
-        handout=life.committer.begin(EpochNumber(0)),
+        handout=life.committer.begin(Begin(epoch=EpochNumber(0))),
         limits=limits,
     )
     carried = folder / "carried"

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
 
-from epochal.contract import Droppable, Recounting
+from epochal.contract import Operable
 
 
 def data_files(lake):
@@ -22,7 +22,7 @@ def test_rows_are_counted_in_the_files_and_by_epoch(orders, some):
     life.write(0, some(1, 2, 3), some(4))
     life.write(1, some(5, 6))
     undecided = life.prepare(some(7, 8), 2)
-    assert isinstance(life.committer, Recounting)
+    assert isinstance(life.committer, Operable)
     found = life.committer.recount()
     assert (found.rows, dict(found.epochs), found.is_alone) == (6, {0: 4, 1: 2}, True)
     assert found.rows == len(orders.ids())
@@ -91,7 +91,7 @@ def test_a_dropped_sink_leaves_rows_and_says_what_the_log_keeps(orders, some):
     late = staged_file(life, b"of a task that woke up late")
     neighbour = staged_file(life.fresh(uid="zyxwvuts7654"), b"of another pipeline")
     committer = life.committer
-    assert isinstance(committer, Droppable)
+    assert isinstance(committer, Operable)
     shown = committer.drop(is_dry_run=True)
     assert shown.removed == [f"the staged file _epochal/staged/{late.name}"]
     assert late.exists()

@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
+from epochal.contract import Begin
 from epochal.errors import CorruptRecord, Misconfigured
 from epochal.logs.memory import MemoryLog
 from epochal.session import Session
@@ -102,7 +103,7 @@ def test_the_log_is_not_begun_over_files_that_it_would_hide(drive, numbers, root
 
 
 def test_a_folder_with_a_log_is_not_written_without_it(drive, numbers, root):
-    drive(Files(str(root), spark_metadata=True)).committer.begin(EpochNumber(0))
+    drive(Files(str(root), spark_metadata=True)).committer.begin(Begin(epoch=EpochNumber(0)))
     with pytest.raises(Misconfigured, match="spark_metadata=True if this sink wrote it"):
         drive(Files(str(root))).committer.check(None)
 

@@ -9,7 +9,7 @@ from servers.receiver import ReceiverServer
 from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
-from epochal.contract import Droppable, Recounting
+from epochal.contract import Operable
 from epochal.sinks.http import Http
 from epochal.terms import Uid
 from epochal.testing.trial import Target, Trial
@@ -42,7 +42,7 @@ def test_rows_are_counted_at_the_receiver_by_epoch_and_life(receiver, trial_at):
     committed(trial, 0, 9, uid=OTHER)
     undecided = trial.prepare(2, trial.batch(5, 6))
     committer = trial.committer()
-    assert isinstance(committer, Recounting)
+    assert isinstance(committer, Operable)
     found = committer.recount()
     assert (found.rows, found.epochs, found.is_alone) == (4, {0: 3, 1: 1}, True)
     assert len(receiver.rows("counted")) == 5
@@ -67,7 +67,7 @@ def test_a_dropped_sink_leaves_its_rows_and_the_mark_that_shows_them(receiver, t
     for epoch in range(3):
         committed(trial, epoch, epoch)
     committer = trial.committer()
-    assert isinstance(committer, Droppable)
+    assert isinstance(committer, Operable)
     shown = committer.drop(is_dry_run=True)
     assert "epochs below 2" in shown.removed[0]
     assert "readers of whole epochs" in shown.kept

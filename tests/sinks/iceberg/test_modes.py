@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
+from epochal.contract import Begin
 from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, RowRejected, TryAgain
 from epochal.sinks.iceberg import Iceberg
 from epochal.terms import EpochNumber, Proof
@@ -208,7 +209,7 @@ def test_an_audited_epoch_that_is_refused_leaves_no_branch(warehouse, live, some
         life.committer.abort(E1, [receipt])
     else:
         later = live(life.sink, generation=2)
-        later.committer.begin(E1)
+        later.committer.begin(Begin(epoch=E1))
         later.committer.abort(E1, [receipt])
     assert set(warehouse.load(name).refs()) == {"main"}
     assert warehouse.ids(name) == [1]
@@ -222,7 +223,7 @@ def test_a_branch_of_somebody_else_is_not_taken_for_the_audit(warehouse, live, s
     table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
     life = live(warehouse.sink(name, audit_branch="audit"))
     with pytest.raises(Misconfigured, match="branch audit is not one that this sink made"):
-        life.committer.begin(E0)
+        life.committer.begin(Begin(epoch=E0))
 
 
 def test_a_branch_is_written_and_main_stays(warehouse, live, some):

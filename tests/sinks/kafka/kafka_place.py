@@ -23,7 +23,7 @@ from servers.kafka import RELEASE, KafkaServer
 from sinks.life import UID, DriverLife
 
 from epochal.clock import SystemClock
-from epochal.contract import Limits, Task
+from epochal.contract import Begin, Limits, Task
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller, Leader
@@ -60,7 +60,7 @@ class Life(DriverLife):
     limits: Limits = QUICK
 
     def begin(self, epoch: int) -> Any:
-        return self.committer.begin(EpochNumber(epoch))
+        return self.committer.begin(Begin(epoch=EpochNumber(epoch)))
 
     def writer(
         self, rows: pa.Table, epoch: int, partition: int = 0, *, handout: Any, first: bool = False

@@ -355,14 +355,14 @@ def test_a_spool_that_only_the_tasks_see_is_found_out_before_the_decision(
     assert place.ids(topic) == []
 
 
-def test_no_decision_is_made_close_to_the_end_of_the_transactions(place: Place) -> None:
-    topic = place.topic()
-    life = place.life(topic, transaction_timeout_s=60.0)
+def test_a_rehearsal_returns_when_the_transactions_may_time_out(place: Place) -> None:
+    life = place.life(place.topic(), transaction_timeout_s=60.0)
+    began_s = time.monotonic()
     receipts = life.prepare(0, some(1))
-    life.committer.require_time(receipts[0].handle.epoch, receipts)
-    life.committer._began_s -= 59.0
-    with pytest.raises(TryAgain, match="too few to decide"):
-        life.committer.require_time(receipts[0].handle.epoch, receipts)
+    deadline = life.committer.rehearse(receipts[0].handle.epoch, receipts)
+    assert deadline is not None
+    assert deadline.kept_s == 60.0
+    assert began_s <= deadline.at_s - 60.0 <= time.monotonic()
     life.abort(0, receipts)
 
 

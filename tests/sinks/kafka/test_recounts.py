@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 from kafka_place import Life, Place, some
 
-from epochal.contract import Droppable, Recount, Recounting
+from epochal.contract import Operable, Recount
 from epochal.kafka import batch_reader
 from epochal.kafka.cluster import Leader
 from epochal.kafka.messages.delete_records import (
@@ -23,7 +23,7 @@ OTHER = Uid("zyxwvuts7654")
 
 
 def recount(life: Life) -> Recount:
-    assert isinstance(life.committer, Recounting)
+    assert isinstance(life.committer, Operable)
     return life.committer.recount()
 
 
@@ -150,7 +150,7 @@ def test_a_dropped_sink_leaves_its_rows_and_no_ledger(place: Place) -> None:
     life.write(0, some(1, 2))
     neighbour.write(0, some(3))
     committer = place.keep(life.fresh()).committer
-    assert isinstance(committer, Droppable)
+    assert isinstance(committer, Operable)
     shown = committer.drop(is_dry_run=True)
     (group,) = ledgers(place, life)
     assert shown.removed == [f"the consumer group {group}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epochal.contract import Droppable, Recounting
+from epochal.contract import Operable
 from epochal.terms import Uid
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -20,7 +20,7 @@ def test_only_what_readers_see_is_counted(orders, some, strategy):
     life = orders.life(strategy=strategy)
     life.write(0, some(1, 2, 3), some(4))
     undecided = life.prepare(some(5, 6), 1)
-    assert isinstance(life.committer, Recounting)
+    assert isinstance(life.committer, Operable)
     found = life.committer.recount()
     assert (found.rows, found.is_alone) == (4, False)
     life.committer.abort(1, [undecided])
@@ -40,7 +40,7 @@ def test_a_table_that_is_changed_in_place_or_not_there_is_not_counted(keyed, som
 
 
 def dropped(life, *, is_dry_run):
-    assert isinstance(life.committer, Droppable)
+    assert isinstance(life.committer, Operable)
     return list(life.committer.drop(is_dry_run=is_dry_run).removed)
 
 

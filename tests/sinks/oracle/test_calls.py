@@ -9,6 +9,7 @@ import pytest
 from sinks.oracle.conftest import SECRET
 from sinks.oracle.standin import database_error
 
+from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, RowRejected, TryAgain
 from epochal.sinks.oracle.sorting import FAULTS
 from epochal.terms import EpochNumber
@@ -29,7 +30,7 @@ def test_a_staged_task_inserts_by_arrays_and_commits(orders, some):
 def test_a_prepared_task_ends_prepares_and_closes_before_its_receipt(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
-    life.committer.begin(EpochNumber(0))
+    life.committer.begin(Begin(epoch=EpochNumber(0)))
     orders.module.calls.clear()
     receipt = life.prepare(some(1), 0)
     verbs = [
@@ -46,7 +47,7 @@ def test_a_prepared_task_ends_prepares_and_closes_before_its_receipt(orders, som
 def test_prepared_tries_two_phases_out_before_the_first_epoch(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
-    life.committer.begin(EpochNumber(0))
+    life.committer.begin(Begin(epoch=EpochNumber(0)))
     tried = [call[0] for call in orders.called("tpc_begin", "tpc_prepare", "tpc_rollback")]
     assert tried == ["tpc_begin", "tpc_prepare", "tpc_rollback"]
     assert orders.leftovers() == []
@@ -54,7 +55,7 @@ def test_prepared_tries_two_phases_out_before_the_first_epoch(orders, some):
     other = orders.life(strategy="prepared", name="other")
     other.start(some(1))
     with pytest.raises(Misconfigured, match="could not be ended from another connection") as told:
-        other.committer.begin(EpochNumber(0))
+        other.committer.begin(Begin(epoch=EpochNumber(0)))
     assert "FORCE ANY TRANSACTION" in told.value.hint
 
 
@@ -63,7 +64,7 @@ def test_trying_two_phases_out_leaves_nothing_where_nothing_can_be_listed(orders
     life = orders.life(strategy="prepared")
     life.start(some(1))
     with pytest.raises(Misconfigured, match="ORA-00942") as told:
-        life.committer.begin(EpochNumber(0))
+        life.committer.begin(Begin(epoch=EpochNumber(0)))
     assert "dba_pending_transactions" in told.value.hint
     assert orders.leftovers() == []
 

@@ -13,6 +13,7 @@ import pytest
 from sinks.life import Life
 from sinks.postgres.packed import PackedPostgres
 
+from epochal.contract import Begin
 from epochal.errors import RowRejected
 from epochal.sinks.postgres import Postgres
 
@@ -52,7 +53,7 @@ def packed(place):
 
 
 def is_laid_out(life, rows: pa.Table) -> bool:
-    return life.sink.packing(rows.schema, life.committer.begin(0)) is not None
+    return life.sink.packing(rows.schema, life.committer.begin(Begin(epoch=0))) is not None
 
 
 @BOTH

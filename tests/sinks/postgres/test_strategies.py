@@ -10,7 +10,7 @@ from kit.sql.promises import *  # noqa: F403  every test there is one of this mo
 from kit.sql.strategies import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.strategies import BOTH, grown_mb
 
-from epochal.contract import Limits
+from epochal.contract import Begin, Limits
 from epochal.errors import Misconfigured, PreparedLost, TryAgain
 from epochal.kit.sql.names import parse_staging_name, staging_name
 from epochal.terms import EpochNumber, Generation, Handle, SinkTag, Uid
@@ -77,7 +77,7 @@ def test_a_rehearsal_is_given_up_when_the_epoch_begins_again(orders, some):
     life = orders.life()
     life.start(some(1))
     life.rehearse(0, [life.prepare(some(1), 0)])
-    life.committer.begin(EpochNumber(0))
+    life.committer.begin(Begin(epoch=EpochNumber(0)))
     held = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
     assert orders.sql(held) == [(0,)]
     life.write(0, some(2))

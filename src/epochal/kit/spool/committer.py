@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from epochal.contract import Dropped
+from epochal.contract import Begin, Dropped, Operable
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.kit.spool.ledger import Delivered, SpoolLedger
 from epochal.kit.spool.rows import RowSpool
@@ -73,7 +73,7 @@ def _lost(spool: RowSpool, receipts: Sequence[Receipt]) -> tuple[str, ...]:
     )
 
 
-class SpoolCommitter:
+class SpoolCommitter(Operable):
     """The whole committer of a sink that delivers from a spool."""
 
     def __init__(
@@ -88,7 +88,7 @@ class SpoolCommitter:
         self._require_writable()
         return self._delivery.check(schema)
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Recount
+from epochal.contract import Dropped, Limits, Operable, Recount
 from epochal.kit.sql.auditing import forget, recount, recountable
 from epochal.kit.sql.declaring import TableSink
 from epochal.kit.sql.dialect import Dialect, Pool, Session
@@ -63,7 +63,7 @@ class Checker(ABC):
         """The columns of the table, and whether each is NOT NULL."""
 
 
-class Committing:
+class Committing(Operable):
     """What all strategies share: the pool, the ledger, the checks."""
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from epochal.contract import Begin
 from epochal.errors import TryAgain
 from epochal.kit.sql.committing import Committing
 from epochal.kit.sql.dialect import Session
@@ -23,7 +24,7 @@ _CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 class PreparedCommitter(Committing):
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         return self._get_ready()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

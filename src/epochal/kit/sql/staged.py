@@ -19,6 +19,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from epochal.contract import Begin
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, RowRejected, TryAgain
 from epochal.kit.sql.apply import Apply, Mapped, Source
 from epochal.kit.sql.columns import columns_of
@@ -66,7 +67,7 @@ class StagedCommitter(Committing):
     def apart(self) -> SetApart:
         return SetApart(self._sink.table, self._sink.rejects_limit)
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         self._give_up()
         return self._get_ready()
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
-from epochal.contract import Dropped, Limits, Recount
+from epochal.contract import Begin, Dropped, Limits, Operable, Recount
 from epochal.errors import (
     Fenced,
     Misconfigured,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta
 
 
-class DeltaCommitter:
+class DeltaCommitter(Operable):
     def __init__(self, sink: Delta, identity: Identity, limits: Limits) -> None:
         self._sink = sink
         self._identity = identity
@@ -91,7 +91,7 @@ class DeltaCommitter:
         check_delete_when(self._sink, schema)
         return abilities(table)
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         if self._plan is None:
             self._plan = self._ready()
         return self._plan.handout()

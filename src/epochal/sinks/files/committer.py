@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Recount, Rows
+from epochal.contract import Begin, Dropped, Operable, Recount, Rows
 from epochal.errors import InvariantBroken
 from epochal.sinks.files.auditing import recount, reread
 from epochal.sinks.files.checks import check_schema
@@ -20,7 +20,7 @@ from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
 
 
-class FileCommitter:
+class FileCommitter(Operable):
     """One sink's decisions below one root."""
 
     def __init__(
@@ -51,7 +51,7 @@ class FileCommitter:
             check_schema(schema, self._format, self._partition_by)
         return [*abilities, self._whole_epochs]
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         """Begin Spark's log where it is wanted: from here on Spark's readers go by it."""
         self._require_log_fits()
         if self._log is not None and self._has_log:

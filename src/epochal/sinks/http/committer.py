@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Recount
+from epochal.contract import Begin, Dropped, Limits, Operable, Recount
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.sinks.http.auditing import forget, recount
 from epochal.sinks.http.connecting import Client, Reply
@@ -40,7 +40,7 @@ _LOST = frozenset({"unknown", "aborted"})
 _FORGOTTEN = "forgotten"
 
 
-class HttpCommitter:
+class HttpCommitter(Operable):
     def __init__(
         self,
         identity: Identity,
@@ -76,7 +76,7 @@ class HttpCommitter:
             require_json(schema)
         return [_rehearses(about), _whole_epochs()]
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

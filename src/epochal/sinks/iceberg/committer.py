@@ -19,7 +19,7 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
 from pyiceberg.table.update import RemovePropertiesUpdate
 
-from epochal.contract import Dropped, Limits, Recount
+from epochal.contract import Begin, Dropped, Limits, Operable, Recount
 from epochal.errors import Fenced, InvariantBroken, PreparedLost, Refused, TryAgain
 from epochal.sinks.iceberg import inside
 from epochal.sinks.iceberg.attempt import discard
@@ -61,7 +61,7 @@ class _Rehearsed:
     table: Table
 
 
-class IcebergCommitter:
+class IcebergCommitter(Operable):
     """One sink's decisions on one table."""
 
     def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:
@@ -80,7 +80,7 @@ class IcebergCommitter:
         self._schema = schema
         return abilities
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         """Add missing columns where that is wanted, and hand the table's shape to the tasks."""
         with self._sorting("begin"):
             table = self._known or self._load()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Recount
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.contract import Begin, Deadline, Dropped, Limits, Operable, Recount
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.kafka import faults
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
@@ -63,10 +63,9 @@ _LANES = 8
 """Connections to a broker, which works on one request of each at a time."""
 _FACTS_AGE_MAX_S = 300.0
 """As often as other clients look: partitions may have been added."""
-_MARGIN_PART = 0.1
 
 
-class KafkaCommitter:
+class KafkaCommitter(Operable):
     def __init__(self, sink: Kafka, identity: Identity, limits: Limits) -> None:
         self._sink = sink
         self._identity = identity
@@ -99,7 +98,7 @@ class KafkaCommitter:
             self._spool.place.files("rows")
         return found
 
-    def begin(self, epoch: EpochNumber) -> Json:
+    def begin(self, begin: Begin) -> Json:
         if self._sink.spool and self._spool is None:
             raise Misconfigured(
                 "Kafka(spool=True): this pipeline has no place of its own to keep rows in",
@@ -111,7 +110,8 @@ class KafkaCommitter:
         known = self._known()
         held = {name for name, _, _ in self._held}
         slots = self._pool.ready(self._client, timeout_ms=known.timeout_ms, held=held)
-        self._epoch, self._began_s = epoch, time.monotonic()
+        self._epoch, self._began_s = begin.epoch, time.monotonic()
+        self._source = begin.offsets
         return replace(self._handout(slots), value=self._value()).to_json()
 
     def _value(self) -> Json:
@@ -119,10 +119,7 @@ class KafkaCommitter:
             return None
         return self._sink.made_of.ready(self._sink.topic, self._value_type)
 
-    def source_offsets(self, epoch: EpochNumber, offsets: Offsets) -> None:  # noqa: ARG002
-        self._source = offsets
-
-    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None:
         """All rows are acknowledged: what is asked is whether the transactions are still open."""
         self._prepared_s = time.monotonic()
         opened = self._opened(receipts)
@@ -135,21 +132,18 @@ class KafkaCommitter:
         if extra and opened:
             for group, offsets in extra:
                 ending.add_offsets(self._client, opened[0][1], group, offsets)
+        return self._deadline(epoch, [txn for _, txn in opened])
 
-    def require_time(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """A transaction may time out between the decision and its commit: not if it can be had."""
-        opened = [txn for _, txn in self._opened(receipts)]
+    def _deadline(self, epoch: EpochNumber, opened: Sequence[Open]) -> Deadline | None:
+        """When the first of these transactions may time out: none is older than this epoch."""
         if not opened or self._began_s is None or self._epoch != epoch:
-            return
-        allowed_s = min(txn.timeout_ms for txn in opened) / 1000
-        left_s = allowed_s - (time.monotonic() - self._began_s)
-        needed_s = min(self._limits.commit_timeout_s, allowed_s * _MARGIN_PART)
-        if left_s < needed_s:
-            raise TryAgain(
-                f"epoch {epoch}: {max(left_s, 0):.0f} s are left of the {allowed_s:.0f} s that the "
-                "brokers keep its transactions: too few to decide on it",
-                "smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms)",
-            )
+            return None
+        kept_s = min(txn.timeout_ms for txn in opened) / 1000
+        return Deadline(
+            at_s=self._began_s + kept_s,
+            kept_s=kept_s,
+            hint="smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms)",
+        )
 
     # After it
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Recount
+from epochal.contract import Begin, Dropped, Operable, Recount
 from epochal.sinks.memory.store import Store
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
 
 
-class MemoryCommitter:
+class MemoryCommitter(Operable):
     """Speaks to the store under one identity; all state is the store's."""
 
     def __init__(self, identity: Identity, store: Store, *, replaces: bool) -> None:
@@ -31,7 +31,7 @@ class MemoryCommitter:
             ),
         ]
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

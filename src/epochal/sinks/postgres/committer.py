@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Recount
+from epochal.contract import Begin, Dropped, Limits, Operable, Recount
 from epochal.errors import Fenced, OutcomeUnknown, Refused, TryAgain
 from epochal.kit.sql.auditing import recountable
 from epochal.kit.sql.insisting import HOLDER_WAIT_S, insist
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Committing:
+class Committing(Operable):
     """What both strategies share: the pool, the ledger, the checks."""
 
     def __init__(self, sink: Postgres, identity: Identity, limits: Limits) -> None:
@@ -112,7 +112,7 @@ class StagedCommitter(Committing):
         self._transaction = Transaction(limits)
         self._transaction.add(self)
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         self._transaction.give_up()
         self._get_ready()
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from epochal.contract import Begin
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.sql.committing import handout
 from epochal.kit.sql.ending import each, require_listed, require_none_lost
@@ -44,7 +45,7 @@ _IS_LISTED = "SELECT FROM pg_prepared_xacts WHERE gid = %s AND database = curren
 class PreparedCommitter(Committing):
     _handout: Json = None
 
-    def begin(self, epoch: EpochNumber) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         self._get_ready()
         if self._handout is None:
             self._handout = self._read_handout()
