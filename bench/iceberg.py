@@ -73,7 +73,7 @@ def _commits(sink: Iceberg) -> tuple[list[float], list[float]]:
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
     rows = pa.record_batch({"id": [1, 2, 3], "name": ["a", "b", "c"]})
-    catalog = load_catalog("lake", **dict(sink.place.properties))
+    catalog = load_catalog("lake", **dict(sink.address.properties))
     catalog.create_namespace("shop")
     catalog.create_table("shop.orders", schema=rows.schema)
     identity = Identity(

@@ -27,8 +27,8 @@ from epochal.contract import Limits
 from epochal.coordinator.reading import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.ledger import ledgers
 from epochal.sinks.files.local import LocalStore
-from epochal.sinks.files.manifests import ledgers
 from epochal.terms import Handle, Identity, SinkName
 
 SPARK_HOME = Path(pyspark.__file__).parent

@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 _TEXT = pa.large_string()
+_ZERO = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])
+_CONSTANTS_KEPT = 4096
 _MUST_ESCAPE = r'[\x00-\x1f"\\]'
 _CONTROLS = r"[\x00-\x1f]"
 _ODD_FLOAT = r"^-0$|n"
@@ -35,6 +39,15 @@ _ODD_FLOATS = {
 """A zero without its point is an integer to many readers, and integers have no negative zero."""
 
 
+@lru_cache(_CONSTANTS_KEPT)
+def text_scalar(text: str) -> pa.Scalar:
+    """A text for Arrow's kernels. Not by pa.scalar, which imports pandas: tasks do without it."""
+    content = text.encode()
+    offsets = struct.pack("<qq", 0, len(content))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(_TEXT, 1, buffers)[0]
+
+
 def refusal(kind: pa.DataType) -> str | None:
     """Why values of this type can't be written, or None where they can."""
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):
@@ -44,14 +57,14 @@ def refusal(kind: pa.DataType) -> str | None:
 
 
 def lines(rows: pa.RecordBatch) -> pa.Buffer:
-    """All rows as UTF-8 text, one object and one newline a row."""
+    """All rows as UTF-8 text, one object and one newline per row."""
     objects = _object(rows.schema.names, rows.columns, rows.num_rows)
     text = _concatenated(objects, "\n")
     return _bytes_of(text)
 
 
 def _bytes_of(text: pa.LargeStringArray) -> pa.Buffer:
-    """The values of an unsliced array lie one after the other: that is the file's content."""
+    """The values of an unsliced array lie one after the other: they are the file's content."""
     data = text.buffers()[2]
     return (
         pa.py_buffer(b"")
@@ -65,7 +78,7 @@ def as_json(values: pa.Array) -> pa.Array:
     writer = _writer_of(values.type)
     if writer is None:
         raise TypeError(f"{values.type} has no form in JSON here")
-    return pc.fill_null(writer(values), pa.scalar("null", _TEXT))
+    return pc.fill_null(writer(values), text_scalar("null"))
 
 
 def _writer_of(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
@@ -86,7 +99,7 @@ def _floating(values: pa.Array) -> pa.Array:
     text = values.cast(_TEXT)
     if pc.any(pc.match_substring_regex(text, _ODD_FLOAT)).as_py():
         for arrow, ours in _ODD_FLOATS.items():
-            text = pc.if_else(pc.equal(text, arrow), pa.scalar(ours, _TEXT), text)
+            text = pc.if_else(pc.equal(text, text_scalar(arrow)), text_scalar(ours), text)
     return text
 
 
@@ -152,9 +165,9 @@ def _key(keys: pa.Array) -> pa.Array:
 
 
 def _joined_lists(lists: pa.Array, entries: pa.Array, opening: str, closing: str) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), pa.scalar(",", _TEXT))
+    lengths = pc.fill_null(pc.list_value_length(lists).cast(pa.int64()), _ZERO[0])
+    offsets = pa.concat_arrays([_ZERO, pc.cumulative_sum(lengths)])
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), text_scalar(","))
     return _where_valid(lists, _concatenated(opening, joined, closing))
 
 
@@ -177,12 +190,12 @@ def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa
 
 def _concatenated(*parts: pa.Array | str) -> pa.Array:
     """Element by element; null where any part is null."""
-    texts = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
-    return pc.binary_join_element_wise(*texts, pa.scalar("", _TEXT))
+    texts = [text_scalar(part) if isinstance(part, str) else part for part in parts]
+    return pc.binary_join_element_wise(*texts, text_scalar(""))
 
 
 def _where_valid(values: pa.Array, text: pa.Array) -> pa.Array:
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, _TEXT))
+    return pc.if_else(values.is_valid(), text, pa.nulls(1, _TEXT)[0])
 
 
 def _decoded(values: pa.Array) -> pa.Array:

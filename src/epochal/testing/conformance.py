@@ -3,7 +3,6 @@ The conformance suite: does a sink keep what `contract` promises?
 
 It needs pytest and no Spark. A few lines apply it to a sink of your own:
 
-    from epochal.testing.conformance import SinkConformance, Target
 
     class TestMySink(SinkConformance):
         def make(self, tmp_path) -> Target:

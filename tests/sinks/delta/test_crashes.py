@@ -14,7 +14,7 @@ from epochal.errors import Refused
 from epochal.logs.memory import MemoryLog
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
-from epochal.sinks.delta.names import Lives
+from epochal.sinks.delta.ledger import Uids
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 CASES: list[dict[str, Any]] = [{}, {"mode": "merge", "keys": ["id"]}]
@@ -65,6 +65,6 @@ def test_the_judge_objects_to_an_abort_that_leaves_files(tmp_path_factory, monke
 
 
 def test_a_commit_that_proves_nothing_is_found_at_the_next_start(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(Lives, "to_write", lambda *_: {})
+    monkeypatch.setattr(Uids, "to_write", lambda *_: {})
     with pytest.raises(Refused, match="proves no epoch"):
         crash_at_every_call(settings_in(tmp_path_factory, {}), second=False)

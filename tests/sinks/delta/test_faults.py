@@ -1,4 +1,4 @@
-"""Writers beside us, compaction, VACUUM, zombies, lost replies, lost files, a reset checkpoint."""
+"""Other writers, compaction, VACUUM, late drivers, lost replies, lost files, a reset checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAga
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.delta.committer import DeltaCommitter
-from epochal.sinks.delta.names import Lives, ledger_id, number_of, uid_of
+from epochal.sinks.delta.ledger import Ledger, Uids, ledger_id, number_of, uid_of
 from epochal.terms import EpochNumber, Handle, Proof, Uid
 
 OTHER = Uid("zzzz7777zzzz")
@@ -55,7 +55,7 @@ def test_a_repeat_after_compaction_would_double_rows_if_the_ledger_were_not_aske
     table(orders).optimize.compact()
     life.commit(0, receipts)
     assert orders.ids() == [1, 2, 9]
-    monkeypatch.setattr(DeltaCommitter, "_proves", lambda *_: False)
+    monkeypatch.setattr(Ledger, "is_done", lambda *_: False)
     life.commit(0, receipts)
     assert orders.ids() == [1, 1, 2, 2, 9]
 
@@ -126,7 +126,7 @@ def test_a_reply_that_was_lost_is_looked_for_and_not_written_again(orders, some,
     assert table(orders).version() == 1
 
 
-def test_a_table_that_never_answers_is_told_as_unknown(orders, some, monkeypatch):
+def test_a_table_that_never_answers_leaves_the_outcome_unknown(orders, some, monkeypatch):
     life = orders.life()
     receipts = [life.prepare(some(1), 0)]
 
@@ -139,7 +139,7 @@ def test_a_table_that_never_answers_is_told_as_unknown(orders, some, monkeypatch
     assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.UNKNOWN
 
 
-def test_files_that_vacuum_took_are_told_as_lost_and_not_committed(orders, some):
+def test_files_that_vacuum_took_are_reported_as_lost_and_not_committed(orders, some):
     life = orders.life()
     kept, lost = life.prepare(some(1), 0, 0), life.prepare(some(2), 0, 1)
     path = lost.token["files"][0]["path"]
@@ -177,7 +177,7 @@ def test_rows_for_a_table_that_was_partitioned_anew_are_written_again(orders, so
     assert orders.leftovers() == []
 
 
-def test_a_table_that_is_partitioned_anew_after_the_decision_is_told_as_rows_lost(orders, some):
+def test_rows_for_a_table_partitioned_anew_after_the_decision_are_reported_as_lost(orders, some):
     life = orders.life()
     life.write(0, some(1))
     receipts = [life.prepare(some(2), 1)]
@@ -239,7 +239,7 @@ def test_a_killed_task_in_a_partitioned_table_leaves_nothing_once_swept(lake, so
     folder = lake.folder / "name=n5"
     folder.mkdir()
     (folder / f"{handle}-00000.snappy.parquet").write_bytes(b"half a file")
-    life.sink.place().put_note(handle)
+    life.sink.table_files().markers.put(handle)
     (found,) = life.committer.in_doubt()
     assert found.handle == handle
     receipt = life.prepare(some(5), 1)
@@ -251,18 +251,18 @@ def test_a_killed_task_in_a_partitioned_table_leaves_nothing_once_swept(lake, so
     assert lake.leftovers() == []
 
 
-def test_a_winner_whose_note_was_left_is_not_removed_even_after_compaction(orders, some):
+def test_a_winner_whose_marker_was_left_is_not_removed_even_after_compaction(orders, some):
     life = orders.life()
     (receipt,) = life.write(0, some(1))
     write_deltalake(str(orders.folder), some(2), mode="append")
     for _ in range(2):
-        life.sink.place().put_note(receipt.handle)
+        life.sink.table_files().markers.put(receipt.handle)
         life.committer.abort(EpochNumber(0), [receipt])
         path = orders.folder / receipt.token["files"][0]["path"]
         assert path.exists(), "an abort removed a file of the table"
         table(orders).optimize.compact()
     assert orders.ids() == [1, 2]
-    assert orders.leftovers() == [], "the note of a winner stays for ever"
+    assert orders.leftovers() == [], "the marker of a winner stays for ever"
 
 
 def test_a_path_that_is_not_ours_is_never_removed(orders, some):
@@ -309,25 +309,25 @@ def test_an_epoch_that_the_table_has_already_is_refused_before_the_decision(orde
     receipt = new.write(3, some(1))
     with pytest.raises(Fenced, match="by generation 5; this driver is 1"):
         old.rehearse(3, [old.prepare(some(1), 3)])
-    with pytest.raises(Refused, match="older than the table"):
+    with pytest.raises(Refused, match="older than the target"):
         new.rehearse(3, receipt)
 
 
 @pytest.mark.parametrize("run", [None, "", "a", "1234567", "2026-10-reprocess ü世界"])
-def test_a_life_is_found_again_in_nothing_but_numbers(run):
+def test_uids_and_runs_are_found_again_in_nothing_but_numbers(run):
     log: dict[str, int] = {}
     for number, uid in enumerate((UID, OTHER)):
         identity = _identity(uid, run)
-        log |= Lives(identity).to_write(log.get, EpochNumber(number))
-        log |= Lives(identity).to_write(log.get, EpochNumber(number + 10))
-    marks = Lives(_identity(UID, None)).newest(log.get)
+        log |= Uids(identity).to_write(log.get, EpochNumber(number))
+        log |= Uids(identity).to_write(log.get, EpochNumber(number + 10))
+    marks = Uids(_identity(UID, None)).newest(log.get)
     assert [(mark.uid, mark.epoch, mark.run) for mark in marks] == [
         (UID, 10, run),
         (OTHER, 11, run),
     ]
     assert all(0 <= number < 2**63 for number in log.values())
     assert uid_of(number_of(OTHER)) == OTHER
-    assert Lives(_identity(UID, None, sink="another")).newest(log.get) == []
+    assert Uids(_identity(UID, None, sink="another")).newest(log.get) == []
     assert ledger_id(UID, _identity(UID, None).tag) in log
 
 

@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
 
 from epochal.errors import Fenced, RowRejected, TryAgain
-from epochal.sinks.delta.place import Place
-from epochal.sinks.delta.table import Table
+from epochal.sinks.delta.client import Table
+from epochal.sinks.delta.table_files import TableFiles
 
 DAYS = pa.schema([("id", pa.int64()), ("day", pa.string())])
 
@@ -78,7 +78,7 @@ def test_a_table_that_was_dropped_and_made_anew_is_read_from_its_own_beginning(l
 
 
 def test_the_judge_objects_to_a_handle_of_the_table_that_was_dropped(lake, monkeypatch):
-    monkeypatch.setattr(Place, "stamp", lambda *_: (0, 0))
+    monkeypatch.setattr(TableFiles, "stamp", lambda *_: (0, 0))
     life = replacing(lake)
     made_anew(lake)
     life.write(3, days(3))
@@ -122,7 +122,7 @@ def test_a_log_that_was_cleaned_up_behind_it_is_read_from_the_checkpoint(orders,
 
 
 def test_a_handle_on_which_something_failed_is_not_used_again(orders, some):
-    table = Table(orders.life().sink.place())
+    table = Table(orders.life().sink.table_files())
     with table.newest() as first:
         pass
     with pytest.raises(TryAgain), table.newest() as second:
@@ -134,7 +134,7 @@ def test_a_handle_on_which_something_failed_is_not_used_again(orders, some):
 
 
 def test_one_handle_is_not_lent_to_two_at_a_time(orders):
-    table = Table(orders.life().sink.place())
+    table = Table(orders.life().sink.table_files())
     with table.newest() as hanging, table.newest() as other:
         assert hanging is not other
 

@@ -14,7 +14,7 @@ from sinks.life import Life
 
 from epochal.errors import RowRejected
 from epochal.sinks.delta import Delta
-from epochal.sinks.delta.table import Table
+from epochal.sinks.delta.client import Table
 from epochal.terms import EpochNumber, Proof
 
 TABLE = "s3://lake/tables/orders"

@@ -13,15 +13,15 @@ import pytest
 from servers.s3 import ACCESS_KEY, SECRET
 
 from epochal.errors import Misconfigured, PreparedLost
-from epochal.sinks.files.backends import HiddenBackEnd
-from epochal.sinks.files.manifests import ledgers
+from epochal.sinks.files.backend import WholeObjectBackend
+from epochal.sinks.files.ledger import ledgers
 from epochal.sinks.files.objects import ObjectsStore
-from epochal.sinks.files.options import storage_options
-from epochal.sinks.files.reading import _dataset, _schema
+from epochal.sinks.files.reader import _dataset, _schema
+from epochal.sinks.files.target import storage_options
 from epochal.terms import EpochNumber, Mark, Proof
 
 
-class ByObstore(HiddenBackEnd):
+class ByObstore(WholeObjectBackend):
     def store(self) -> ObjectsStore:
         return ObjectsStore(self.target.text, self.options)
 

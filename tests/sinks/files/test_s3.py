@@ -29,7 +29,7 @@ from epochal.errors import (
     TryAgain,
 )
 from epochal.sinks.files import Files, read_epochs
-from epochal.sinks.files.sending import PART_BYTES
+from epochal.sinks.files.s3 import PART_BYTES
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt
 
 LIFECYCLE = """<LifecycleConfiguration><Rule><ID>clean</ID><Filter>
@@ -448,7 +448,7 @@ def test_declarations_are_checked_when_they_are_made_and_hide_secrets():
 
 
 def test_a_missing_driver_is_named_with_its_package(monkeypatch):
-    monkeypatch.setattr("epochal.sinks.files.backends.find_spec", lambda name: None)
+    monkeypatch.setattr("epochal.sinks.files.backend.find_spec", lambda name: None)
     with pytest.raises(Misconfigured) as caught:
         Files("s3://lake/out")
     assert "epochal[s3]" in caught.value.hint

@@ -17,11 +17,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from epochal.errors import OutcomeUnknown, PreparedLost, TryAgain
 from epochal.sinks.iceberg import committer as committing
-from epochal.sinks.iceberg import inside
+from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.terms import EpochNumber, Proof, Receipt, Uid
 
 E0, E1 = EpochNumber(0), EpochNumber(1)
-send = inside.send
+send = private.send
 
 
 class Killed(BaseException):
@@ -75,7 +75,7 @@ def test_rows_are_there_once_beside_writers_a_compaction_and_an_expiry(
     others = itertools.cycle([append, another_pipeline, compaction, expiry])
 
     def after_another(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         other = next(others)
         other()
         done[other.__name__] += 1
@@ -83,7 +83,7 @@ def test_rows_are_there_once_beside_writers_a_compaction_and_an_expiry(
 
     life = live(warehouse.sink(name))
     for epoch in range(8):
-        monkeypatch.setattr(inside, "send", after_another)
+        monkeypatch.setattr(private, "send", after_another)
         life.write(epoch, some(epoch), some(50 + epoch))
     assert done == {"append": 2, "another_pipeline": 2, "compaction": 2, "expiry": 2}
     assert warehouse.ids(name) == [*range(8), *range(50, 58), *range(100, 104)]
@@ -122,12 +122,12 @@ def test_a_driver_that_wakes_up_late_adds_nothing(warehouse, live, some, monkeyp
     newer = live(zombie.sink, generation=2)
 
     def sleeping(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         newer.committer.commit(E0, [receipt])
         newer.write(1, some(3))
         send(table, change)
 
-    monkeypatch.setattr(inside, "send", sleeping)
+    monkeypatch.setattr(private, "send", sleeping)
     zombie.committer.commit(E0, [receipt])
     assert warehouse.ids(name) == [1, 2, 3]
     assert [mark.epoch for mark in newer.committer.newest()] == [1]
@@ -141,12 +141,12 @@ def test_an_empty_epoch_of_a_late_driver_sets_nothing_back(warehouse, live, some
     newer = live(zombie.sink, generation=2)
 
     def sleeping(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         newer.committer.commit(E1, [])
         newer.write(2)
         send(table, change)
 
-    monkeypatch.setattr(inside, "send", sleeping)
+    monkeypatch.setattr(private, "send", sleeping)
     zombie.committer.commit(E1, [])
     assert [mark.epoch for mark in newer.committer.newest()] == [2]
     newer.write(3, some(2))
@@ -160,7 +160,7 @@ def test_without_the_ledger_a_late_driver_would_double_rows(warehouse, live, som
     zombie = live(warehouse.sink(name))
     receipt = zombie.prepare(some(1, 2), 0)
     live(zombie.sink, generation=2).committer.commit(E0, [receipt])
-    monkeypatch.setattr(committing.IcebergCommitter, "_is_done", lambda *_: False)
+    monkeypatch.setattr(committing.IcebergCommitter, "_is_committed", lambda *_: False)
     zombie.committer.commit(E0, [receipt])
     assert warehouse.ids(name) == [1, 1, 2, 2]
 
@@ -173,12 +173,12 @@ def test_a_lost_answer_is_settled_by_proof(warehouse, live, some, monkeypatch, i
     life.committer.rehearse(E0, [receipt])
 
     def lost(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         if is_done:
             send(table, change)
         raise ConnectionResetError("no answer")
 
-    monkeypatch.setattr(inside, "send", lost)
+    monkeypatch.setattr(private, "send", lost)
     with pytest.raises(OutcomeUnknown):
         life.committer.commit(E0, [receipt])
     expected = Proof.COMMITTED if is_done else Proof.UNKNOWN
@@ -203,12 +203,12 @@ def test_a_driver_that_dies_in_the_commit_leaves_rows_once_and_nothing_else(  # 
     life.committer.rehearse(E1, [receipt])
 
     def dies(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         if is_done:
             send(table, change)
         raise Killed
 
-    monkeypatch.setattr(inside, "send", dies)
+    monkeypatch.setattr(private, "send", dies)
     with pytest.raises(Killed):
         life.committer.commit(E1, [receipt])
     later = live(life.sink, generation=2)
@@ -232,9 +232,9 @@ def test_a_conflict_leaves_no_manifests(warehouse, live, some):
         manifest.manifest_path for one in table.snapshots() for manifest in one.manifests(table.io)
     }
     folder = table.location() + "/metadata"
-    from epochal.sinks.iceberg.storage import Storage
+    from epochal.sinks.iceberg.table_files import TableFiles
 
-    written = {where for where in Storage(table.io).below(folder) if where.endswith(".avro")}
+    written = {where for where in TableFiles(table.io).below(folder) if where.endswith(".avro")}
     assert written == used
     assert warehouse.ids(name) == [1, 9]
 
@@ -250,11 +250,11 @@ def test_a_commit_that_is_refused_because_of_its_own_first_request_keeps_its_fil
     life.write(0, some(1, 2))
 
     def twice(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         send(table, change)
         raise CommitFailedException("Requirement failed: branch main has changed")
 
-    monkeypatch.setattr(inside, "send", twice)
+    monkeypatch.setattr(private, "send", twice)
     life.write(1, some(3) if mode == "append" else some(2, 3))
     assert warehouse.ids(name) == [1, 2, 3]
     sweep(life)
@@ -291,11 +291,11 @@ def test_a_table_that_is_dropped_after_the_decision_is_told_as_rows_lost(
     life.rehearse(0, [receipt])
 
     def overtaken(table: Any, change: Any) -> None:
-        monkeypatch.setattr(inside, "send", send)
+        monkeypatch.setattr(private, "send", send)
         recreated(warehouse, name)
         send(table, change)
 
-    monkeypatch.setattr(inside, "send", overtaken)
+    monkeypatch.setattr(private, "send", overtaken)
     with pytest.raises(PreparedLost) as caught:
         life.commit(0, [receipt])
     assert caught.value.handles == (str(receipt.handle),)
@@ -303,14 +303,14 @@ def test_a_table_that_is_dropped_after_the_decision_is_told_as_rows_lost(
     assert warehouse.rows(name) == [{"name": "row 1", "id": 1}]
 
 
-def test_pyiceberg_is_the_release_whose_inside_is_used():
+def test_pyiceberg_is_the_release_whose_private_parts_are_used():
     import inspect
 
     import pyiceberg
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 
-    assert pyiceberg.__version__.startswith(inside.RELEASE)
+    assert pyiceberg.__version__.startswith(private.RELEASE)
     assert list(inspect.signature(Table._do_commit).parameters) == [
         "self",
         "updates",

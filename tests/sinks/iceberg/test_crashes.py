@@ -10,9 +10,9 @@ import pytest
 
 from epochal.errors import Refused
 from epochal.logs.memory import MemoryLog
-from epochal.sinks.iceberg.changing import Changing
 from epochal.sinks.iceberg.committer import IcebergCommitter
 from epochal.sinks.iceberg.ledger import Ledger
+from epochal.sinks.iceberg.snapshot_plan import SnapshotPlanner
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 
@@ -49,7 +49,7 @@ def test_a_crash_at_any_call_leaves_every_row_visible_once(warehouse):
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_rows(warehouse, monkeypatch):
-    monkeypatch.setattr(Changing, "_files", lambda *_: [])
+    monkeypatch.setattr(SnapshotPlanner, "_files", lambda *_: [])
     with pytest.raises(Breach, match="lost 3 rows"):
         crash_at_every_call(settings(warehouse), second=False)
 

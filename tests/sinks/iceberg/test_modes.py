@@ -361,8 +361,8 @@ def test_options_that_mean_nothing_are_refused(options, told):
 
 
 def test_a_table_is_named_in_one_part_or_in_two():
-    assert str(Iceberg("lake.shop.orders").place) == "lake.shop.orders"
-    assert str(Iceberg("lake", "shop.orders").place) == "lake.shop.orders"
+    assert str(Iceberg("lake.shop.orders").address) == "lake.shop.orders"
+    assert str(Iceberg("lake", "shop.orders").address) == "lake.shop.orders"
     assert Iceberg(catalog="lake", table="a.b.orders").name == "iceberg:lake.a.b.orders"
     with pytest.raises(Misconfigured, match="does not name a table"):
         Iceberg("lake.orders")

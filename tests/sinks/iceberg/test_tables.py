@@ -47,8 +47,8 @@ from pyiceberg.types import (
 )
 
 from epochal.errors import Misconfigured, RowRejected
-from epochal.sinks.iceberg.checking import check_table
-from epochal.sinks.iceberg.splitting import split
+from epochal.sinks.iceberg.check import check_table
+from epochal.sinks.iceberg.partitions import split
 from epochal.terms import EpochNumber
 
 UTC = dt.UTC

@@ -1,4 +1,4 @@
-"""Delta tables: files by tasks, one version of the table an epoch."""
+"""Delta tables: tasks write files, the driver commits one version of the table per epoch."""
 
 from epochal.sinks.delta.sink import Delta
 

@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from epochal.contract import APPEND_ONLY, Committer, Limits, Task
+from epochal.contract import APPEND_ONLY, Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.sinks.delta.place import Place, local_folder, not_installed
-from epochal.sinks.delta.writer import GROUP_ROWS, DeltaWriter, Shape
-from epochal.sinks.files.gathering import Room
+from epochal.sinks.delta.table_files import TableFiles, local_folder, not_installed
 from epochal.terms import Identity, Json
 
 Mode = Literal["append", "overwrite_partitions", "merge"]
@@ -45,13 +43,13 @@ class Delta(SinkBase):
     _: KW_ONLY
     mode: Mode = "append"
     keys: Sequence[str] | str = ()
-    """Columns that say which row is meant, for merge."""
+    """Columns that identify a row, for merge."""
     order_by: Sequence[str] | str = ()
     """Of several rows of one key in one epoch the highest by these columns wins."""
     delete_when: str | None = None
     """A condition in DataFusion's SQL over the columns that arrive: rows that delete their key."""
     partition_by: Sequence[str] | None = None
-    """Columns of a table that is made here; of one that exists it must be what the table has."""
+    """Columns of a table that is created here; of one that exists, its own."""
     create_table: Literal["never", "if_missing"] = "never"
     evolve: Literal["never", "add_columns"] = "never"
     storage_options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
@@ -118,22 +116,26 @@ class Delta(SinkBase):
             "partition_by": None if self.partition_by is None else list(self.partition_by),
         }
 
-    def place(self) -> Place:
+    def table_files(self) -> TableFiles:
         """The table's files, with secrets read now."""
         revealed = {
             name: value if isinstance(value, str) else value.reveal()
             for name, value in self.storage_options.items()
         }
-        return Place(self.target, revealed)
+        return TableFiles(self.target, revealed)
 
-    def writer(self, task: Task) -> DeltaWriter:
+    def writer(self, task: Task) -> Writer:
+        # Here, as the driver does without it.
+        from epochal.kit.file_buffer import BufferLimits  # noqa: PLC0415
+        from epochal.sinks.delta.writer import GROUP_ROWS, DeltaWriter, FileShape  # noqa: PLC0415
+
         handout = task.handout if isinstance(task.handout, Mapping) else {}
         is_staged = self.mode == "merge"
         declared = handout.get("partition_by", self.partition_by) or ()
-        shape = Shape(
-            room=Room(
+        shape = FileShape(
+            limits=BufferLimits(
                 partition_by=() if is_staged else _names(declared),  # type: ignore[arg-type]
-                gathered_rows=task.limits.buffer_rows,
+                split_rows=task.limits.buffer_rows,
                 group_rows=GROUP_ROWS,
                 max_file_bytes=self.max_file_bytes,
                 buffer_bytes_max=self.buffer_bytes_max,
@@ -144,11 +146,11 @@ class Delta(SinkBase):
             compression=self.compression,
             stats_columns_max=int(str(handout.get("stats_columns", 32))),
         )
-        return DeltaWriter(task, self.place(), shape)
+        return DeltaWriter(task, self.table_files(), shape)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         try:
-            # Here, as tasks do without it: a fresh worker pays for every import.
+            # Here, as tasks do without it: a new worker process pays for every import.
             from epochal.sinks.delta.committer import DeltaCommitter  # noqa: PLC0415
         except ImportError as error:
             raise not_installed(error) from error
@@ -175,9 +177,9 @@ def _names(given: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _types(schema: pa.Schema, wider: Json) -> dict[str, pa.DataType]:
-    """The types that the driver told by name, each as a simple type's alias."""
-    told = wider if isinstance(wider, Mapping) else {}
-    return {name: _alias(str(told[name])) for name in schema.names if name in told}
+    """The types that the driver handed out by name."""
+    given = wider if isinstance(wider, Mapping) else {}
+    return {name: _alias(str(given[name])) for name in schema.names if name in given}
 
 
 def _alias(text: str) -> pa.DataType:

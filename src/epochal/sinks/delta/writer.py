@@ -1,35 +1,43 @@
 """
-Prepares rows as parquet files that no version of the table names yet.
+The writer of a Delta sink: parquet files that no version of the table names yet.
 
-Files are written where they will stay: the log is what makes them visible.
+Files are written where they will stay: the table's log makes them visible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import datetime as dt
+import decimal
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from epochal.contract import Task
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit import parquet
-from epochal.sinks.delta.place import STAGED, Place, note_path
-from epochal.sinks.delta.stats import Statistics
-from epochal.sinks.files.gathering import Gathering, Room
-from epochal.sinks.files.partitions import values_of
+from epochal.kit.file_buffer import BufferLimits, FileBuffer
+from epochal.kit.hive_partitions import values_of
+from epochal.sinks.delta.table_files import PREPARED, STAGED, TableFiles
 from epochal.terms import Fingerprint, Json, Receipt
 
 GROUP_ROWS = 1_000_000
+_TEXT_MAX = 32
+_DIGITS_MAX = 15
+"""Decimal digits that every reader of a JSON number keeps."""
+_GREATEST = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How files are to look: from the declaration, and from the table where it says more."""
+class FileShape:
+    """How files are to look: from the declaration, and from the table where that says more."""
 
-    room: Room
+    limits: BufferLimits
     is_staged: bool
     """A merge reads these rows: they are in no folder of the table's."""
     types: Mapping[str, pa.DataType]
@@ -58,15 +66,27 @@ class _File:
         self.footer = self.encoder.close()
         self.stream.close()
 
+    def describe(self, size: int, *, is_partitioned: bool) -> Json:
+        """The file as its receipt has it: what an add action of the log needs."""
+        if self.footer is None:
+            raise Misconfigured(f"{self.path} was not closed")
+        return {
+            "path": self.path,
+            "bytes": size,
+            "partition": values_of(self.path) if is_partitioned else {},
+            "stats": self.statistics.to_json(self.footer),
+        }
+
 
 class DeltaWriter:
-    """One attempt's files, with a note beside the log that says so."""
+    """One attempt's files, and its marker beside the log."""
 
-    def __init__(self, task: Task, place: Place, shape: Shape) -> None:
+    def __init__(self, task: Task, files: TableFiles, shape: FileShape) -> None:
         self._task = task
-        self._place = place
+        self._files = files
         self._shape = shape
-        self._rows = Gathering(_in_types(task.schema, shape.types), shape.room, self._create)
+        schema = _with_types(task.schema, shape.types)
+        self._rows = FileBuffer(schema, shape.limits, self._create)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.write(batch)
@@ -74,7 +94,7 @@ class DeltaWriter:
     def prepare(self) -> Receipt:
         self._rows.finish()
         made, sizes = self._rows.made, self._sealed()
-        is_partitioned = bool(self._shape.room.partition_by)
+        is_partitioned = bool(self._shape.limits.partition_by)
         nulls = {name for file in made for name, some in file.statistics.nulls.items() if some}
         return Receipt(
             handle=self._task.handle,
@@ -82,7 +102,7 @@ class DeltaWriter:
             bytes=sum(sizes),
             token={
                 "files": [
-                    _told(file, size, is_partitioned)
+                    file.describe(size, is_partitioned=is_partitioned)
                     for file, size in zip(made, sizes, strict=True)
                 ],
                 "nulls": sorted(nulls),
@@ -91,9 +111,9 @@ class DeltaWriter:
 
     def abort(self) -> None:
         self._rows.abandon()
-        self._place.remove(self._paths)
+        self._files.delete(self._paths)
         if self._rows.made:
-            self._place.remove_note(self._task.handle)
+            self._files.markers.delete([self._task.handle])
 
     @property
     def _paths(self) -> list[str]:
@@ -104,12 +124,12 @@ class DeltaWriter:
         paths = self._paths
         if not paths:
             return []
-        self._place.make_durable(paths)
-        note, *sizes = self._place.sizes([note_path(self._task.handle), *paths])
-        if note is None or None in sizes:
-            self._place.remove(paths)
-            raise TryAgain(f"{self._task.handle} was cleared away while it was being written")
-        self._place.put_note(self._task.handle, paths)
+        self._files.make_durable(paths)
+        marker, *sizes = self._files.sizes([f"{PREPARED}/{self._task.handle}", *paths])
+        if marker is None or None in sizes:
+            self._files.delete(paths)
+            raise TryAgain(f"{self._task.handle} was aborted while it was still writing")
+        self._files.mark_prepared(self._task.handle, paths)
         return [size for size in sizes if size is not None]
 
     @cached_property
@@ -118,26 +138,117 @@ class DeltaWriter:
 
     def _create(self, folder: str, number: int) -> _File:
         if not number:
-            self._place.put_note(self._task.handle)
-        mark = "" if self._shape.compression == "none" else f".{self._shape.compression}"
-        name = f"{self._task.handle}-{number:05d}{mark}.parquet"
+            self._files.markers.put(self._task.handle)
+        compression = self._shape.compression
+        suffix = ".parquet" if compression == "none" else f".{compression}.parquet"
+        name = f"{self._task.handle}-{number:05d}{suffix}"
         top = STAGED if self._shape.is_staged else folder
         path = f"{top}/{name}" if top else name
-        stream = self._place.create(path)
+        stream = self._files.create(path)
         statistics = Statistics(self._rows.columns, self._shape.stats_columns_max)
         return _File(path=path, stream=stream, encoder=self._encoder(stream), statistics=statistics)
 
 
-def _in_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+def _with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     return pa.schema([column.with_type(types.get(column.name, column.type)) for column in schema])
 
 
-def _told(file: _File, size: int, is_partitioned: bool) -> Json:
-    if file.footer is None:
-        raise Misconfigured(f"{file.path} was not closed")
-    return {
-        "path": file.path,
-        "bytes": size,
-        "partition": values_of(file.path) if is_partitioned else {},
-        "stats": file.statistics.told(file.footer),
-    }
+class Statistics:
+    """
+    What a file's entry in the log says of its values: rows, nulls, the least and the greatest.
+
+    Readers skip files by it, so it must never claim too little: a value that has no exact form is
+    left out, or rounded outwards. Nulls are counted of every column, as NOT NULL is judged by them.
+    """
+
+    def __init__(self, schema: pa.Schema, columns_max: int) -> None:
+        plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        self._columns = plain[:columns_max]
+        self._floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+        self._has_nan: set[str] = set()
+        self.rows = 0
+        self.nulls = dict.fromkeys(schema.names, 0)
+
+    def take(self, rows: pa.Table) -> None:
+        self.rows += rows.num_rows
+        for name in self.nulls:
+            self.nulls[name] += rows.column(name).null_count
+        for name in self._floats:
+            # Readers order NaN above all numbers, and parquet's statistics pass over it.
+            if name not in self._has_nan and pc.any(pc.is_nan(rows.column(name))).as_py():
+                self._has_nan.add(name)
+
+    def to_json(self, footer: pq.FileMetaData) -> str:
+        """The log's form of it, with bounds from the footer of the closed file."""
+        least: dict[str, Json] = {}
+        greatest: dict[str, Json] = {}
+        for name, groups in _by_column(footer).items():
+            if name not in self._columns or name in self._has_nan:
+                continue
+            bounds = _bounds(groups)
+            if bounds is None:
+                continue
+            low, high = _lower_bound(bounds[0]), _upper_bound(bounds[1])
+            if low is not None and high is not None:
+                least[name], greatest[name] = low, high
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": least,
+                "maxValues": greatest,
+                "nullCount": {name: self.nulls[name] for name in self._columns},
+            }
+        )
+
+
+def _by_column(footer: pq.FileMetaData) -> Mapping[str, Sequence[Any]]:
+    """The statistics of each top-level column, one of every row group."""
+    found: dict[str, list[Any]] = {}
+    for group in range(footer.num_row_groups):
+        rows = footer.row_group(group)
+        for column in range(rows.num_columns):
+            chunk = rows.column(column)
+            found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
+    return found
+
+
+def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The least and greatest of all row groups; None where one of them has none."""
+    known = [group for group in groups if group is not None and group.has_min_max]
+    unknown = [group for group in groups if group is None or not group.has_min_max]
+    if not known or any(group is None or group.num_values for group in unknown):
+        return None
+    try:
+        return min(group.min for group in known), max(group.max for group in known)
+    except (ValueError, OverflowError, TypeError):
+        return None  # a year that Python has no date for
+
+
+def _lower_bound(value: Any) -> Json:
+    if isinstance(value, str):
+        return value[:_TEXT_MAX]
+    return _exact(value)
+
+
+def _upper_bound(value: Any) -> Json:
+    if isinstance(value, str):
+        if len(value) <= _TEXT_MAX:
+            return value
+        is_below = value[_TEXT_MAX] != _GREATEST
+        return value[:_TEXT_MAX] + _GREATEST if is_below else None
+    return _exact(value)
+
+
+def _exact(value: Any) -> Json:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) != float("inf") else None
+    if isinstance(value, decimal.Decimal):
+        return float(value) if len(value.as_tuple().digits) <= _DIGITS_MAX else None
+    if isinstance(value, dt.datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return f"{text}Z" if value.tzinfo else text
+    return value.isoformat() if isinstance(value, dt.date) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from epochal.sinks.files.sink import Files
 
 if TYPE_CHECKING:
-    from epochal.sinks.files.reading import read_epochs
+    from epochal.sinks.files.reader import read_epochs
 
 __all__ = ["Files", "read_epochs"]
 
@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
     """Load the reader on first use: Arrow's datasets load pandas, which no task needs."""
     if name != "read_epochs":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("epochal.sinks.files.reading").read_epochs
+    return import_module("epochal.sinks.files.reader").read_epochs

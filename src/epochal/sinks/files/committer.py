@@ -1,51 +1,57 @@
-"""Carries decisions out on files: every file to its place, then the epoch's manifest.
+"""
+The committer of a Files sink: every file to its place, then the epoch's manifest.
 
-How a file comes to its place is the back end's; the manifest proves that all of them are there.
+How a file comes to its place is the back end's. The manifest, put if absent, is the ledger: it
+proves that all files are there. On a disk and on S3 files appear one by one before it; a commit
+that was cut short is repeated and finds some of them in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.contract import Begin, Dropped, Operable, Recount, Rows
 from epochal.errors import InvariantBroken
-from epochal.sinks.files.auditing import recount, reread
-from epochal.sinks.files.checks import check_schema
-from epochal.sinks.files.manifests import Ledger, Manifest, files_of, ledgers, manifest_of
-from epochal.sinks.files.places import Place, at_once
+from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
+from epochal.sinks.files.backend import Staging
+from epochal.sinks.files.check import check_schema
+from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.spark_log import SparkLog
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Mark, Proof, Receipt
+from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
 
 
-class FileCommitter(Operable):
+class FileCommitter(MarkedFilesCommitter[LedgerView], Operable):
     """One sink's decisions below one root."""
 
     def __init__(
         self,
         identity: Identity,
-        place: Place,
+        staging: Staging,
         *,
-        format: str,  # noqa: A002 (the user's word for it)
+        format: str,  # noqa: A002 (the option's own name)
         partition_by: tuple[str, ...],
         whole_epochs: Ability,
         log: SparkLog | None = None,
         has_log: bool = False,
     ) -> None:
-        self._identity = identity
-        self._place = place
+        super().__init__(
+            identity, target=staging.store.root, trusts_rehearsal=staging.trusts_rehearsal
+        )
+        self._staging = staging
         self._format = format
         self._partition_by = partition_by
         self._whole_epochs = whole_epochs
-        self._ledger = Ledger(place.store, identity.uid, identity.tag)
+        self._ledger = Ledger(staging.store, identity.uid, identity.tag)
+        self._rehearsed_view: LedgerView | None = None
         self._log = log
         self._has_log = has_log
-        self._rehearsed: Manifest | None = None
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
-        abilities = self._place.check()
+        abilities = self._staging.check()
         self._require_log_fits()
         if schema is not None:
             check_schema(schema, self._format, self._partition_by)
@@ -58,79 +64,19 @@ class FileCommitter(Operable):
             self._log.mark()
         return None
 
-    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """See every file from here, and that no other manifest stands in the way."""
-        # Again: another sink of the same folder may have begun a log after this one began.
-        self._require_log_fits()
-        manifest = manifest_of(self._identity, epoch, receipts)
-        self._place.rehearse(receipts)
-        if not self._is_done(manifest):
-            self._rehearsed = manifest
-
-    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        manifest = manifest_of(self._identity, epoch, receipts)
-        # What was rehearsed here a moment ago need not be asked for again.
-        if manifest == self._rehearsed or not self._is_done(manifest):
-            self._show(manifest, receipts)
-            if not self._ledger.put(manifest):
-                self._is_done(manifest)
-        self._rehearsed = None
-        self._place.clear(receipts)
-
-    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._rehearsed = None
-        manifest = self._ledger.find(epoch) if receipts else None
-        committed = set() if manifest is None else set(manifest.handles)
-
-        def discard(receipt: Receipt) -> None:
-            if str(receipt.handle) not in committed and not self._place.is_shown(receipt):
-                self._place.discard(receipt)
-
-        at_once(discard, receipts)
-
-    def in_doubt(self) -> Sequence[InDoubt]:
-        self._place.tidy()
-        mine = [
-            found
-            for found in self._place.listed()
-            if found.handle is None or found.handle.sink == self._identity.tag
-        ]
-        epochs = {found.handle.epoch for found in mine if found.handle is not None}
-        manifests = at_once(self._ledger.find, epochs)
-        committed = {handle for one in manifests if one is not None for handle in one.handles}
-        for found in mine:
-            if str(found.handle) in committed:
-                self._place.clear_surplus(found)
-        return [found for found in mine if str(found.handle) not in committed]
-
-    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
-        waits = self._place.waits(receipt)
-        manifest = self._ledger.find(epoch)
-        if manifest is not None and str(receipt.handle) in manifest.handles:
-            return Proof.COMMITTED
-        is_told = bool(files_of(receipt)) or manifest is not None
-        if waits or not is_told or self._place.is_shown(receipt):
-            return Proof.UNKNOWN
-        return Proof.ABORTED
-
-    def newest(self) -> Sequence[Mark]:
-        newest = (ledger.newest() for ledger in ledgers(self._place.store, self._identity.tag))
-        mine = (self._identity.pipeline, self._identity.sink)
-        return [
-            Mark(uid=manifest.uid, epoch=manifest.epoch, run=manifest.run)
-            for manifest in newest
-            if manifest is not None and (manifest.pipeline, manifest.sink) == mine
-        ]
-
     def prune(self, below: EpochNumber) -> None:
         """Readers of whole epochs go by the manifests, so none is dropped: they are folded."""
         self._ledger.fold(below)
 
     def recount(self) -> Recount:
-        return recount(self._place.store, self._ledger, self._identity)
+        from epochal.sinks.files.operate import recount  # noqa: PLC0415  only operators ask
+
+        return recount(self._staging.store, self._ledger, self._identity)
 
     def reread(self, engine: Any) -> Rows:
-        return reread(self._place.store, self._ledger, engine)
+        from epochal.sinks.files.reader import read_manifests  # noqa: PLC0415  loads pandas
+
+        return read_manifests(self._staging.store, list(self._ledger.all()), engine)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")
@@ -138,15 +84,60 @@ class FileCommitter(Operable):
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _show(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
-        if self._log is None or not self._has_log:
-            self._place.show(manifest.epoch, receipts)
-            return
-        self._log.mark()
-        seen = self._log.last()
-        is_first = self._place.show(manifest.epoch, receipts)
-        if manifest.files:
-            self._log.append(manifest.files, since=seen if is_first else -1)
+    # The ledger
+
+    def _errors(self, verb: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Stores raise our errors themselves."""
+        return nullcontext()
+
+    def _read(self) -> LedgerView:
+        return LedgerView(self._ledger, self._identity)
+
+    @contextmanager
+    def _reading(self, *, is_rehearsed: bool) -> Iterator[LedgerView]:
+        seen = self._rehearsed_view if is_rehearsed else None
+        self._rehearsed_view = seen or self._read()
+        yield self._rehearsed_view
+
+    def _is_committed(
+        self, ledger: LedgerView, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> bool:
+        """A second commit of an epoch must name the same attempts: decisions don't change (I2)."""
+        there = ledger.find(epoch)
+        named = tuple(sorted(str(receipt.handle) for receipt in receipts))
+        if there is not None and there.handles != named:
+            raise InvariantBroken(
+                f"epoch {epoch} of {there.uid} is committed in {self._target} with "
+                f"{list(there.handles)}, and a commit now names {list(named)}"
+            )
+        return there is not None
+
+    # Before the decision
+
+    def _require_prepared(
+        self,
+        ledger: LedgerView,  # noqa: ARG002
+        epoch: EpochNumber,
+        receipts: Sequence[Receipt],
+    ) -> None:
+        self._staging.require_prepared(epoch, receipts)
+
+    def _require_seen(
+        self,
+        ledger: LedgerView,  # noqa: ARG002
+        epoch: EpochNumber,  # noqa: ARG002
+        receipts: Sequence[Receipt],
+    ) -> None:
+        self._staging.rehearse(receipts)
+
+    def _require_acceptable(
+        self,
+        ledger: LedgerView,  # noqa: ARG002
+        epoch: EpochNumber,  # noqa: ARG002
+        receipts: Sequence[Receipt],  # noqa: ARG002
+    ) -> None:
+        # Again: another sink of the same folder may have begun a log after this one began.
+        self._require_log_fits()
 
     def _require_log_fits(self) -> None:
         if self._log is None:
@@ -156,12 +147,46 @@ class FileCommitter(Operable):
         else:
             self._log.refuse_if_there()
 
-    def _is_done(self, manifest: Manifest) -> bool:
-        there = self._ledger.find(manifest.epoch)
-        if there is not None and there.handles != manifest.handles:
-            raise InvariantBroken(
-                f"epoch {manifest.epoch} of {manifest.uid} is committed in "
-                f"{self._place.store.root} with {list(there.handles)}, and a commit now names "
-                f"{list(manifest.handles)}"
-            )
-        return there is not None
+    # The commit
+
+    def _publish(self, ledger: LedgerView, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
+        manifest = manifest_of(self._identity, epoch, receipts)
+        self._publish_files(manifest, receipts)
+        if not self._ledger.put(manifest):
+            self._is_committed(self._read(), epoch, receipts)
+
+    def _publish_files(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
+        if self._log is None or not self._has_log:
+            self._staging.publish(manifest.epoch, receipts)
+            return
+        self._log.mark()
+        last = self._log.last()
+        is_first = self._staging.publish(manifest.epoch, receipts)
+        if manifest.files:
+            self._log.append(manifest.files, since=last if is_first else -1)
+
+    # What is prepared
+
+    def _clear(self, receipts: Sequence[Receipt]) -> None:
+        self._staging.clear(receipts)
+
+    def _clear_listed(self, found: InDoubt) -> None:
+        self._staging.clear_listed(found)
+
+    def _discard(self, receipt: Receipt) -> None:
+        self._staging.discard(receipt)
+
+    def _listed(self) -> Sequence[InDoubt]:
+        self._staging.remove_old_scratch()
+        return of_sink(self._identity, self._staging.listed())
+
+    def _marked(self, receipts: Sequence[Receipt]) -> list[Receipt]:
+        """All: a folder or an upload is its own marker, and what is gone is not found."""
+        return list(receipts)
+
+    def _is_prepared(self, receipt: Receipt) -> bool:
+        return self._staging.is_prepared(receipt)
+
+    def _may_be_visible(self, ledger: LedgerView, receipt: Receipt) -> bool:  # noqa: ARG002
+        """Files in their place without a manifest are of a commit that was cut short."""
+        return self._staging.is_published(receipt)

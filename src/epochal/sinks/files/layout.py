@@ -1,5 +1,5 @@
 """
-Where things are below the root: keys with `/`, the same on a disk and in a bucket.
+The layout below the root of a Files sink: keys with `/`, the same on a disk and in a bucket.
 
     day=2026-01-31/epochal-<handle>-00000.snappy.parquet    what readers see
     _epochal/prepared/<handle>/day=2026-01-31/…             prepared on a disk, under the same names
@@ -10,8 +10,8 @@ Where things are below the root: keys with `/`, the same on a disk and in a buck
     _epochal/scratch/                                       files that have no name yet, and probes
 
 Readers of folders (Spark, pandas, pyarrow) pass over names that begin with an underscore.
-A file's final name carries its handle, so it never meets another one, and a move that is repeated
-finds itself done.
+A file's final name carries its handle, so it never meets another file, and a repeated move finds
+that it is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def data(handle: Handle) -> str:
     return f"{DATA}/{handle}"
 
 
-def life(uid: Uid, tag: SinkTag) -> str:
+def ledger_of(uid: Uid, tag: SinkTag) -> str:
     return f"{EPOCHS}/{uid}-s{tag}"
 
 
@@ -58,7 +58,7 @@ def file_name(handle: Handle, number: int, suffix: str) -> str:
 
 
 def handle_in(key: str) -> Handle | None:
-    """The handle that a file's name carries, or None where no release of ours gave that name."""
+    """The handle in a file's name, or None where the name is not one of ours."""
     stem = name_of(key).partition(".")[0]
     return Handle.parse(stem.rpartition("-")[0])
 

@@ -1,12 +1,16 @@
-"""A folder on a local or shared file system.
+"""
+The back end of a Files sink on a local or shared file system.
 
-An attempt writes below `_epochal/prepared/<handle>` under the final names; a commit renames. A file
-that is moved without a manifest is of a decided epoch whose commit was cut short; the repeat
-finishes it, since a source that is gone and a destination that is there mean: done.
+An attempt writes below `_epochal/prepared/<handle>` under the final names; a commit renames. That
+folder is the attempt's marker. A file that is moved without a manifest is of a decided epoch whose
+commit was cut short; the repeat finishes it, since a source that is gone and a destination that is
+there mean: done.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -18,9 +22,10 @@ from typing import IO
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost
-from epochal.sinks.files import disk, layout
-from epochal.sinks.files.manifests import files_of
-from epochal.sinks.files.places import at_once
+from epochal.kit.disk import make_folder, sync
+from epochal.kit.marked_files import at_once
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import files_of
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -31,6 +36,61 @@ from epochal.terms import (
     Receipt,
     handle_prefix,
 )
+
+
+def put_if_absent(path: Path, content: bytes, *, scratch: Path) -> bool:
+    """
+    Create a file with this content, durable on return: False where the name is taken.
+
+    `scratch` begins the name under which it is written first, on the same file system. A killed
+    process leaves that behind, and the owner of the prefix may remove it at any time.
+    """
+    make_folder(scratch.parent)
+    make_folder(path.parent)
+    hidden = scratch.with_name(f"{scratch.name}{secrets.token_hex(8)}")
+    try:
+        with hidden.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        is_mine = _link(hidden, path)
+    finally:
+        with suppress(OSError):
+            hidden.unlink()
+    # Also where it was taken: a file that is reported to exist must not vanish in a power cut.
+    sync(path.parent)
+    return is_mine
+
+
+def _link(hidden: Path, path: Path) -> bool:
+    try:
+        path.hardlink_to(hidden)
+    except FileExistsError:
+        return False
+    return True
+
+
+def read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """The names in a folder; none where there is no such folder."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 (names are all that is wanted, of many files)
+    except FileNotFoundError:
+        return []
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder and the folders in it, as far as there is no file in them."""
+    for inner, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(inner).rmdir()
+
 
 _SCRATCH_AGE_S = 600.0
 """Writing a manifest takes milliseconds: what is this old was left by a killed process."""
@@ -58,25 +118,25 @@ class LocalStore:
         return self._root / key
 
     def read(self, key: str) -> bytes | None:
-        return disk.read(self.path(key))
+        return read(self.path(key))
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
-        return disk.put_if_absent(self.path(key), content, scratch=self._scratch)
+        return put_if_absent(self.path(key), content, scratch=self._scratch)
 
     def names(self, folder: str) -> list[str]:
-        return disk.names(self.path(folder))
+        return names(self.path(folder))
 
     def remove(self, key: str) -> None:
         self.path(key).unlink(missing_ok=True)
 
     def remove_empty(self, folder: str) -> None:
-        disk.remove_empty(self.path(folder))
+        remove_empty(self.path(folder))
 
     def open_to_read(self, key: str) -> IO[bytes]:
         return self.path(key).open("rb")
 
 
-class PreparedFolder:
+class LocalAttempt:
     """`_epochal/prepared/<handle>`: files under their final names, not in their place."""
 
     held_bytes = 0
@@ -93,10 +153,10 @@ class PreparedFolder:
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
         """Make all files durable, with every folder up to the root."""
         paths = [self._path / relative for relative in relatives]
-        _on_disk(disk.sync, paths)
-        _on_disk(disk.sync, _folders_of(relatives, self._path))
+        _on_disk(sync, paths)
+        _on_disk(sync, _folders_of(relatives, self._path))
         for folder in (layout.PREPARED, layout.OURS, ""):
-            disk.sync(self.store.path(folder))
+            sync(self.store.path(folder))
         return [
             {"path": relative, "bytes": path.stat().st_size}
             for relative, path in zip(relatives, paths, strict=True)
@@ -106,21 +166,23 @@ class PreparedFolder:
         _discard(self._path)
 
 
-class LocalPlace:
-    """A folder as the driver uses it."""
+class LocalStaging:
+    """Prepared folders as the driver sees them."""
+
+    trusts_rehearsal = False
 
     def __init__(self, store: LocalStore, identity: Identity) -> None:
         self.store = store
         self._prefix = handle_prefix(identity.uid)
 
     def check(self) -> Sequence[Ability]:
-        """See that files can be made, named at most once, and moved in one step below the root."""
+        """Show that files can be created, named once, and moved in one step below the root."""
         root, waiting = self.store.path(), self.store.path(layout.PREPARED)
         try:
             for folder in (root, waiting, self.store.path(layout.SCRATCH)):
-                disk.make_folder(folder)
+                make_folder(folder)
             probe = self.store.scratch.with_name(f"{self.store.scratch.name}probe")
-            disk.put_if_absent(probe, b"", scratch=self.store.scratch)
+            put_if_absent(probe, b"", scratch=self.store.scratch)
             probe.unlink(missing_ok=True)
         except OSError as error:
             raise Misconfigured(
@@ -144,8 +206,7 @@ class LocalPlace:
             for file, (source, target) in zip(files_of(receipt), self._moves(receipt), strict=True):
                 _check_prepared(source, target, file.bytes)
 
-    def show(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
-        self._require_all_there(epoch, receipts)
+    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:  # noqa: ARG002
         moves = [move for receipt in receipts for move in self._moves(receipt)]
         paths = [file.path for receipt in receipts for file in files_of(receipt)]
         folders = _folders_of(paths, self.store.path())
@@ -153,13 +214,13 @@ class LocalPlace:
             folder.mkdir(parents=True, exist_ok=True)
         moved = _on_disk(_move_one, moves)
         # All of them, not only new ones: a killed commit may have made some, and synced none.
-        _on_disk(disk.sync, folders)
+        _on_disk(sync, folders)
         return all(moved)
 
-    def is_shown(self, receipt: Receipt) -> bool:
+    def is_published(self, receipt: Receipt) -> bool:
         return any(target.exists() for _, target in self._moves(receipt))
 
-    def waits(self, receipt: Receipt) -> bool:
+    def is_prepared(self, receipt: Receipt) -> bool:
         moves = self._moves(receipt)
         is_there = self._prepared(receipt).is_dir()
         return is_there and (not moves or any(source.exists() for source, _ in moves))
@@ -169,18 +230,18 @@ class LocalPlace:
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
-            disk.remove_empty(self._prepared(receipt))
+            remove_empty(self._prepared(receipt))
 
     def listed(self) -> Sequence[InDoubt]:
         mine = (name for name in self.store.names(layout.PREPARED) if name.startswith(self._prefix))
         return [found for name in sorted(mine) if (found := self._found(name)) is not None]
 
-    def clear_surplus(self, found: InDoubt) -> None:
+    def clear_listed(self, found: InDoubt) -> None:
         self.store.remove_empty(f"{layout.PREPARED}/{found.name}")
 
-    def tidy(self) -> None:
+    def remove_old_scratch(self) -> None:
         scratch = self.store.scratch
-        for name in disk.names(scratch.parent):
+        for name in names(scratch.parent):
             path = scratch.with_name(name)
             with suppress(FileNotFoundError):
                 is_old = time.time() - path.stat().st_mtime > _SCRATCH_AGE_S
@@ -206,7 +267,7 @@ class LocalPlace:
             for file in files_of(receipt)
         ]
 
-    def _require_all_there(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         gone = [receipt for receipt in receipts if self._is_lost(receipt)]
         self._require_none_half_moved(epoch, gone)
         lost = tuple(str(receipt.handle) for receipt in gone)
@@ -214,7 +275,7 @@ class LocalPlace:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
                 f"{self.store.path(layout.PREPARED)} nor in their place below {self.store.root}, "
-                "and no manifest says that they were committed",
+                "and no manifest proves them committed",
                 "somebody removed them: files below _epochal/ belong to the pipeline",
                 handles=lost,
             )
@@ -222,18 +283,20 @@ class LocalPlace:
     def _require_none_half_moved(self, epoch: EpochNumber, gone: Sequence[Receipt]) -> None:
         """Written again, rows whose files are in their place already would be there twice."""
         moves = [
-            move for receipt in gone if self.is_shown(receipt) for move in self._moves(receipt)
+            move for receipt in gone if self.is_published(receipt) for move in self._moves(receipt)
         ]
         if moves:
             missing = [str(target) for source, target in moves if not _is_there(source, target)]
             shown = [str(target) for _, target in moves if target.exists()]
-            raise half_shown(epoch, missing, shown)
+            raise half_published(epoch, missing, shown)
 
     def _is_lost(self, receipt: Receipt) -> bool:
         return not all(_is_there(source, target) for source, target in self._moves(receipt))
 
 
-def half_shown(epoch: EpochNumber, missing: Sequence[str], shown: Sequence[str]) -> InvariantBroken:
+def half_published(
+    epoch: EpochNumber, missing: Sequence[str], shown: Sequence[str]
+) -> InvariantBroken:
     return InvariantBroken(
         f"epoch {epoch} was being committed, and of its files somebody removed {list(missing)} "
         f"while {list(shown)}, of the same tasks, are in their place",
@@ -249,7 +312,7 @@ def _folders_of(relatives: Iterable[str], top: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a prepared folder. It may be gone, or going: two drivers may clear up at a time."""
+    """Remove a prepared folder, which another driver may be removing at the same time."""
     while path.is_symlink() or path.exists():
         with suppress(FileNotFoundError):
             shutil.rmtree(path)

@@ -20,15 +20,15 @@ from obstore.store import from_url
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.logs.names import first_line, without_secrets
-from epochal.sinks.files import layout, ranges
-from epochal.sinks.files.places import Output
-from epochal.sinks.files.sending import PART_BYTES
-from epochal.sinks.files.urls import Options
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Output, open_ranged
+from epochal.sinks.files.target import Options
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
+_PART_BYTES = 8 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 5
 _REQUEST_TIMEOUT_S = 60
 _RETRIES_MAX = 5
@@ -75,14 +75,14 @@ class ObjectsStore:
         return without_secrets(self._url)
 
     def read(self, key: str) -> bytes | None:
-        with self._sorting("read"):
+        with self._errors("read"):
             try:
                 return bytes(obstore.get(self._store, key).bytes())
             except FileNotFoundError:
                 return None
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
-        with self._sorting("put"):
+        with self._errors("put"):
             try:
                 # One request: a multipart upload would not carry the condition.
                 obstore.put(self._store, key, content, mode="create", use_multipart=False)
@@ -91,7 +91,7 @@ class ObjectsStore:
         return True
 
     def names(self, folder: str) -> list[str]:
-        with self._sorting("list"):
+        with self._errors("list"):
             found = obstore.list_with_delimiter(self._store, folder)
         files = (entry["path"] for entry in found["objects"])
         return [layout.name_of(path.rstrip("/")) for path in (*files, *found["common_prefixes"])]
@@ -99,7 +99,7 @@ class ObjectsStore:
     def aged(self, prefix: str) -> dict[str, float]:
         folder, _, start = prefix.rpartition("/")
         now = datetime.now(UTC)
-        with self._sorting("list"):
+        with self._errors("list"):
             found = [entry for page in obstore.list(self._store, folder) for entry in page]
         return {
             entry["path"]: max(0.0, (now - entry["last_modified"]).total_seconds())
@@ -108,29 +108,29 @@ class ObjectsStore:
         }
 
     def remove(self, key: str) -> None:
-        with self._sorting("remove"), suppress(FileNotFoundError):
+        with self._errors("remove"), suppress(FileNotFoundError):
             obstore.delete(self._store, key)
 
     def remove_empty(self, folder: str) -> None:
         """A bucket has no folders."""
 
     def size(self, key: str) -> int | None:
-        with self._sorting("ask"):
+        with self._errors("ask"):
             try:
                 return int(obstore.head(self._store, key)["size"])
             except FileNotFoundError:
                 return None
 
     def open_to_read(self, key: str) -> IO[bytes]:
-        return ranges.opened(self, key)
+        return open_ranged(self, key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
-        with self._sorting("read"):
+        with self._errors("read"):
             return bytes(obstore.get_range(self._store, key, start=start, end=end))
 
     def open_to_write(self, key: str) -> Output:
-        with self._sorting("write"):
-            opened = obstore.open_writer(self._store, key, buffer_size=PART_BYTES)
+        with self._errors("write"):
+            opened = obstore.open_writer(self._store, key, buffer_size=_PART_BYTES)
         return _Written(opened, self)
 
     def check(self, scratch: str) -> Sequence[Ability]:
@@ -162,11 +162,11 @@ class ObjectsStore:
             ) from None
 
     @contextmanager
-    def _sorting(self, verb: str) -> Iterator[None]:
+    def _errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise sorted_error(error, f"cannot {verb} below {self.root}") from None
+            raise error_of(error, f"cannot {verb} below {self.root}") from None
 
 
 class _Written:
@@ -174,14 +174,14 @@ class _Written:
 
     def __init__(self, opened: Any, store: ObjectsStore) -> None:
         self._opened = opened
-        self._sorting = store._sorting
+        self._errors = store._errors
         self._size = 0
         self.closed = False
 
     def write(self, content: bytes) -> int:
         if self.closed:
             return len(content)
-        with self._sorting("write"):
+        with self._errors("write"):
             self._opened.write(content)
         self._size += len(content)
         return len(content)
@@ -195,18 +195,18 @@ class _Written:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            with self._sorting("write"):
+            with self._errors("write"):
                 self._opened.close()
 
     def abandon(self) -> None:
         self.closed = True
 
 
-def sorted_error(error: Exception, what: str) -> EpochalError:
-    told = first_line(str(error))
+def error_of(error: Exception, what: str) -> EpochalError:
+    reason = first_line(str(error))
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-        return Misconfigured(f"{what}: {told}", _CREDENTIALS_HINT)
+        return Misconfigured(f"{what}: {reason}", _CREDENTIALS_HINT)
     for sign, hint in _FOR_A_PERSON.items():
         if sign in str(error):
-            return Misconfigured(f"{what}: {told}", hint)
-    return TryAgain(f"{what}: {told}")
+            return Misconfigured(f"{what}: {reason}", hint)
+    return TryAgain(f"{what}: {reason}")

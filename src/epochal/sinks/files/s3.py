@@ -1,35 +1,164 @@
-"""A bucket of S3, or of a server that speaks as it does, by boto3.
+"""
+A bucket of S3, or of a compatible server, by boto3: small objects, and files in parts.
 
-One client a process and set of options: it may be used by many threads. Requests are repeated below
-us where S3 throttles or fails; all that is asked here may be repeated.
+One client per process and set of options: it may be used by many threads. Requests are repeated
+below us where S3 throttles or fails; every request made here may be repeated.
+
+A file goes up in parts of bounded size, several at a time, while the next ones are encoded. A part
+that is not the last must have a least size, so each open file holds up to one part in memory. Of
+parts that are being sent there are never more than a few: a writer that is faster than the network
+waits.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import IO, Any
+from threading import Semaphore
+from typing import IO, Any, Protocol
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from epochal.errors import Misconfigured
-from epochal.sinks.files import layout, ranges
-from epochal.sinks.files.places import Output
-from epochal.sinks.files.s3_errors import RAISED, code_of, is_denied, sorted_error
-from epochal.sinks.files.sending import PART_BYTES, PartStream, Sender
-from epochal.sinks.files.urls import Options
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Output, open_ranged
+from epochal.sinks.files.errors import RAISED, code_of, error_of, is_denied
+from epochal.sinks.files.target import Options
 from epochal.terms import Ability, Handle
 
+_SENDS_MAX = 4
+PART_BYTES = 8 * 1024 * 1024
+_PARTS_MAX = 5_000
+"""Half of what S3 allows: a row group may make a file larger than it was meant to be."""
+
+
+class PartReceiver(Protocol):
+    def begin_upload(self, key: str) -> str: ...
+
+    def put_part(self, key: str, upload: str, number: int, content: bytes) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentFile:
+    upload: str
+    parts: tuple[str, ...]
+    bytes: int
+
+
+class PartSender:
+    """Sends the parts of one attempt's files."""
+
+    def __init__(self, receiver: PartReceiver, *, file_bytes_max: int) -> None:
+        self._receiver = receiver
+        self._pool = ThreadPoolExecutor(_SENDS_MAX)
+        self._slots = Semaphore(_SENDS_MAX)
+        self.part_bytes = max(PART_BYTES, file_bytes_max // _PARTS_MAX)
+        self.is_stopped = False
+
+    def begin(self, key: str) -> Future[str]:
+        return self._pool.submit(self._unless_stopped, lambda: self._receiver.begin_upload(key))
+
+    def send(self, key: str, upload: Future[str], number: int, content: bytes) -> Future[str]:
+        self._slots.acquire()
+        return self._pool.submit(self._send, key, upload, number, content)
+
+    def stop(self) -> None:
+        """Send nothing more, and return when nothing is being sent."""
+        self.is_stopped = True
+        self._pool.shutdown(wait=True)
+
+    def _send(self, key: str, upload: Future[str], number: int, content: bytes) -> str:
+        try:
+            # It was submitted before this, and waits for nothing: it is running or done.
+            begun = upload.result()
+            return self._unless_stopped(
+                lambda: self._receiver.put_part(key, begun, number, content)
+            )
+        finally:
+            self._slots.release()
+
+    def _unless_stopped(self, call: Callable[[], str]) -> str:
+        if self.is_stopped:
+            raise OSError("the attempt was given up")
+        return call()
+
+
+class PartStream(io.RawIOBase):
+    """One file: what is written is sent part by part."""
+
+    def __init__(self, key: str, sender: PartSender) -> None:
+        super().__init__()
+        self.key = key
+        self._sender = sender
+        self._waiting = bytearray()
+        self._upload: Future[str] | None = None
+        self._parts: list[Future[str]] = []
+        self._size = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._waiting)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, content: bytes) -> int:  # type: ignore[override] # Arrow gives bytes
+        if self._sender.is_stopped:
+            return len(content)
+        self._waiting += content
+        self._size += len(content)
+        while len(self._waiting) >= self._sender.part_bytes:
+            self._cut(self._sender.part_bytes)
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed and not self._sender.is_stopped and (self._waiting or not self._parts):
+            self._cut(len(self._waiting))
+        super().close()
+
+    def sent(self) -> SentFile:
+        """The upload and its parts; waits for those that are being sent, and raises what failed."""
+        parts = tuple(part.result() for part in self._parts)
+        if self._upload is None or not self.closed:
+            raise ValueError(f"{self.key} is still open")
+        return SentFile(upload=self._upload.result(), parts=parts, bytes=self._size)
+
+    def begun(self) -> str | None:
+        """Its upload, if it has one, once the sender has stopped."""
+        if self._upload is None or self._upload.exception() is not None:
+            return None
+        return self._upload.result()
+
+    def _cut(self, size: int) -> None:
+        if self._upload is None:
+            self._upload = self._sender.begin(self.key)
+        part = bytes(memoryview(self._waiting)[:size])
+        del self._waiting[:size]
+        self._raise_what_failed()
+        number = len(self._parts) + 1
+        self._parts.append(self._sender.send(self.key, self._upload, number, part))
+
+    def _raise_what_failed(self) -> None:
+        for part in self._parts:
+            if part.done():
+                part.result()
+
+
 _HANDLE = "epochal-handle"
-"""Metadata of an upload, set when it begins: by it an object is known to be of one attempt."""
+"""Metadata of an upload, set when it begins: it names the attempt that an object is of."""
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 60
 _ATTEMPTS = 5
@@ -45,7 +174,7 @@ _SESSION_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Which bucket, and how it is spoken to. Secrets are held as such."""
+    """A bucket and how to reach it. Secrets are held as such."""
 
     name: str
     prefix: str
@@ -114,7 +243,7 @@ class S3Store:
         answer = self._call("get_object", key, missing=("NoSuchKey",))
         if answer is None:
             return None
-        with self._sorting("get_object"):
+        with self._errors("get_object"):
             content: bytes = answer["Body"].read()
         return content
 
@@ -160,14 +289,14 @@ class S3Store:
         return None if found is None else int(found["ContentLength"])
 
     def open_to_read(self, key: str) -> IO[bytes]:
-        return ranges.opened(self, key)
+        return open_ranged(self, key)
 
     def open_to_write(self, key: str) -> Output:
         return _WholeObject(self, key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         answer = self._call("get_object", key, Range=f"bytes={start}-{end - 1}")
-        with self._sorting("get_object"):
+        with self._errors("get_object"):
             content: bytes = answer["Body"].read()
         return content
 
@@ -219,7 +348,7 @@ class S3Store:
         ]
 
     def is_object_of(self, key: str, handle: Handle, size: int) -> bool:
-        """The object at this key is what this attempt uploaded: its metadata says so."""
+        """Whether this attempt uploaded the object at this key, by its metadata and size."""
         found = self._head(key)
         return (
             found is not None
@@ -227,10 +356,10 @@ class S3Store:
             and found["ContentLength"] == size
         )
 
-    # What the bucket can promise
+    # Checks
 
     def check(self, scratch: str) -> Sequence[Ability]:
-        """Put, list, read and remove scratch objects: then all of it is allowed here."""
+        """Put, list, read and remove scratch objects, to show that all of it is allowed."""
         probe = f"{scratch}{secrets.token_hex(8)}"
         if self.put_if_absent(probe, b"") and self.put_if_absent(probe, b""):
             raise Misconfigured(
@@ -258,7 +387,7 @@ class S3Store:
     def full_key(self, key: str) -> str:
         return self._key(key)
 
-    # How it is asked
+    # Requests
 
     @property
     def _encryption(self) -> dict[str, str]:
@@ -280,9 +409,9 @@ class S3Store:
     def _call(
         self, verb: str, key: str | None = None, *, missing: Sequence[str] = (), **given: Any
     ) -> Any:
-        """Ask; None where the answer is one of the errors in `missing`."""
+        """Send a request; None where the answer is one of the errors in `missing`."""
         where = {} if key is None else {"Key": self._key(key)}
-        with self._sorting(verb):
+        with self._errors(verb):
             try:
                 return getattr(self._client, verb)(Bucket=self._bucket.name, **where, **given)
             except ClientError as error:
@@ -291,7 +420,7 @@ class S3Store:
                 raise
 
     def _pages(self, verb: str, **given: Any) -> Iterator[Mapping[str, Any]]:
-        with self._sorting(verb):
+        with self._errors(verb):
             pages = self._client.get_paginator(verb).paginate(Bucket=self._bucket.name, **given)
             yield from pages
 
@@ -300,14 +429,14 @@ class S3Store:
         return _client(self._bucket.options)
 
     @contextmanager
-    def _sorting(self, verb: str) -> Iterator[None]:
+    def _errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except RAISED as error:
             if is_denied(error):
                 # Keys may have been changed meanwhile: they are read again at the next call.
                 _client.cache_clear()
-            raise sorted_error(error, f"{verb} on {self.root}") from None
+            raise error_of(error, f"{verb} on {self.root}") from None
 
 
 class _WholeObject(PartStream):
@@ -315,7 +444,7 @@ class _WholeObject(PartStream):
 
     def __init__(self, store: S3Store, key: str) -> None:
         self._store = store
-        self._own = Sender(store, file_bytes_max=PART_BYTES)
+        self._own = PartSender(store, file_bytes_max=PART_BYTES)
         super().__init__(key, self._own)
 
     def close(self) -> None:

@@ -7,19 +7,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from typing import ClassVar, Literal
 
-from epochal.contract import Limits, Task
+from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.sinks.files.backends import BackEnd, LocalBackEnd, Uploads, back_end
-from epochal.sinks.files.committer import FileCommitter
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Backend, LocalBackend, Uploads, backend_for
 from epochal.sinks.files.formats import FORMATS
-from epochal.sinks.files.gathering import Room
-from epochal.sinks.files.grants import policy
-from epochal.sinks.files.options import storage_options
-from epochal.sinks.files.spark_log import SparkLog
-from epochal.sinks.files.urls import Target, parse
-from epochal.sinks.files.writer import FileWriter, Plan
+from epochal.sinks.files.target import Target, parse, storage_options
 from epochal.terms import Ability, Identity, Json
 
 
@@ -35,8 +30,8 @@ class Files(SinkBase):
 
     `partition_by` gives Hive's layout as Spark writes it; the columns may be strings, integers,
     booleans or dates. In CSV a null is nothing and an empty string is `""`, and quotes are doubled:
-    Spark's reader wants `escape='"'`, and takes both for null unless given another `nullValue`. How
-    values look in JSON lines is told in `json_lines`.
+    Spark's reader wants `escape='"'`, and takes both for null unless given another `nullValue`. The
+    form of values in JSON lines is described in `json_lines`.
     """
 
     kind: ClassVar[str] = "files"
@@ -67,7 +62,7 @@ class Files(SinkBase):
     """How long S3 must keep uploads of a decided epoch: checked against the bucket's rules."""
 
     _target: Target = field(init=False, repr=False, compare=False)
-    _back_end: BackEnd = field(init=False, repr=False, compare=False)
+    _backend: Backend = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Absolute from here on: executors have a working directory of their own.
@@ -77,7 +72,7 @@ class Files(SinkBase):
         super().__post_init__()
         options = storage_options(target.scheme, self.storage_options)
         self._set("storage_options", dict(options))
-        self._set("_back_end", back_end(target, self.uploads, options))
+        self._set("_backend", backend_for(target, self.uploads, options))
         if isinstance(self.partition_by, str):
             raise Misconfigured(
                 f"partition_by={self.partition_by!r} is one string, not a list of columns",
@@ -150,8 +145,10 @@ class Files(SinkBase):
                 "a folder needs to be writable; other stores need list, get, put and delete",
             )
         options: Mapping[str, object] = dict(self.storage_options)  # type: ignore[arg-type] # parsed
+        from epochal.sinks.files.operate import iam_policy  # noqa: PLC0415  only operators ask
+
         key = options.get("kms_key_id")
-        return policy(
+        return iam_policy(
             self._target,
             has_uploads=self._mechanism == "multipart",
             kms_key_id=None if key is None else str(key),
@@ -167,30 +164,40 @@ class Files(SinkBase):
             else "manifest"
         )
 
-    def writer(self, task: Task) -> FileWriter:
+    def writer(self, task: Task) -> Writer:
+        # Here, as the driver does without it.
+        from epochal.kit.file_buffer import BufferLimits  # noqa: PLC0415
+        from epochal.sinks.files.writer import FileShape, FileWriter  # noqa: PLC0415
+
         form = FORMATS[self.format]
-        plan = Plan(
+        shape = FileShape(
             format=form,
             compression=self.compression or form.default,
-            room=Room(
+            limits=BufferLimits(
                 partition_by=tuple(self.partition_by),
-                gathered_rows=task.limits.buffer_rows,
+                split_rows=task.limits.buffer_rows,
                 group_rows=form.rows_at_once,
                 max_file_bytes=self.max_file_bytes,
                 buffer_bytes_max=self.buffer_bytes_max,
                 open_files_max=self.open_files_max,
             ),
         )
-        attempt = self._back_end.attempt(task.handle, file_bytes_max=self.max_file_bytes)
-        return FileWriter(task, plan, attempt)
+        attempt = self._backend.attempt(task.handle, file_bytes_max=self.max_file_bytes)
+        return FileWriter(task, shape, attempt)
 
-    def committer(self, identity: Identity, limits: Limits) -> FileCommitter:  # noqa: ARG002
-        local = self._back_end if isinstance(self._back_end, LocalBackEnd) else None
-        place = self._back_end.place(identity, recovery_days=self.recovery_days)
-        log = None if local is None else SparkLog(local.place(identity, recovery_days=0).store)
+    def committer(self, identity: Identity, limits: Limits) -> Committer:  # noqa: ARG002
+        # Here, as tasks do without it: a new worker process pays for every import.
+        from epochal.sinks.files.committer import FileCommitter  # noqa: PLC0415
+        from epochal.sinks.files.local import LocalStore  # noqa: PLC0415
+        from epochal.sinks.files.spark_log import SparkLog  # noqa: PLC0415
+
+        log = None
+        if isinstance(self._backend, LocalBackend):
+            scratch = layout.scratch_of(identity.uid, identity.tag)
+            log = SparkLog(LocalStore(self._backend.root, scratch=scratch))
         return FileCommitter(
             identity,
-            place,
+            self._backend.staging(identity, recovery_days=self.recovery_days),
             format=self.format,
             partition_by=tuple(self.partition_by),
             whole_epochs=self._whole_epochs(),
@@ -211,9 +218,9 @@ class Files(SinkBase):
                 granted=False,
                 because="data is below _epochal/, which they pass over; read_epochs shows it",
             )
-        told = "; spark_metadata=True makes Spark do so" if self._mechanism == "rename" else ""
+        way_out = "; spark_metadata=True makes Spark do so" if self._mechanism == "rename" else ""
         return Ability(
             name="whole epochs for plain readers",
             granted=False,
-            because="files of an epoch appear one by one; read_epochs shows whole epochs" + told,
+            because="files of an epoch appear one by one; read_epochs shows whole epochs" + way_out,
         )

@@ -1,7 +1,7 @@
-"""Spark's own log of a folder, `_spark_metadata`: by it plain Spark readers see whole epochs only.
+"""Spark's own log of a folder, `_spark_metadata`: with it plain Spark readers see whole epochs.
 
 Where this folder exists, `spark.read` lists no files but reads the log: entries `0, 1, 2 …`, each a
-line `v1` and then one JSON line a file; every tenth (9, 19, …) is `<n>.compact` and repeats all
+line `v1` and then one JSON line per file; every tenth (9, 19, …) is `<n>.compact` and repeats all
 that came before it. A reader goes by the newest number and needs every entry down to the last
 compact one, so numbers must not have gaps. Epochs can (of a sink that was added late, of two
 pipelines in one folder, of epochs without rows): the log therefore counts for itself.
@@ -19,16 +19,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from epochal.errors import CorruptRecord, Misconfigured
-from epochal.sinks.files import disk
+from epochal.sinks.files import local
 from epochal.sinks.files.layout import SPARK_LOG, require_inside
+from epochal.sinks.files.ledger import DataFile
 from epochal.sinks.files.local import LocalStore
-from epochal.sinks.files.manifests import DataFile
 
 _HEADER = "v1"
 _COMPACT_EVERY = 10
 _COMPACT = ".compact"
 _MARK = ".epochal"
-"""A name that Spark passes over: whoever finds it knows that this log is ours."""
+"""A name that Spark passes over; it marks the log as ours."""
 _BLOCK_BYTES = 32 * 1024 * 1024
 _URI_SAFE = "/:=@!$&'()*+,;~-._"
 
@@ -57,7 +57,7 @@ class SparkLog:
             )
 
     def mark(self) -> None:
-        """Take the log for ours. From here on Spark's readers see what it lists, and no more."""
+        """Mark the log as ours. From here on Spark's readers see what it lists, and no more."""
         if not self._path(_MARK).exists():
             self._store.put_if_absent(f"{SPARK_LOG}/{_MARK}", b"written by epochal\n")
 
@@ -71,7 +71,7 @@ class SparkLog:
 
     def last(self) -> int:
         """The newest entry's number, or -1."""
-        stems = (name.removesuffix(_COMPACT) for name in disk.names(self._folder))
+        stems = (name.removesuffix(_COMPACT) for name in local.names(self._folder))
         return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
     def append(self, files: Sequence[DataFile], *, since: int) -> None:
@@ -104,7 +104,7 @@ class SparkLog:
 
     def _lines(self, number: int) -> list[str]:
         path = self._path(_name(number))
-        header, *lines = (disk.read(path) or b"").decode().splitlines() or [""]
+        header, *lines = (local.read(path) or b"").decode().splitlines() or [""]
         if header != _HEADER:
             raise CorruptRecord(f"{path} is not a {_HEADER} entry of Spark's log: {header[:40]!r}")
         return lines
@@ -127,7 +127,7 @@ class SparkLog:
 
     def _forget(self, below: int) -> None:
         """Remove entries that the last two compact ones repeat; a slow reader retries by itself."""
-        for name in disk.names(self._folder):
+        for name in local.names(self._folder):
             stem = name.removesuffix(_COMPACT)
             if stem.isdecimal() and int(stem) < below:
                 self._path(name).unlink(missing_ok=True)
@@ -150,4 +150,4 @@ def _name(number: int) -> str:
 
 
 def _visible_names(root: Path) -> list[str]:
-    return sorted(name for name in disk.names(root) if not name.startswith(("_", ".")))
+    return sorted(name for name in local.names(root) if not name.startswith(("_", ".")))

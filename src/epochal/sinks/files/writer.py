@@ -1,29 +1,29 @@
-"""Prepares rows as files, where the sink's back end keeps them invisible."""
+"""The writer of a Files sink: files of one attempt, which its back end keeps invisible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import pyarrow as pa
 
 from epochal.contract import Task
+from epochal.kit.file_buffer import BufferLimits, FileBuffer
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Attempt, Store
 from epochal.sinks.files.formats import Encoder, Format
-from epochal.sinks.files.gathering import Gathering, Room
-from epochal.sinks.files.layout import file_name
-from epochal.sinks.files.places import Attempt
-from epochal.sinks.files.schemas import keep_schema
 from epochal.terms import Fingerprint, Json, Receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FileShape:
     """How files are to look, from the sink's declaration."""
 
     format: Format
     compression: str
-    room: Room
+    limits: BufferLimits
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class _File:
 
 
 class FileWriter:
-    """One attempt's files, where its back end prepares them."""
+    """One attempt's files."""
 
-    def __init__(self, task: Task, plan: Plan, attempt: Attempt) -> None:
+    def __init__(self, task: Task, shape: FileShape, attempt: Attempt) -> None:
         self._task = task
-        self._plan = plan
+        self._shape = shape
         self._attempt = attempt
-        self._rows = Gathering(
-            task.schema, plan.room, self._create, held_bytes=lambda: attempt.held_bytes
+        self._rows = FileBuffer(
+            task.schema, shape.limits, self._create, held_bytes=lambda: attempt.held_bytes
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -66,30 +66,39 @@ class FileWriter:
         token: dict[str, Json] = {"files": []}
         sealed: list[dict[str, Json]] = []
         if made:
-            token["schema"] = keep_schema(self._attempt.store, self._task.schema)
+            token["schema"] = _keep_schema(self._attempt.store, self._task.schema)
             sealed = self._attempt.seal([file.relative for file in made])
             token["files"] = [
-                {**told, "rows": file.rows} for file, told in zip(made, sealed, strict=True)
+                {**fields, "rows": file.rows} for file, fields in zip(made, sealed, strict=True)
             ]
         return Receipt(
             handle=self._task.handle,
             fingerprint=Fingerprint(sum(file.rows for file in made)),
-            bytes=sum(int(str(told["bytes"])) for told in sealed),
+            bytes=sum(int(str(fields["bytes"])) for fields in sealed),
             token=token,
         )
 
     def abort(self) -> None:
-        # First: what is closed after it goes nowhere, and is not sent only to be thrown away.
+        # First: what is closed after it is not sent only to be thrown away.
         self._attempt.discard()
         self._rows.abandon()
 
     @cached_property
     def _encoder(self) -> Callable[[pa.NativeFile], Encoder]:
-        return self._plan.format.encoder(self._rows.sample, self._plan.compression)
+        return self._shape.format.encoder(self._rows.sample, self._shape.compression)
 
     def _create(self, folder: str, number: int) -> _File:
-        suffix = self._plan.format.suffix(self._plan.compression)
-        name = file_name(self._task.handle, number, suffix)
+        suffix = self._shape.format.suffix(self._shape.compression)
+        name = layout.file_name(self._task.handle, number, suffix)
         relative = f"{folder}/{name}" if folder else name
         stream = self._attempt.create(relative)
         return _File(relative, stream, self._encoder(stream))
+
+
+def _keep_schema(store: Store, schema: pa.Schema) -> str:
+    """Keep the columns beside the files, once per schema, so that readers need not guess types."""
+    content = schema.serialize().to_pybytes()
+    digest = sha256(content).hexdigest()[:16]
+    if store.read(layout.schema(digest)) is None:
+        store.put_if_absent(layout.schema(digest), content)
+    return digest

@@ -1,4 +1,4 @@
-"""Iceberg tables, through pyiceberg: files by tasks, one snapshot an epoch by the driver."""
+"""Iceberg tables, through pyiceberg: tasks write files, the driver commits a snapshot per epoch."""
 
 from epochal.sinks.iceberg.sink import Iceberg
 

@@ -1,4 +1,4 @@
-"""What a receipt says of a data file: all that a manifest needs, as JSON (never a pickle).
+"""Data files in a receipt: all that a manifest needs, as JSON (never a pickle).
 
 Bounds and partition values are written as the bytes that Iceberg's own format defines for single
 values, so that they come back exactly, whatever their type.
@@ -32,7 +32,7 @@ def files_out(
 
 
 def _file_out(file: DataFile, name: str, kinds: Sequence[PrimitiveType]) -> dict[str, Json]:
-    told: dict[str, Json] = {
+    fields: dict[str, Json] = {
         "name": name,
         "rows": file.record_count,
         "bytes": file.file_size_in_bytes,
@@ -40,17 +40,17 @@ def _file_out(file: DataFile, name: str, kinds: Sequence[PrimitiveType]) -> dict
         "sorted": file.sort_order_id,
     }
     for field in _COUNTS:
-        told[field] = {str(key): count for key, count in (getattr(file, field) or {}).items()}
+        fields[field] = {str(key): count for key, count in (getattr(file, field) or {}).items()}
     for field in _BOUNDS:
-        told[field] = {
+        fields[field] = {
             str(key): b64encode(bound).decode()
             for key, bound in (getattr(file, field) or {}).items()
         }
-    told["partition"] = [
+    fields["partition"] = [
         None if value is None else b64encode(to_bytes(kind, value)).decode()
         for kind, value in zip(kinds, _values(file.partition), strict=True)
     ]
-    return told
+    return fields
 
 
 def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
@@ -61,7 +61,7 @@ def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
     require_fitting(receipt, metadata)
     folder, spec_id = _folder_and_spec(receipt)
     kinds = _partition_types(metadata, spec_id)
-    return [_file_in(told, folder, spec_id, kinds) for told in listed]
+    return [_file_in(fields, folder, spec_id, kinds) for fields in listed]
 
 
 def require_fitting(receipt: Receipt, metadata: TableMetadata) -> None:
@@ -90,12 +90,12 @@ def is_for(receipt: Receipt, metadata: TableMetadata) -> bool:
 def locations_in(receipt: Receipt) -> list[str]:
     """Where the files of a receipt are."""
     listed: Any = receipt.token.get("files", ())
-    return [f"{receipt.token['folder']}/{told['name']}" for told in listed]
+    return [f"{receipt.token['folder']}/{fields['name']}" for fields in listed]
 
 
 def _folder_and_spec(receipt: Receipt) -> tuple[str, int]:
-    told: Any = receipt.token
-    return str(told["folder"]), int(told["spec"])
+    fields: Any = receipt.token
+    return str(fields["folder"]), int(fields["spec"])
 
 
 def _partition_types(metadata: TableMetadata, spec_id: int) -> list[PrimitiveType]:
@@ -103,27 +103,27 @@ def _partition_types(metadata: TableMetadata, spec_id: int) -> list[PrimitiveTyp
     return [_primitive(field) for field in fields]
 
 
-def _file_in(told: Any, folder: str, spec_id: int, kinds: Sequence[PrimitiveType]) -> DataFile:
+def _file_in(fields: Any, folder: str, spec_id: int, kinds: Sequence[PrimitiveType]) -> DataFile:
     partition = Record(
         *(
             None if value is None else from_bytes(kind, b64decode(value))
-            for kind, value in zip(kinds, told["partition"], strict=True)
+            for kind, value in zip(kinds, fields["partition"], strict=True)
         )
     )
-    statistics: dict[str, Any] = {field: _counts(told[field]) for field in _COUNTS}
-    statistics |= {field: _bounds(told[field]) for field in _BOUNDS}
+    statistics: dict[str, Any] = {field: _counts(fields[field]) for field in _COUNTS}
+    statistics |= {field: _bounds(fields[field]) for field in _BOUNDS}
     file = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=f"{folder}/{told['name']}",
+        file_path=f"{folder}/{fields['name']}",
         file_format=FileFormat.PARQUET,
         partition=partition,
-        record_count=told["rows"],
-        file_size_in_bytes=told["bytes"],
+        record_count=fields["rows"],
+        file_size_in_bytes=fields["bytes"],
         **statistics,
         key_metadata=None,
-        split_offsets=told["splits"] or None,
+        split_offsets=fields["splits"] or None,
         equality_ids=None,
-        sort_order_id=told["sorted"],
+        sort_order_id=fields["sorted"],
     )
     file.spec_id = spec_id
     return file
@@ -139,9 +139,9 @@ def _values(record: Record) -> list[Any]:
     return [record[at] for at in range(len(record))]
 
 
-def _counts(told: Mapping[str, int]) -> dict[int, int]:
-    return {int(key): count for key, count in told.items()}
+def _counts(fields: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): count for key, count in fields.items()}
 
 
-def _bounds(told: Mapping[str, str]) -> dict[int, bytes]:
-    return {int(key): b64decode(bound) for key, bound in told.items()}
+def _bounds(fields: Mapping[str, str]) -> dict[int, bytes]:
+    return {int(key): b64decode(bound) for key, bound in fields.items()}

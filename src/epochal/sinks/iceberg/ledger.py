@@ -1,6 +1,7 @@
-"""The ledger: properties of the table, set in the very metadata commit that adds the rows (I9).
+"""
+The ledger of an Iceberg sink: table properties, set in the metadata commit that adds the rows (I9).
 
-One property an epoch, and only of the newest epoch of a life: a commit removes those below its own.
+One property per epoch, and only of the newest epoch of a uid: a commit removes those below its own.
 Properties outlive the expiry of snapshots and any compaction. There is a key for each epoch, not
 one that is overwritten, because a catalog compares and swaps a branch's snapshot but never a
 property: a driver that wakes up late may set the key of an old epoch again, which changes nothing,
@@ -15,12 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epochal.terms import EpochNumber, Handle, Identity, Mark, Uid
+from pyiceberg.table import Table
+
+from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Uid
 
 _KEY = re.compile(r"epochal\.(?P<uid>[a-z2-7]{12})\.(?P<tag>[0-9a-f]{8})\.(?P<epoch>\d{1,19})")
 
 Winner = tuple[int, int, int]
-"""Generation, partition and attempt: what tells a handle of one epoch of one sink from others."""
+"""Generation, partition and attempt: what distinguishes the handles of one epoch of one sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class Entry:
     pipeline: str
     sink: str
     run: str | None
-    generation: int
+    generation: Generation
     winners: frozenset[Winner]
 
     def names(self, handle: Handle) -> bool:
@@ -48,7 +51,7 @@ class Ledger:
 
     @property
     def newest(self) -> Entry | None:
-        """The newest epoch of this life of the pipeline that the table proves."""
+        """The newest epoch of this uid that the table proves."""
         mine = self._keys()
         return (
             _entry(max(mine), self._properties[mine[max(mine)]], self._identity) if mine else None
@@ -62,8 +65,17 @@ class Ledger:
             else None
         )
 
+    def names(self, handle: Handle) -> bool | None:
+        entry = self.find(handle.epoch)
+        return None if entry is None else entry.names(handle)
+
+    def generation_of(self, epoch: EpochNumber) -> Generation | None:
+        """Of the newest entry: a later epoch proves this one too."""
+        newest = self.newest
+        return None if newest is None or newest.epoch < epoch else newest.generation
+
     def is_done(self, epoch: EpochNumber) -> bool:
-        """Whether this epoch or a later one is committed: then this one was, long ago."""
+        """Whether this epoch or a later one is committed: then this one was, before it."""
         return any(known >= epoch for known in self._keys())
 
     def marks(self) -> list[Mark]:
@@ -73,11 +85,14 @@ class Ledger:
             found = _KEY.fullmatch(key)
             if found is None or found["tag"] != self._identity.tag:
                 continue
-            told = json.loads(value)
-            if (told["pipeline"], told["sink"]) != (self._identity.pipeline, self._identity.sink):
+            fields = json.loads(value)
+            if (fields["pipeline"], fields["sink"]) != (
+                self._identity.pipeline,
+                self._identity.sink,
+            ):
                 continue
             mark = Mark(
-                uid=Uid(found["uid"]), epoch=EpochNumber(int(found["epoch"])), run=told["run"]
+                uid=Uid(found["uid"]), epoch=EpochNumber(int(found["epoch"])), run=fields["run"]
             )
             if mark.uid not in newest or newest[mark.uid].epoch < mark.epoch:
                 newest[mark.uid] = mark
@@ -85,21 +100,21 @@ class Ledger:
 
     def written(self, epoch: EpochNumber, handles: Iterable[Handle]) -> dict[str, str]:
         """The property that proves an epoch."""
-        told = {
+        fields = {
             "pipeline": self._identity.pipeline,
             "sink": self._identity.sink,
             "run": self._identity.run,
             "generation": self._identity.generation,
             "won": _runs(sorted(winner(handle) for handle in handles)),
         }
-        return {self._key(epoch): json.dumps(told, separators=(",", ":"))}
+        return {self._key(epoch): json.dumps(fields, separators=(",", ":"))}
 
     def outdated(self, epoch: EpochNumber) -> list[str]:
         """The properties of older epochs, all settled before this one began."""
         return sorted(key for known, key in self._keys().items() if known < epoch)
 
     def keys(self) -> list[str]:
-        """Every property of this life of the sink."""
+        """Every property of this uid and this sink."""
         return sorted(self._keys().values())
 
     def _key(self, epoch: EpochNumber) -> str:
@@ -114,20 +129,28 @@ class Ledger:
         }
 
 
+class TableLedger(Ledger):
+    """The ledger with the table that it was read from."""
+
+    def __init__(self, identity: Identity, table: Table) -> None:
+        super().__init__(identity, table.metadata.properties)
+        self.table = table
+
+
 def winner(handle: Handle) -> Winner:
     return int(handle.generation), handle.partition, handle.attempt
 
 
 def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
-    told: dict[str, Any] = json.loads(value)
+    fields: dict[str, Any] = json.loads(value)
     return Entry(
         uid=identity.uid,
         epoch=epoch,
-        pipeline=told["pipeline"],
-        sink=told["sink"],
-        run=told["run"],
-        generation=told["generation"],
-        winners=frozenset(_unrolled(told["won"])),
+        pipeline=fields["pipeline"],
+        sink=fields["sink"],
+        run=fields["run"],
+        generation=Generation(fields["generation"]),
+        winners=frozenset(_unrolled(fields["won"])),
     )
 
 

@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from epochal.contract import APPEND_ONLY, Limits, Task
+from epochal.contract import APPEND_ONLY, Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import SinkBase
 from epochal.terms import Identity, Json, SinkName
 
 try:
-    from epochal.sinks.iceberg.attempt import FileLimits
-    from epochal.sinks.iceberg.committer import IcebergCommitter
-    from epochal.sinks.iceberg.opening import Place, parse_place
-    from epochal.sinks.iceberg.writer import IcebergWriter
+    from epochal.sinks.iceberg.client import TableAddress, parse_address
 except ImportError as error:
     raise Misconfigured(
         f"the Iceberg sink needs a package that is not installed: {error.name}",
@@ -50,7 +47,7 @@ class Iceberg(SinkBase):
     """The catalog's, as pyiceberg names them, beside those in its own configuration."""
     mode: Mode = "append"
     keys: Sequence[str] | str = ()
-    """Fields that say which row is meant, for upsert."""
+    """Fields that identify a row, for upsert."""
     order_by: Sequence[str] | str = ()
     """Of several rows of one key in one epoch the highest by these fields wins."""
     evolve: Evolve = "never"
@@ -67,13 +64,13 @@ class Iceberg(SinkBase):
     open_files_max: int = 64
     """How many files a task keeps open; one more closes the one that rested longest."""
 
-    place: Place = field(init=False, repr=False)
+    address: TableAddress = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._set("place", parse_place(self.catalog, self.table, self.properties))
-        self._set("catalog", self.place.catalog)
-        self._set("table", self.place.table)
-        self._set("properties", dict(self.place.properties))
+        self._set("address", parse_address(self.catalog, self.table, self.properties))
+        self._set("catalog", self.address.catalog)
+        self._set("table", self.address.table)
+        self._set("properties", dict(self.address.properties))
         for option in ("keys", "order_by"):
             given = getattr(self, option)
             self._set(option, (given,) if isinstance(given, str) else tuple(given))
@@ -112,15 +109,11 @@ class Iceberg(SinkBase):
 
     @property
     def target(self) -> str:
-        return str(self.place) if self.branch == _MAIN else f"{self.place}@{self.branch}"
+        return str(self.address) if self.branch == _MAIN else f"{self.address}@{self.branch}"
 
     @property
     def output_modes(self) -> frozenset[str]:
         return frozenset({"append", "update"}) if self.mode == "upsert" else APPEND_ONLY
-
-    @property
-    def file_limits(self) -> FileLimits:
-        return FileLimits(file_bytes_max=self.file_bytes_max, open_files_max=self.open_files_max)
 
     def describe(self) -> Mapping[str, Json]:
         return {
@@ -131,8 +124,14 @@ class Iceberg(SinkBase):
             "evolve": self.evolve,
         }
 
-    def writer(self, task: Task) -> IcebergWriter:
+    def writer(self, task: Task) -> Writer:
+        # Here, as the driver may do without it.
+        from epochal.sinks.iceberg.writer import IcebergWriter  # noqa: PLC0415
+
         return IcebergWriter(self, task)
 
-    def committer(self, identity: Identity, limits: Limits) -> IcebergCommitter:
+    def committer(self, identity: Identity, limits: Limits) -> Committer:
+        # Here, as tasks do without it: a new worker process pays for every import.
+        from epochal.sinks.iceberg.committer import IcebergCommitter  # noqa: PLC0415
+
         return IcebergCommitter(self, identity, limits)

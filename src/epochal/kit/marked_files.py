@@ -1,0 +1,364 @@
+"""
+The commit of prepared files: one marker per attempt, and a ledger that is written with the rows.
+
+Files, Delta and Iceberg prepare data files that no reader looks at yet, and make them visible by
+one act of the target: a manifest, a version, a snapshot. What they share is here.
+
+A marker is a small file named by the attempt's handle (I6). It says: files of this attempt may be
+lying about, and no ledger entry names them. Listing markers is listing what is in doubt (I5), and
+costs the same however large the table is.
+
+    task      put marker ── write files ── make them durable ── marker still there? ── receipt
+    driver            (commit)   read ledger ── all files there? ── publish ── delete marker
+    driver            (abort)    read ledger ── delete files ── delete marker
+
+- The marker comes before the first file, so a killed task leaves nothing that is not listed.
+- An abort can meet a task that still writes. That task finds its marker gone when it has written
+  everything, removes its files and fails.
+- The marker goes after the commit. A driver that dies between the two leaves a marker of rows that
+  are visible; so the ledger is read after the markers were listed, and what it names is never
+  discarded.
+
+The commit asks the ledger first. Two drivers may carry out one decision at the same time (I7); the
+target refuses the second one's commit because the first one came in between, and the second looks
+again before it repeats anything:
+
+    old driver  read ledger: no epoch 7 ─────────────────── publish 7: refused ── read ledger: done
+    new driver       read ledger: no epoch 7 ── publish 7
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
+
+from epochal.errors import EpochalError, Fenced, PreparedLost, Refused, TryAgain
+from epochal.terms import (
+    NO_ROWS,
+    EpochNumber,
+    Generation,
+    Handle,
+    Identity,
+    InDoubt,
+    Mark,
+    Proof,
+    Receipt,
+    handle_prefix,
+)
+
+_THREADS = 8
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def at_once(
+    verb: Callable[[_Item], _Result], items: Iterable[_Item], *, at_least: int = 2
+) -> list[_Result]:
+    """Do the same to many files in parallel: every call to an object store is a round trip."""
+    listed = list(items)
+    if len(listed) < at_least:
+        return [verb(item) for item in listed]
+    with ThreadPoolExecutor(min(_THREADS, len(listed))) as pool:
+        return list(pool.map(verb, listed))
+
+
+class MarkerFiles(Protocol):
+    """The few verbs on small files that markers need."""
+
+    def put(self, key: str, content: bytes) -> None: ...
+
+    def read(self, key: str) -> bytes | None: ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete files; one that is gone already is no error."""
+
+    def ages_s(self, folder: str) -> Mapping[str, float | None]:
+        """The names of the files in a folder, each with its age where the store keeps it."""
+
+
+class Markers:
+    """The markers of one target, below one folder."""
+
+    def __init__(self, files: MarkerFiles, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+
+    def put(self, handle: Handle, content: bytes = b"") -> None:
+        self._files.put(self._key(handle), content)
+
+    def read(self, handle: Handle) -> bytes | None:
+        """What the marker holds; None where there is none."""
+        return self._files.read(self._key(handle))
+
+    def exists(self, handle: Handle) -> bool:
+        return self.read(handle) is not None
+
+    def delete(self, handles: Iterable[Handle]) -> None:
+        self._files.delete([self._key(handle) for handle in handles])
+
+    def in_doubt(self, identity: Identity) -> list[InDoubt]:
+        """Every marker of this pipeline and this sink, and those whose name can't be read."""
+        ages_s = self._files.ages_s(self._folder)
+        listed = [
+            InDoubt(name=name, handle=Handle.parse(name), age_s=ages_s[name])
+            for name in sorted(ages_s)
+            if name.startswith(handle_prefix(identity.uid))
+        ]
+        return of_sink(identity, listed)
+
+    def _key(self, handle: Handle) -> str:
+        return f"{self._folder}/{handle}"
+
+
+def of_sink(identity: Identity, listed: Iterable[InDoubt]) -> list[InDoubt]:
+    """Those of this sink, and those whose name can't be read: they are left for a person."""
+    return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
+
+
+class Ledger(Protocol):
+    """A target's ledger for one sink, as one read found it."""
+
+    def is_done(self, epoch: EpochNumber) -> bool:
+        """Whether it proves that this epoch is committed."""
+
+    def names(self, handle: Handle) -> bool | None:
+        """Whether the commit of the handle's epoch took it; None where no entry can say so."""
+
+    def generation_of(self, epoch: EpochNumber) -> Generation | None:
+        """Of the driver or the attempts that committed an epoch, where it is known."""
+
+    def marks(self) -> Sequence[Mark]:
+        """The newest epoch of every uid that wrote under this pipeline's and this sink's name."""
+
+
+_Read = TypeVar("_Read", bound=Ledger)
+
+
+class Conflict(Exception):
+    """A publish that was refused or not answered. `error` is raised once repeating it is over."""
+
+    def __init__(self, error: EpochalError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class MarkedFilesCommitter(ABC, Generic[_Read]):
+    """
+    The verbs of a committer whose attempts are marked and whose rows are published in one act.
+
+    A sink says how its ledger is read, which prepared files are missing, how rows are published and
+    how an attempt is discarded. In which order, and what follows from it, is said here.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        target: str,
+        trusts_rehearsal: bool = False,
+        conflict_waits_s: Sequence[float] = (),
+    ) -> None:
+        """
+        `trusts_rehearsal`: a commit need not look for files again that its rehearsal saw a moment
+        ago in this process. `conflict_waits_s`: between repetitions of a publish that was refused.
+        """
+        self._identity = identity
+        self._target = target
+        self._trusts_rehearsal = trusts_rehearsal
+        self._conflict_waits_s = conflict_waits_s
+        self._rehearsed: tuple[EpochNumber, frozenset[Handle]] | None = None
+
+    # The contract
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """See every prepared file from here, and that the target takes these rows as it is now."""
+        self._forget_rehearsal()
+        with self._errors(f"rehearse epoch {epoch}"):
+            with self._reading(is_rehearsed=False) as ledger:
+                if ledger.is_done(epoch):
+                    raise self._committed_elsewhere(ledger, epoch)
+                self._require_seen(ledger, epoch, receipts)
+                self._require_acceptable(ledger, epoch, receipts)
+            self._rehearsed = _key(epoch, receipts)
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        is_rehearsed = self._trusts_rehearsal and self._rehearsed == _key(epoch, receipts)
+        self._rehearsed = None
+        with self._errors(f"commit epoch {epoch}"):
+            for wait_s in (*self._conflict_waits_s, None):
+                try:
+                    self._commit_once(epoch, receipts, is_rehearsed=is_rehearsed)
+                    break
+                except Conflict as conflict:
+                    if wait_s is None:
+                        raise conflict.error from conflict
+                    time.sleep(wait_s)
+                is_rehearsed = False
+            self._clear(receipts)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self._forget_rehearsal()
+        with self._errors(f"abort epoch {epoch}"):
+            marked = self._marked(receipts)
+            if not marked:
+                return
+            ledger = self._read()
+            at_once(self._discard, [one for one in marked if self._is_discardable(ledger, one)])
+            self._clear([one for one in marked if ledger.names(one.handle)])
+
+    def in_doubt(self) -> Sequence[InDoubt]:
+        with self._errors("list what is prepared"):
+            listed = self._listed()
+            if not listed:
+                return []
+            # After the listing: what was committed in between is proven by now.
+            ledger = self._read()
+            named = {one.handle for one in listed if one.handle and ledger.names(one.handle)}
+            for one in listed:
+                if one.handle in named:
+                    self._clear_listed(one)
+            return [one for one in listed if one.handle not in named]
+
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
+        with self._errors("ask for proof"):
+            # In this order: of what is committed meanwhile, the ledger has the entry (I9).
+            is_prepared = self._is_prepared(receipt)
+            ledger = self._read()
+            is_named = ledger.names(receipt.handle)
+            if is_named:
+                return Proof.COMMITTED
+            # A task without rows leaves no file: that there is none proves nothing. And a ledger
+            # that is past this epoch may have forgotten the entry.
+            is_open = is_named is None and (
+                not receipt.token.get("files")
+                or ledger.is_done(epoch)
+                or self._may_be_visible(ledger, receipt)
+            )
+            return Proof.UNKNOWN if is_prepared or is_open else Proof.ABORTED
+
+    def newest(self) -> Sequence[Mark]:
+        with self._errors("read the ledger"):
+            return self._read().marks()
+
+    # What a sink says
+
+    @abstractmethod
+    def _errors(self, verb: str) -> AbstractContextManager[None]:
+        """Turn what the target's library raises into one of our errors."""
+
+    @abstractmethod
+    def _read(self) -> _Read:
+        """The ledger as it is now."""
+
+    @abstractmethod
+    def _reading(self, *, is_rehearsed: bool) -> AbstractContextManager[_Read]:
+        """
+        The ledger that a rehearsal or a commit works on. Where these very receipts were rehearsed a
+        moment ago it may be the one of the rehearsal.
+        """
+
+    @abstractmethod
+    def _require_prepared(
+        self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> None:
+        """Raise `PreparedLost` where a prepared file is gone, or not of this table any more."""
+
+    def _require_seen(self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """The same before the decision: then the epoch is tried again."""
+        try:
+            self._require_prepared(ledger, epoch, receipts)
+        except PreparedLost as error:
+            raise TryAgain(f"{error.message}; no decision was made", error.hint) from error
+
+    @abstractmethod
+    def _require_acceptable(
+        self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> None:
+        """Raise where the target would refuse these rows by their content (I3)."""
+
+    def _is_committed(
+        self,
+        ledger: _Read,
+        epoch: EpochNumber,
+        receipts: Sequence[Receipt],  # noqa: ARG002
+    ) -> bool:
+        """Whether nothing is left to publish. Raises where other attempts were published (I2)."""
+        return ledger.is_done(epoch)
+
+    @abstractmethod
+    def _publish(self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Make the rows visible and write the ledger entry, on the very state that `ledger` was read
+        from. Raises `Conflict` where another commit came in between, or no answer came.
+        """
+
+    @abstractmethod
+    def _clear(self, receipts: Sequence[Receipt]) -> None:
+        """Remove what committed attempts leave beside their rows: markers, last of all."""
+
+    @abstractmethod
+    def _discard(self, receipt: Receipt) -> None:
+        """Remove the files of an attempt that is not committed, then its marker. Repeatable."""
+
+    @abstractmethod
+    def _listed(self) -> Sequence[InDoubt]:
+        """All that is marked under this pipeline's uid and this sink."""
+
+    def _clear_listed(self, found: InDoubt) -> None:
+        """Remove what is listed of an attempt that is committed."""
+        if found.handle is not None:
+            self._clear([Receipt(handle=found.handle, fingerprint=NO_ROWS)])
+
+    @abstractmethod
+    def _is_prepared(self, receipt: Receipt) -> bool:
+        """Whether files of it wait for a decision."""
+
+    def _marked(self, receipts: Sequence[Receipt]) -> list[Receipt]:
+        """Those to be aborted: one without a marker is committed, or was thrown away already."""
+        return [receipt for receipt in receipts if self._is_prepared(receipt)]
+
+    def _may_be_visible(self, ledger: _Read, receipt: Receipt) -> bool:  # noqa: ARG002
+        """Whether readers may see rows of an attempt that no ledger entry names."""
+        return False
+
+    def _forget_rehearsal(self) -> None:
+        """Give up what a rehearsal left open for its commit."""
+        self._rehearsed = None
+
+    # The rules
+
+    def _commit_once(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], *, is_rehearsed: bool
+    ) -> None:
+        with self._reading(is_rehearsed=is_rehearsed) as ledger:
+            if self._is_committed(ledger, epoch, receipts):
+                return
+            if not is_rehearsed:
+                self._require_prepared(ledger, epoch, receipts)
+            self._publish(ledger, epoch, receipts)
+
+    def _is_discardable(self, ledger: _Read, receipt: Receipt) -> bool:
+        is_named = ledger.names(receipt.handle)
+        return is_named is False or (is_named is None and not self._may_be_visible(ledger, receipt))
+
+    def _committed_elsewhere(self, ledger: _Read, epoch: EpochNumber) -> Fenced | Refused:
+        fact = f"epoch {epoch} is being written, and {self._target} proves it committed"
+        newer = ledger.generation_of(epoch)
+        if newer is not None and newer > self._identity.generation:
+            return Fenced(
+                f"{fact} by generation {newer}; this driver is {self._identity.generation}",
+                "another driver has taken this checkpoint over: leave this one stopped",
+            )
+        return Refused(
+            f"{fact} already: the epoch log is older than the target",
+            "the log or the checkpoint was restored from a backup: start with the newer one, or "
+            "with a run= of its own",
+        )
+
+
+def _key(epoch: EpochNumber, receipts: Sequence[Receipt]) -> tuple[EpochNumber, frozenset[Handle]]:
+    return epoch, frozenset(receipt.handle for receipt in receipts)

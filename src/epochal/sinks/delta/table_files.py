@@ -1,0 +1,199 @@
+"""
+The files of a Delta table, on a local disk or in an object store, and what lies beside its log.
+
+    <table>/day=2026-01-31/<handle>-00000.snappy.parquet    a data file, in no version yet or in one
+    <table>/_epochal/prepared/<handle>                      a marker: this attempt is in doubt
+    <table>/_epochal/staged/<handle>-00000.snappy.parquet   rows that a merge will read
+
+Once an attempt is prepared its marker lists its files, so that an abort need not walk through the
+table. VACUUM passes over folders that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+
+from epochal.errors import InvariantBroken, Misconfigured
+from epochal.kit.disk import make_folder, sync
+from epochal.kit.marked_files import Markers
+from epochal.terms import Handle, Receipt
+
+PREPARED = "_epochal/prepared"
+STAGED = "_epochal/staged"
+
+Stamp = tuple[int, int | None]
+"""A file's size and when it was written."""
+
+
+class TableFiles:
+    """The files of one table, by their paths relative to it."""
+
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        self.uri = uri
+        self.options = dict(options)
+        self.local = local_folder(uri)
+        self.markers = Markers(self, PREPARED)
+        self._fs = _file_system(self.local, uri, self.options)
+
+    # Data files
+
+    def create(self, relative: str) -> pa.NativeFile:
+        if self.local is None:
+            return self._fs.open_output_stream(relative)
+        path = self.local / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return pa.OSFile(str(path), "wb")
+
+    def open(self, relative: str) -> pa.NativeFile:
+        return self._fs.open_input_file(self._path(relative))
+
+    def sizes(self, relatives: Sequence[str]) -> list[int | None]:
+        """The size of each file; None where there is none."""
+        found = self._fs.get_file_info([self._path(relative) for relative in relatives])
+        return [one.size if one.is_file else None for one in found]
+
+    def stamp(self, relative: str) -> Stamp | None:
+        """What changes when a file is written again; None where there is none."""
+        (found,) = self._fs.get_file_info([self._path(relative)])
+        return (found.size, found.mtime_ns) if found.is_file else None
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete files; one that is gone already is no error."""
+        for relative in keys:
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(self._path(relative))
+
+    def make_durable(self, relatives: Sequence[str]) -> None:
+        """Sync files of a local disk with every folder above them; object stores have done so."""
+        if self.local is None:
+            return
+        paths = [self.local / relative for relative in relatives]
+        folders = {parent for path in paths for parent in path.parents if self._is_inside(parent)}
+        for path in (*paths, *sorted(folders)):
+            sync(path)
+
+    def staged(self) -> list[str]:
+        """The files that merges read, of any attempt."""
+        return sorted(f"{STAGED}/{name}" for name in self.ages_s(STAGED))
+
+    # Small files
+
+    def put(self, key: str, content: bytes) -> None:
+        if self.local is not None:
+            path = self.local / key
+            make_folder(path.parent)
+            path.write_bytes(content)
+            return
+        with self._fs.open_output_stream(key) as stream:
+            stream.write(content)
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            with self.open(key) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def ages_s(self, folder: str) -> dict[str, float | None]:
+        now_ns = time.time_ns()
+        return {
+            one.base_name: None if one.mtime_ns is None else max(0.0, (now_ns - one.mtime_ns) / 1e9)
+            for one in self._fs.get_file_info(self._selector(folder))
+            if one.is_file
+        }
+
+    # What an attempt has written
+
+    def mark_prepared(self, handle: Handle, relatives: Sequence[str]) -> None:
+        """Put an attempt's marker again, with the list of its files."""
+        self.markers.put(handle, json.dumps({"files": relatives}).encode())
+
+    def files_of_attempt(self, handle: Handle) -> list[str]:
+        """Every file of an attempt, by its marker; by a walk where it was never prepared."""
+        try:
+            listed = json.loads(self.markers.read(handle) or b"{}").get("files")
+        except ValueError:
+            listed = None
+        if listed is not None:
+            return [require_ours(relative, handle) for relative in listed]
+        found = [
+            self._relative(one.path)
+            for selector in (self._selector("", is_deep=True), self._selector(STAGED))
+            for one in self._fs.get_file_info(selector)
+        ]
+        return sorted({path for path in found if _name_of(path).startswith(f"{handle}-")})
+
+    def _selector(self, folder: str, *, is_deep: bool = False) -> pa_fs.FileSelector:
+        return pa_fs.FileSelector(self._path(folder), allow_not_found=True, recursive=is_deep)
+
+    def _is_inside(self, folder: Path) -> bool:
+        return self.local is not None and (folder == self.local or self.local in folder.parents)
+
+    def _path(self, relative: str) -> str:
+        return relative if self.local is None else str(self.local / relative)
+
+    def _relative(self, path: str) -> str:
+        return path if self.local is None else str(Path(path).relative_to(self.local))
+
+
+def files_of(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
+    """The files that a receipt names, each as its writer described it."""
+    return cast("Sequence[Mapping[str, Any]]", receipt.token.get("files", ()))
+
+
+def handle_in(relative: str) -> Handle | None:
+    """The attempt that wrote a file, by its name; None where no writer of ours did."""
+    return Handle.parse(_name_of(relative).rpartition("-")[0])
+
+
+def require_ours(relative: str, handle: Handle) -> str:
+    """A file's path, if this attempt can have written it: nothing else is ever removed."""
+    is_ours = _name_of(relative).startswith(f"{handle}-")
+    if not is_ours or ".." in relative.split("/") or relative[:1] == "/":
+        raise InvariantBroken(f"{handle} names the file {relative!r}, which no writer of ours does")
+    return relative
+
+
+def local_folder(uri: str) -> Path | None:
+    """The folder that a path or a file: URL names; None for an object store."""
+    parts = urlsplit(uri)
+    if "://" not in uri:
+        return Path(uri)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def not_installed(error: ImportError) -> Misconfigured:
+    return Misconfigured(
+        f"the Delta sink needs a package that is not installed: {error.name}",
+        "pip install 'epochal[delta]'",
+    )
+
+
+def _name_of(relative: str) -> str:
+    return relative.rpartition("/")[2]
+
+
+def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
+    if local is not None:
+        return pa_fs.LocalFileSystem()
+    try:
+        # Only here: tasks on a local disk do without it.
+        from epochal.sinks.delta.object_store import object_store  # noqa: PLC0415
+    except ImportError as error:
+        raise not_installed(error) from error
+    try:
+        return object_store(uri, options)
+    except Exception as error:
+        raise Misconfigured(
+            f"Delta: {uri} can't be reached: {error}",
+            "storage_options take the names that deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
+        ) from error

@@ -1,0 +1,247 @@
+"""Columns of a Delta table and fields of the rows: which column takes which field, if it can.
+
+delta-rs does not compare the schema of files that it adds with the table's, nor does it check what
+a table demands of its rows. So all of it is done here, before the first row, or refused with the
+reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
+
+from epochal.errors import Misconfigured
+
+Kind: TypeAlias = "str | Mapping[str, Any]"
+"""A type as the log writes it: a name, or an object with its parts."""
+
+_WIDER = {
+    "byte": ("short", "integer", "long"),
+    "short": ("integer", "long"),
+    "integer": ("long",),
+    "float": ("double",),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+_VARCHAR = re.compile(r"varchar\((\d+)\)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    kind: Kind
+    is_nullable: bool
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a table demands of each of its rows: an expression that must be true."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How the fields that arrive fit a table."""
+
+    written: tuple[str, ...]
+    """Fields that a column takes."""
+    wider: Mapping[str, str]
+    """Fields that are cast to the column's wider type, with its Arrow name."""
+    absent: Mapping[str, str]
+    """Columns that no field fills, with their types where these are simple."""
+    new: tuple[str, ...]
+    """Fields for which the table has no column yet."""
+    not_null: tuple[str, ...]
+    rules: tuple[Rule, ...]
+
+
+@dataclass(slots=True)
+class Problems:
+    """All that is wrong, reported together, each with its way out."""
+
+    facts: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def add(self, fact: str, hint: str) -> None:
+        self.facts.append(fact)
+        if hint not in self.hints:
+            self.hints.append(hint)
+
+    def raise_if_any(self, target: str) -> None:
+        if self.facts:
+            raise Misconfigured(f"{target}: " + "; ".join(self.facts), "; ".join(self.hints))
+
+
+def columns_of(schema: DeltaSchema) -> dict[str, Column]:
+    return {
+        one["name"]: Column(
+            name=one["name"],
+            kind=one["type"],
+            is_nullable=one["nullable"],
+            metadata=one.get("metadata", {}),
+        )
+        for one in json.loads(schema.to_json())["fields"]
+    }
+
+
+def delta_schema(schema: pa.Schema) -> DeltaSchema:
+    """The fields in Delta's types, or the reason why one has none."""
+    for column in schema:
+        try:
+            DeltaSchema.from_arrow(pa.schema([column]))
+        except Exception as error:
+            raise Misconfigured(
+                f"column {column.name!r} is {column.type}, which Delta does not have: {error}",
+                'leave it out or cast it: select=["…"]',
+            ) from error
+    return DeltaSchema.from_arrow(schema)
+
+
+def fit(
+    schema: pa.Schema, table: DeltaTable, *, deciding: frozenset[str], problems: Problems
+) -> Fit:
+    """Match what arrives with a table. `deciding` fields need no column of their own."""
+    fields = columns_of(delta_schema(schema))
+    columns = columns_of(table.schema())
+    types = pa.schema(table.schema())
+    wider = {}
+    for name, one in fields.items():
+        column = columns.get(name)
+        if column is None:
+            continue
+        if why := _mismatch(one.kind, column.kind):
+            problems.add(
+                f"column {name!r} is {_type_text(column.kind)} and {_type_text(one.kind)} "
+                f"arrives{why}",
+                f'select=["*", "cast({name} as …) {name}"]',
+            )
+        elif _plain(one.kind) != _plain(column.kind):
+            wider[name] = str(types.field(name).type)
+    absent = [column for name, column in columns.items() if name not in fields]
+    for column in absent:
+        _require_may_be_absent(column, problems)
+    _require_no_generated(columns.values(), problems)
+    return Fit(
+        written=tuple(name for name in fields if name in columns),
+        wider=wider,
+        absent={column.name: column.kind for column in absent if isinstance(column.kind, str)},
+        new=tuple(name for name in fields if name not in columns and name not in deciding),
+        not_null=tuple(name for name, column in columns.items() if not column.is_nullable),
+        rules=_rules(table.metadata().configuration, columns.values()),
+    )
+
+
+def _mismatch(arrives: Kind, column: Kind) -> str | None:
+    """Why a field can't go into a column; an empty reason is the types themselves."""
+    if isinstance(arrives, str) or isinstance(column, str):
+        return None if arrives == column or _is_wider(arrives, column) else " "
+    if _plain(arrives) != _plain(column):
+        return " "
+    if _may_be_null(arrives) - _may_be_null(column):
+        return ", with nulls inside where the table allows none"
+    return None
+
+
+def _is_wider(arrives: Kind, column: Kind) -> bool:
+    if not isinstance(arrives, str) or not isinstance(column, str):
+        return False
+    ours, theirs = _DECIMAL.fullmatch(arrives), _DECIMAL.fullmatch(column)
+    if ours and theirs:
+        digits = int(theirs[1]) - int(theirs[2]) - (int(ours[1]) - int(ours[2]))
+        return digits >= 0 and int(theirs[2]) >= int(ours[2])
+    return column in _WIDER.get(arrives, ())
+
+
+def _plain(kind: Kind) -> Any:
+    """A type without its nullability and metadata."""
+    if isinstance(kind, str):
+        return kind
+    skipped = ("nullable", "containsNull", "valueContainsNull", "metadata")
+    return {
+        key: [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
+        for key, value in kind.items()
+        if key not in skipped
+    }
+
+
+def _may_be_null(kind: Kind, at: str = "") -> set[str]:
+    """The places inside a nested type where a null may be."""
+    if isinstance(kind, str):
+        return set()
+    found: set[str] = set()
+    for word, inner in (("containsNull", "elementType"), ("valueContainsNull", "valueType")):
+        if kind.get(word):
+            found.add(f"{at}.{word}")
+        if inner in kind:
+            found |= _may_be_null(kind[inner], f"{at}.{inner}")
+    for one in kind.get("fields", ()):
+        where = f"{at}.{one['name']}"
+        found |= {where} if one["nullable"] else set()
+        found |= _may_be_null(one["type"], where)
+    return found
+
+
+def _require_may_be_absent(column: Column, problems: Problems) -> None:
+    if not column.is_nullable:
+        problems.add(
+            f"column {column.name!r} is NOT NULL, and no field fills it", 'select=["*", "… AS …"]'
+        )
+    if "CURRENT_DEFAULT" in column.metadata:
+        problems.add(
+            f"column {column.name!r} has a default, which is not applied here, and no field fills "
+            "it",
+            'give the default yourself: select=["*", "… AS …"]',
+        )
+
+
+def _require_no_generated(columns: Any, problems: Problems) -> None:
+    for column in columns:
+        if "delta.generationExpression" in column.metadata:
+            problems.add(
+                f"column {column.name!r} is generated, and nothing here computes it",
+                "write through a table without generated columns",
+            )
+        if any(key.startswith("delta.identity.") for key in column.metadata):
+            problems.add(
+                f"column {column.name!r} is an identity column, and nothing here generates it",
+                "write through a table without identity columns",
+            )
+        written = str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))
+        if written and not _VARCHAR.fullmatch(written):
+            problems.add(
+                f"column {column.name!r} is {written}, whose padding nothing here does",
+                "use STRING or VARCHAR columns",
+            )
+
+
+def _rules(configuration: Mapping[str, str], columns: Any) -> tuple[Rule, ...]:
+    prefix = "delta.constraints."
+    found = [
+        Rule(name=key.removeprefix(prefix), expression=value)
+        for key, value in configuration.items()
+        if key.startswith(prefix)
+    ]
+    for column in columns:
+        invariant = column.metadata.get("delta.invariants")
+        if invariant:
+            expression = json.loads(invariant)["expression"]["expression"]
+            found.append(Rule(name=f"invariant of {column.name}", expression=expression))
+        varchar = _VARCHAR.fullmatch(str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")))
+        if varchar:
+            name = column.name.replace('"', '""')
+            limit = f'coalesce(char_length("{name}") <= {varchar[1]}, true)'
+            found.append(Rule(name=f"length of {column.name}", expression=limit))
+    return tuple(found)
+
+
+def _type_text(kind: Kind) -> str:
+    return kind if isinstance(kind, str) else json.dumps(_plain(kind))

@@ -1,0 +1,225 @@
+"""The ledger of a Files sink: one manifest per epoch, put last and never changed.
+
+A manifest proves that its epoch is committed and names the files of its rows, so readers of whole
+epochs go by it; none is ever dropped. They lie in folders of a thousand, so that the newest one is
+found in two short listings after any number of epochs, without a pointer that could be stale. A
+thousand that is settled as a whole may be folded into one file.
+
+Folding is safe at every step: the folded file is durable before the first single one goes, and a
+reader looks for the single file first and for the folded one after it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from epochal.errors import CorruptRecord
+from epochal.kit.marked_files import at_once
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Store, files_of
+from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, bucket_of
+from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Receipt, SinkTag, Uid
+
+_VERSION = 1
+_LEDGER = re.compile(r"(?P<uid>[a-z2-7]{12})-s(?P<tag>[0-9a-f]{8})")
+_BUCKET = re.compile(r"(?P<number>\d{17})(\.jsonl)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    path: str
+    """Below the root, with `/`."""
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The files and attempts of one epoch of one sink."""
+
+    pipeline: str
+    sink: str
+    uid: Uid
+    run: str | None
+    epoch: EpochNumber
+    generation: Generation
+    """Of the attempts that wrote it, not of the driver that put this."""
+    handles: tuple[str, ...]
+    schema: str | None
+    """The digest under which the columns are kept; None where there are no rows."""
+    files: tuple[DataFile, ...]
+
+    def to_line(self) -> bytes:
+        return json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes, name: str) -> Manifest:
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            version = fields.pop("version")
+            fields["handles"] = tuple(fields["handles"])
+            fields["files"] = tuple(DataFile(**file) for file in fields["files"])
+            manifest = cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptRecord(
+                f"the manifest {name} can't be read: {error}",
+                "it was cut short, changed by hand, or written by a newer release",
+            ) from error
+        if version != _VERSION:
+            raise CorruptRecord(
+                f"the manifest {name} is of version {version}, and this release reads {_VERSION}",
+                "read it with the release that wrote it, or a newer one",
+            )
+        return manifest
+
+
+def manifest_of(identity: Identity, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Manifest:
+    schemas: list[Any] = [
+        receipt.token["schema"] for receipt in receipts if "schema" in receipt.token
+    ]
+    generations = [receipt.handle.generation for receipt in receipts]
+    return Manifest(
+        pipeline=identity.pipeline,
+        sink=identity.sink,
+        uid=identity.uid,
+        run=identity.run,
+        epoch=epoch,
+        generation=max(generations, default=identity.generation),
+        handles=tuple(sorted(str(receipt.handle) for receipt in receipts)),
+        schema=schemas[0] if schemas else None,
+        files=tuple(
+            DataFile(path=file.path, rows=file.rows, bytes=file.bytes)
+            for receipt in receipts
+            for file in files_of(receipt)
+        ),
+    )
+
+
+class Ledger:
+    """The manifests of one uid and one sink."""
+
+    def __init__(self, store: Store, uid: Uid, tag: SinkTag) -> None:
+        self.store = store
+        self._folder = layout.ledger_of(uid, tag)
+
+    def find(self, epoch: EpochNumber) -> Manifest | None:
+        line = self.store.read(self._single(epoch))
+        if line is not None:
+            return Manifest.from_line(line, self._full_name(self._single(epoch)))
+        return self._folded(bucket_of(epoch)).get(epoch)
+
+    def put(self, manifest: Manifest) -> bool:
+        """True where this call put it, False where the epoch has a manifest already."""
+        return self.store.put_if_absent(self._single(manifest.epoch), manifest.to_line())
+
+    def newest(self) -> Manifest | None:
+        for bucket in reversed(self._buckets()):
+            epochs = {*self._singles(bucket), *self._folded(bucket)}
+            if epochs:
+                return self.find(max(epochs))
+        return None
+
+    def all(self) -> Iterator[Manifest]:
+        """Every manifest, in the order of epochs, also while another process folds."""
+        for bucket in self._buckets():
+            lines = self._lines(bucket)
+            found = self._folded(bucket)
+            for epoch, line in lines.items():
+                if line is not None:
+                    found[epoch] = Manifest.from_line(line, self._full_name(self._single(epoch)))
+            yield from (found[epoch] for epoch in sorted(found))
+
+    def fold(self, below: EpochNumber) -> None:
+        """Fold every thousand of epochs that ends under `below` into one file."""
+        names = self.store.names(self._folder)
+        for bucket in sorted(int(name) for name in names if name.isdecimal()):
+            if (bucket + 1) * EPOCHS_PER_BUCKET <= below:
+                self._fold(bucket)
+
+    def _fold(self, bucket: int) -> None:
+        singles = self._lines(bucket)
+        lines = b"".join(line or b"" for line in singles.values())
+        self.store.put_if_absent(self._folded_key(bucket), lines)
+        folded = self._folded(bucket)
+        at_once(self.store.remove, [self._single(epoch) for epoch in singles if epoch in folded])
+        self.store.remove_empty(self._bucket_key(bucket))
+
+    def _lines(self, bucket: int) -> dict[EpochNumber, bytes | None]:
+        epochs = self._singles(bucket)
+        lines = at_once(self.store.read, [self._single(epoch) for epoch in epochs])
+        return dict(zip(epochs, lines, strict=True))
+
+    def _buckets(self) -> list[int]:
+        found = (_BUCKET.fullmatch(name) for name in self.store.names(self._folder))
+        return sorted({int(match["number"]) for match in found if match})
+
+    def _singles(self, bucket: int) -> list[EpochNumber]:
+        names = self.store.names(self._bucket_key(bucket))
+        stems = (name.removesuffix(".json") for name in names)
+        return sorted(EpochNumber(int(stem)) for stem in stems if stem.isdecimal())
+
+    def _folded(self, bucket: int) -> dict[EpochNumber, Manifest]:
+        key = self._folded_key(bucket)
+        lines = (self.store.read(key) or b"").splitlines()
+        manifests = (Manifest.from_line(line, self._full_name(key)) for line in lines)
+        return {manifest.epoch: manifest for manifest in manifests}
+
+    def _full_name(self, key: str) -> str:
+        return f"{self.store.root}/{key}"
+
+    def _bucket_key(self, bucket: int) -> str:
+        return f"{self._folder}/{bucket:017d}"
+
+    def _folded_key(self, bucket: int) -> str:
+        return f"{self._folder}/{bucket:017d}.jsonl"
+
+    def _single(self, epoch: EpochNumber) -> str:
+        return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}.json"
+
+
+class LedgerView:
+    """The ledger for one call of the committer: each epoch's manifest is read once."""
+
+    def __init__(self, ledger: Ledger, identity: Identity) -> None:
+        self._ledger = ledger
+        self._identity = identity
+        self._found: dict[EpochNumber, Manifest | None] = {}
+
+    def find(self, epoch: EpochNumber) -> Manifest | None:
+        if epoch not in self._found:
+            self._found[epoch] = self._ledger.find(epoch)
+        return self._found[epoch]
+
+    def is_done(self, epoch: EpochNumber) -> bool:
+        return self.find(epoch) is not None
+
+    def names(self, handle: Handle) -> bool | None:
+        manifest = self.find(handle.epoch)
+        return None if manifest is None else str(handle) in manifest.handles
+
+    def generation_of(self, epoch: EpochNumber) -> Generation | None:
+        manifest = self.find(epoch)
+        return None if manifest is None else manifest.generation
+
+    def marks(self) -> list[Mark]:
+        newest = (one.newest() for one in ledgers(self._ledger.store, self._identity.tag))
+        mine = (self._identity.pipeline, self._identity.sink)
+        return [
+            Mark(uid=manifest.uid, epoch=manifest.epoch, run=manifest.run)
+            for manifest in newest
+            if manifest is not None and (manifest.pipeline, manifest.sink) == mine
+        ]
+
+
+def ledgers(store: Store, tag: SinkTag | None = None) -> list[Ledger]:
+    """The ledger of every uid that wrote below this root, or of those of one sink."""
+    found = (_LEDGER.fullmatch(name) for name in sorted(store.names(layout.EPOCHS)))
+    return [
+        Ledger(store, Uid(match["uid"]), SinkTag(match["tag"]))
+        for match in found
+        if match and tag in (None, match["tag"])
+    ]

@@ -1,0 +1,138 @@
+"""What an operator asks of a Files sink: how many rows there are, and which rights it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from epochal.contract import Recount
+from epochal.kit.marked_files import at_once
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Store
+from epochal.sinks.files.formats import format_of
+from epochal.sinks.files.ledger import Ledger
+from epochal.sinks.files.target import Target
+from epochal.terms import EpochNumber, Identity, Json, quantity
+
+_CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
+
+
+def recount(store: Store, ledger: Ledger, identity: Identity) -> Recount:
+    """Every file that a manifest names, and every file of ours that plain readers see besides."""
+    epochs: dict[EpochNumber, int] = {}
+    faults: list[str] = []
+    named: set[str] = set()
+    for manifest in ledger.all():
+        paths = [file.path for file in manifest.files]
+        named.update(paths)
+        counted = at_once(lambda path: _count(store, path), paths)
+        epochs[manifest.epoch] = sum(rows for rows in counted if isinstance(rows, int))
+        faults += [
+            f"epoch {manifest.epoch}: {fault}" for fault in counted if isinstance(fault, str)
+        ]
+    for path in _strays(store, identity, named):
+        found = _count(store, path)
+        content = quantity(found, "row") if isinstance(found, int) else found
+        faults.append(f"{path} ({content}) is seen by readers, and no manifest names it")
+    return Recount(
+        rows=sum(epochs.values()),
+        epochs=epochs,
+        because="rows in the files that manifests name, counted in the files",
+        faults=faults,
+    )
+
+
+def _count(store: Store, path: str) -> int | str:
+    """The rows of one file, or what is wrong with it."""
+    try:
+        with store.open_to_read(path) as file:
+            return _COUNTS[format_of(path)](pa.PythonFile(file, mode="r"), path)
+    except FileNotFoundError:
+        return f"{path} is named by the manifest and is not there"
+    except (OSError, pa.ArrowException) as error:
+        return f"{path} can't be read: {error}"
+
+
+def _parquet_rows(file: pa.NativeFile, _path: str) -> int:
+    return int(pq.ParquetFile(file).metadata.num_rows)
+
+
+def _lines(file: pa.NativeFile, path: str) -> int:
+    count = 0
+    with _decompressed(file, path) as stream:
+        while block := stream.read(1 << 20):
+            count += block.count(b"\n")
+    return count
+
+
+def _csv_rows(file: pa.NativeFile, path: str) -> int:
+    with (
+        _decompressed(file, path) as stream,
+        pa_csv.open_csv(
+            stream,
+            read_options=pa_csv.ReadOptions(block_size=_CSV_ROW_BYTES_MAX),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        ) as reader,
+    ):
+        return sum(batch.num_rows for batch in reader)
+
+
+_COUNTS = {"parquet": _parquet_rows, "jsonl": _lines, "csv": _csv_rows}
+
+
+def _decompressed(file: pa.NativeFile, path: str) -> pa.NativeFile:
+    try:
+        codec = pa.Codec.detect(path).name
+    except (ValueError, TypeError):
+        return file
+    return pa.CompressedInputStream(file, codec)
+
+
+def _strays(store: Store, identity: Identity, named: set[str]) -> Iterator[str]:
+    """Visible files with a handle of this sink in their name that no manifest names."""
+    for path in _visible(store, ""):
+        handle = layout.handle_in(path)
+        is_ours = handle is not None and (handle.uid, handle.sink) == (identity.uid, identity.tag)
+        if is_ours and path not in named:
+            yield path
+
+
+def _visible(store: Store, folder: str) -> Iterator[str]:
+    for name in sorted(store.names(folder)):
+        if name.startswith(("_", ".")):
+            continue
+        path = f"{folder}/{name}" if folder else name
+        if layout.handle_in(path) is not None:
+            yield path
+        elif "=" in name:
+            yield from _visible(store, path)
+
+
+def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> str:
+    """
+    The least rights that the credentials of a sink on S3 need, as a policy document of IAM.
+
+    For the driver and the executors alike. Removal is allowed below `_epochal/` only: no row that a
+    reader sees can be removed with it.
+    """
+    bucket = f"arn:aws:s3:::{target.bucket}"
+    below = f"{bucket}/{target.prefix}/" if target.prefix else f"{bucket}/"
+    listing = ["s3:ListBucket"]
+    writing = ["s3:GetObject", "s3:PutObject"]
+    if has_uploads:
+        listing += ["s3:GetLifecycleConfiguration", "s3:ListBucketMultipartUploads"]
+        writing += ["s3:AbortMultipartUpload"]
+    statements: list[Mapping[str, Json]] = [
+        {"Effect": "Allow", "Action": listing, "Resource": bucket},
+        {"Effect": "Allow", "Action": writing, "Resource": f"{below}*"},
+        {"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": f"{below}{layout.OURS}/*"},
+    ]
+    if kms_key_id is not None:
+        # Completing an upload decrypts its parts.
+        actions = ["kms:Decrypt", "kms:GenerateDataKey"]
+        statements.append({"Effect": "Allow", "Action": actions, "Resource": kms_key_id})
+    return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2)

@@ -1,0 +1,306 @@
+"""The private parts of pyiceberg that this sink uses: all of them are here, for one release of it.
+
+Why not its public verbs: `Transaction` copies the whole metadata at every look at it, retries a
+commit after a conflict without asking whether the epoch is there already (a driver that wakes up
+late then doubles its rows), and makes several snapshots of one upsert. So updates and requirements
+are made here, for one snapshot, and sent once; what to do after a conflict is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.io.pyarrow import ParquetFormatWriter
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
+from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.table.update.snapshot import _FastAppendFiles, _ManifestMergeManager, _OverwriteFiles
+from pyiceberg.typedef import Record
+from pyiceberg.utils.properties import property_as_bool, property_as_int
+
+from epochal.kit.parquet import DICTIONARY_BYTES_MAX
+
+RELEASE = "0.12."
+"""The release that this module was written for; a test compares it with what is installed."""
+_OWN_DEFAULTS = {TableProperties.PARQUET_DICT_SIZE_BYTES: str(DICTIONARY_BYTES_MAX)}
+"""How files are written where the table does not say."""
+
+
+class Stale(Exception):
+    """A change that no longer applies. Whether it was applied before, the ledger shows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Change:
+    """One metadata commit: its requirements, its updates, and the files written for it."""
+
+    updates: tuple[TableUpdate, ...] = ()
+    requirements: tuple[TableRequirement, ...] = ()
+    written: list[str] = field(default_factory=list)
+    """Manifests and the manifest list: of no use if the commit is refused."""
+
+    def also(self, *updates: TableUpdate) -> None:
+        self.updates += updates
+
+    def is_in(self, metadata: TableMetadata) -> bool:
+        """Whether a table has the snapshot that this adds."""
+        added = {
+            update.snapshot.snapshot_id
+            for update in self.updates
+            if isinstance(update, AddSnapshotUpdate)
+        }
+        return any(one.snapshot_id in added for one in metadata.snapshots)
+
+
+class _ReadOnly(Transaction):
+    """A transaction that is only read: the metadata is the table's, not a copy."""
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        return self._table.metadata
+
+
+class _EverySpec:
+    """Adds files of whichever partition spec they were written for, and merges manifests."""
+
+    def _manifests(self: Any) -> list[ManifestFile]:
+        self._build_delete_files_partition_predicate()
+        removed = _by_spec(self._deleted_entries(), lambda entry: entry.data_file.spec_id)
+        added = _by_spec(self._added_data_files, lambda file: file.spec_id)
+        manifests = [
+            self._written_manifest(spec_id, [_added(file, self._snapshot_id) for file in files])
+            for spec_id, files in added.items()
+        ]
+        manifests += [self._written_manifest(spec_id, some) for spec_id, some in removed.items()]
+        merged: list[ManifestFile] = self._merged(manifests + self._existing_manifests())
+        return merged
+
+    def _written_manifest(self: Any, spec_id: int, entries: list[ManifestEntry]) -> ManifestFile:
+        with self.new_manifest_writer(self.spec(spec_id)) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        manifest: ManifestFile = writer.to_manifest_file()
+        return manifest
+
+    def _merged(self: Any, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        """As Iceberg's Java library does by default, so that lists of manifests stay short."""
+        properties = self._transaction.table_metadata.properties
+        merging: _ManifestMergeManager[Any] = _ManifestMergeManager(
+            target_size_bytes=property_as_int(
+                properties,
+                TableProperties.MANIFEST_TARGET_SIZE_BYTES,
+                TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT,
+            )
+            or TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT,
+            min_count_to_merge=property_as_int(
+                properties,
+                TableProperties.MANIFEST_MIN_MERGE_COUNT,
+                TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT,
+            )
+            or TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT,
+            merge_enabled=property_as_bool(
+                properties, TableProperties.MANIFEST_MERGE_ENABLED, default=True
+            ),
+            snapshot_producer=self,
+        )
+        data = [manifest for manifest in manifests if manifest.content == 0]
+        deletes = [manifest for manifest in manifests if manifest.content != 0]
+        return merging.merge_manifests(data) + deletes
+
+
+class _Append(_EverySpec, _FastAppendFiles):
+    pass
+
+
+class _Overwrite(_EverySpec, _OverwriteFiles):
+    pass
+
+
+def snapshot(
+    table: Table,
+    *,
+    branch: str,
+    add: Sequence[DataFile],
+    remove: Sequence[DataFile] = (),
+    summary: Mapping[str, str],
+    parent_of: str | None = None,
+) -> Change:
+    """
+    One snapshot on a branch that adds files and removes others; the branch must not have moved.
+
+    A branch that is not there yet begins where `parent_of` is.
+    """
+    base = (
+        table
+        if parent_of is None or branch in table.refs()
+        else _branched(table, branch, parent_of)
+    )
+    has_parent = base.metadata.snapshot_by_name(branch) is not None
+    kind = _Overwrite if remove else _Append
+    producer = kind(
+        operation=Operation.OVERWRITE if remove and has_parent else Operation.APPEND,
+        transaction=_ReadOnly(base),
+        io=table.io,
+        snapshot_properties=dict(summary),
+        branch=branch,
+    )
+    for file in add:
+        producer.append_data_file(file)
+    for file in remove:
+        producer.delete_data_file(file)
+    updates, _ = producer._commit()
+    return Change(
+        updates=tuple(updates),
+        requirements=(
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            *_unmoved(table, branch),
+        ),
+        written=[*producer._written_manifests, *producer._written_manifest_lists],
+    )
+
+
+def properties_only(table: Table, *updates: TableUpdate) -> Change:
+    """A commit without a snapshot."""
+    return Change(updates=updates, requirements=(AssertTableUUID(uuid=table.metadata.table_uuid),))
+
+
+def without_snapshots(snapshot_ids: Sequence[int]) -> TableUpdate:
+    return RemoveSnapshotsUpdate.model_validate({"snapshot-ids": list(snapshot_ids)})
+
+
+def without_branch(name: str) -> TableUpdate:
+    return RemoveSnapshotRefUpdate.model_validate({"ref-name": name})
+
+
+def send(table: Table, change: Change) -> None:
+    """
+    Commit once, without retries. Afterwards `table` is as the catalog answered.
+
+    Raises `Stale` where the change names something that others removed meanwhile: catalogs for
+    which pyiceberg applies changes itself don't report that as a conflict.
+    """
+    try:
+        table._do_commit(updates=change.updates, requirements=change.requirements)
+    except (KeyError, ValueError) as error:
+        raise Stale(f"{type(error).__name__}: {error}") from error
+
+
+class ParquetFile:
+    """One data file that is being written, row group by row group."""
+
+    def __init__(
+        self,
+        table_io: Any,
+        metadata: TableMetadata,
+        location: str,
+        partition: Record,
+        *,
+        dictionaries: Sequence[str],
+    ) -> None:
+        self._output = table_io.new_output(location)
+        self._metadata = metadata
+        self._partition = partition
+        self.location = location
+        self.arrow_bytes = 0
+        self._writer = ParquetFormatWriter(
+            self._output, metadata.schema(), {**_OWN_DEFAULTS, **metadata.properties}
+        )
+        self._writer._parquet_writer_kwargs["use_dictionary"] = list(dictionaries)
+
+    def write(self, rows: Any) -> None:
+        self.arrow_bytes += rows.nbytes
+        self._writer.write(rows)
+
+    def close(self, *, sort_order_id: int | None) -> DataFile:
+        statistics = self._writer.close()
+        file = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=self.location,
+            file_format=FileFormat.PARQUET,
+            partition=self._partition,
+            file_size_in_bytes=len(self._output),
+            sort_order_id=sort_order_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+        file.spec_id = self._metadata.default_spec_id
+        return file
+
+
+def without_history(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
+    """What a task must know of a table: not its snapshots."""
+    return metadata.model_copy(
+        update={
+            "snapshots": [],
+            "snapshot_log": [],
+            "metadata_log": [],
+            "refs": {},
+            "statistics": [],
+            "partition_statistics": [],
+            "current_snapshot_id": None,
+            "properties": dict(properties),
+        }
+    )
+
+
+def _unmoved(table: Table, branch: str) -> Sequence[TableRequirement]:
+    head = table.refs().get(branch)
+    # Of a table without a snapshot pyiceberg lets no other branch than main be asked about.
+    if not table.metadata.snapshots and branch != MAIN_BRANCH:
+        return ()
+    fields = {"ref": branch, "snapshot-id": head.snapshot_id if head else None}
+    return (AssertRefSnapshotId.model_validate(fields),)
+
+
+def _branched(table: Table, branch: str, parent_of: str) -> Table:
+    """The same table, with a branch that begins where another one is."""
+    head = table.refs().get(parent_of)
+    if head is None:
+        return table
+    refs = {**table.metadata.refs, branch: head}
+    return Table(
+        table.name(),
+        table.metadata.model_copy(update={"refs": refs}),
+        table.metadata_location,
+        table.io,
+        table.catalog,
+    )
+
+
+def _added(file: DataFile, snapshot_id: int) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        status=ManifestEntryStatus.ADDED,
+        snapshot_id=snapshot_id,
+        sequence_number=None,
+        file_sequence_number=None,
+        data_file=file,
+    )
+
+
+def _by_spec(things: Iterable[Any], spec_of: Any) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for thing in things:
+        groups[spec_of(thing)].append(thing)
+    return groups
