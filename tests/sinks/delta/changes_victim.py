@@ -88,7 +88,7 @@ def run(spark: Any, root: Path) -> None:
 
 def die_between(done: str, epoch: int) -> None:
     """Let one table commit this epoch, hold the other back, and die."""
-    write, let_go = DeltaCommitter._write, DeltaCommitter._let_go
+    write, clear = DeltaCommitter._write, DeltaCommitter._clear
 
     def held(self: Any, table: Any, number: int, receipts: Any) -> None:
         if number == epoch and self._sink.name != done:
@@ -96,11 +96,11 @@ def die_between(done: str, epoch: int) -> None:
         write(self, table, number, receipts)
 
     def last(self: Any, receipts: Any) -> None:
-        if self._sink.name == done and receipts[0].handle.epoch == epoch:
+        if self._sink.name == done and receipts and receipts[0].handle.epoch == epoch:
             os.kill(os.getpid(), signal.SIGKILL)
-        let_go(self, receipts)
+        clear(self, receipts)
 
-    DeltaCommitter._write, DeltaCommitter._let_go = held, last  # type: ignore[method-assign]
+    DeltaCommitter._write, DeltaCommitter._clear = held, last  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_a_merge_checks_constraints_of_the_rows_that_count(orders, some):
 def test_nulls_where_none_may_be_are_refused_before_the_decision(lake):
     lake.made(pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())]))
     rows = pa.table({"id": [1, None], "name": ["a", "b"]}, schema=ORDERS)
-    with pytest.raises(RowRejected, match="wants no null in id"):
+    with pytest.raises(RowRejected, match="takes no null in id"):
         lake.life(name="appends").write(0, rows)
     with pytest.raises(RowRejected, match="1 row with a null among the keys id"):
         lake.life(name="merges", mode="merge", keys="id").write(0, rows)

@@ -36,8 +36,8 @@ def sink(folder, s3):
             "secret_access_key": secret,
         }
         declared = folder.sink(uploads="manifest", partition_by=["p"])
-        back_end = ByObstore(declared._target, storage_options("gs", reached))
-        object.__setattr__(declared, "_back_end", back_end)
+        backend = ByObstore(declared._target, storage_options("gs", reached))
+        object.__setattr__(declared, "_backend", backend)
         return declared
 
     return made
@@ -49,7 +49,7 @@ def rows(*numbers: int) -> pa.Table:
 
 
 def whole(sink) -> list[int]:
-    store = sink._back_end.store()
+    store = sink._backend.store()
     manifests = [one for ledger in ledgers(store) for one in ledger.all()]
     files = [file.path for one in manifests for file in one.files]
     dataset: ds.Dataset = _dataset(store, files, _schema(store, manifests))
@@ -98,10 +98,10 @@ def test_a_writer_that_gives_up_leaves_nothing(drive, folder, sink, by_obstore):
     driver = drive(sink() if by_obstore else manifest)
     writer = driver.sink.writer(driver.task(rows(), 0))
     writer.write(rows(1, 2).to_batches()[0])
-    gathering = writer._rows
-    gathering._sort_in()
-    for where in list(gathering._waiting):
-        gathering._write_out(where)
+    buffer = writer._rows
+    buffer._split_arrived()
+    for where in list(buffer._waiting):
+        buffer._write_out(where)
     writer.abort()
     assert [key for key in folder.every_key() if key.startswith("_epochal/data")] == []
     assert folder.leftovers() == []

@@ -171,11 +171,11 @@ def test_a_task_half_complete_and_half_lost_is_left_to_a_person(drive, folder):
     driver = drive(folder.sink(partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1, 2], "p": ["a", "b"]}), 0)
     done, lost = receipt.token["files"]
-    place = driver.committer._place
-    assert place.store.complete(done["path"], done["upload"], done["parts"])
+    store = driver.committer._staging.store
+    assert store.complete(done["path"], done["upload"], done["parts"])
     driver.committer.abort(EpochNumber(0), [receipt])
     assert len(folder.uploads()) == 1, "a handle that is being committed was aborted"
-    place.store.abort_upload(lost["path"], lost["upload"])
+    store.abort_upload(lost["path"], lost["upload"])
     with pytest.raises(InvariantBroken, match="written again"):
         driver.commit(0, [receipt])
 
