@@ -20,7 +20,7 @@ from bench.harness import Comparison, say, stopwatch
 from bench.postgres import TESTS
 from epochal.contract import Begin, Limits, Task
 from epochal.sinks.delta import Delta
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import EpochNumber, Generation, Identity, Uid
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bench.harness import Comparison
 from epochal.sinks.memory import Memory
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
 EPOCHS = 40

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.harness import Comparison, PeakMemory, stopwatch
 from epochal.sinks.files import Files
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 2_000_000

@@ -24,7 +24,7 @@ from bench.broker import TESTS, apache
 from bench.harness import Comparison, say, stopwatch
 from bench.kafka import PARTITIONS, new_topic
 from epochal.sinks.kafka import Kafka
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 3_000_000

@@ -15,7 +15,7 @@ from bench.broker import TESTS, apache
 from bench.harness import Comparison, stopwatch
 from bench.kafka import new_topic
 from epochal.sinks.kafka import Kafka
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 2_000_000

@@ -17,7 +17,7 @@ from bench.broker import TESTS
 from bench.files_parquet import ROWS, write_source
 from bench.harness import Comparison, stopwatch
 from epochal.sinks.files import Files, read_epochs
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
 ROUNDS = 3

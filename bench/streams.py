@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench.harness import stopwatch
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 
 TASKS = 2
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

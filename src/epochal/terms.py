@@ -31,7 +31,7 @@ _HANDLE = re.compile(
     r"epochal-(?P<uid>[a-z2-7]{12})-g(?P<generation>\d{1,10})-e(?P<epoch>\d{1,19})"
     r"-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,19})"
 )
-_FINGERPRINT_MODULUS = 1 << 64
+FINGERPRINT_MODULUS = 1 << 64
 
 
 class Outcome(Enum):
@@ -104,13 +104,13 @@ class Fingerprint:
     def __add__(self, other: Fingerprint) -> Fingerprint:
         if self.hash_sum is None or other.hash_sum is None:
             return Fingerprint(self.rows + other.rows)
-        total = (self.hash_sum + other.hash_sum) % _FINGERPRINT_MODULUS
+        total = (self.hash_sum + other.hash_sum) % FINGERPRINT_MODULUS
         return Fingerprint(self.rows + other.rows, total)
 
     def __sub__(self, other: Fingerprint) -> Fingerprint:
         if self.hash_sum is None or other.hash_sum is None:
             return Fingerprint(self.rows - other.rows)
-        rest = (self.hash_sum - other.hash_sum) % _FINGERPRINT_MODULUS
+        rest = (self.hash_sum - other.hash_sum) % FINGERPRINT_MODULUS
         return Fingerprint(self.rows - other.rows, rest)
 
 

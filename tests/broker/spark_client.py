@@ -21,7 +21,7 @@ for folder in (HERE.parent, HERE):
 
 from client_jars import spark_jars  # noqa: E402  found by the lines above
 
-from epochal.spark.local import local_builder  # noqa: E402  the same
+from epochal.spark.local_session import local_builder  # noqa: E402  the same
 
 ROWS_AN_EPOCH = 40
 MORE = range(1000, 1010)

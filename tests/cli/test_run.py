@@ -14,7 +14,7 @@ from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.cli import run
 from epochal.config.file import GatePart, MetricsPart, SourcePart
 from epochal.errors import Misconfigured
-from epochal.spark.selecting import empty_like, taken_by
+from epochal.spark.projection import empty_like, taken_by
 
 FILE = """\
 pipeline: orders

@@ -11,7 +11,7 @@ import pytest
 
 JOB = """
 import epochal as ep
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 
 pipeline = ep.Pipeline(
     "lake",

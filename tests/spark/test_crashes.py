@@ -21,7 +21,7 @@ from spark_stage import Killer, Source, ids, run_to_end
 
 from epochal.coordinator.surroundings import mint_uid
 from epochal.sinks.memory import Memory
-from epochal.spark import runner
+from epochal.spark import epoch as runner
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import Generation, Identity
 

@@ -261,7 +261,7 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
     query = first.start(source.stream, checkpoint, processingTime="0 seconds")
     query.processAllAvailable()
     # Another process knows nothing of this one's starts: it only sees the log.
-    from epochal.spark import running
+    from epochal.spark import active_runs as running
 
     mine = running._runs.pop(str(checkpoint))
     claimed = second._claim(

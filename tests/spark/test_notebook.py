@@ -13,7 +13,7 @@ from spark_stage import Source, ids, slowly
 
 from epochal.errors import Misconfigured
 from epochal.sinks.memory import Memory
-from epochal.spark import running
+from epochal.spark import active_runs as running
 from epochal.spark.pipeline import Pipeline
 
 

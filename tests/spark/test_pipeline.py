@@ -15,8 +15,8 @@ from spark_stage import Breaking, Rejecting, Source, ids, run_to_end
 from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
+from epochal.spark.error_text import Stopped, told
 from epochal.spark.pipeline import Pipeline
-from epochal.spark.telling import Stopped, told
 
 
 @pytest.mark.compat

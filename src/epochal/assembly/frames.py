@@ -11,9 +11,9 @@ from epochal.assembly.names import imported
 from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart
 from epochal.coordinator import Gate, PreparedEpoch
 from epochal.errors import Misconfigured
-from epochal.spark.local import hushed, local_builder
-from epochal.spark.selecting import empty_like
-from epochal.spark.telling import said_by_spark
+from epochal.spark.error_text import said_by_spark
+from epochal.spark.local_session import hushed, local_builder
+from epochal.spark.projection import empty_like
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from epochal.assembly.pipelines import file_at, is_file, pipeline_of
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.errors import Misconfigured
 from epochal.logs import checkpoint_log, open_log
-from epochal.spark.local import quiet_session
+from epochal.spark.local_session import quiet_session
 from epochal.spark.pipeline import Pipeline
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from epochal.assembly import log_at
 from epochal.coordinator import life
 from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import State
-from epochal.spark import identity
+from epochal.spark.checkpoint import open_checkpoint
 
 Place = Annotated[
     str,
@@ -37,7 +37,16 @@ def adopt(
 
     A driver that still runs on it is fenced. Stop it first.
     """
-    _tell(identity.adopt(log_at(checkpoint), checkpoint, unfinished=unfinished))
+    found = open_checkpoint(checkpoint)
+    _tell(
+        life.adopt(
+            log_at(checkpoint),
+            location=found.location,
+            query_id=found.query_id,
+            position=found.position,
+            unfinished=unfinished,
+        )
+    )
 
 
 def fork(
@@ -55,7 +64,8 @@ def fork(
 
     What the original has decided and not yet carried out stays the original's.
     """
-    _tell(identity.fork(log_at(checkpoint), checkpoint, is_original_alive=is_original_alive))
+    location = open_checkpoint(checkpoint).location
+    _tell(life.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive))
 
 
 def rename(

@@ -22,7 +22,7 @@ from epochal.cli.showing import (
 )
 from epochal.reports.auditing import audit
 from epochal.reports.model import AuditReport, SinkAudit, SourceAudit
-from epochal.spark.local import quiet_session
+from epochal.spark.local_session import quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

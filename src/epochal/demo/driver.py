@@ -16,7 +16,7 @@ from pathlib import Path
 
 from epochal.demo.place import PIPELINE, Place
 from epochal.demo.source import SCHEMA
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import EpochNumber
 

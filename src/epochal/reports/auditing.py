@@ -77,7 +77,7 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
 
 
 def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:
-    from epochal.spark.hashing import fingerprint_of  # noqa: PLC0415  only where Spark is there
+    from epochal.spark.projection import fingerprint_of  # noqa: PLC0415  only where Spark is there
 
     try:
         with committer_of(sink, state, reached.limits) as committer:

@@ -19,7 +19,7 @@ from epochal.reports.model import SourceAudit
 from epochal.reports.status import hash_told
 from epochal.reports.surveying import told
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.rereading import NotRereadable, Sums, reread
+from epochal.spark.source_replay import NotRereadable, Sums, reread
 from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity
 
 _AGREES, _DIFFERS, _NOT_COMPARED = "agrees", "differs", "can't be compared"

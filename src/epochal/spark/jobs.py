@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
-from epochal.spark.crossing import for_crossing
-from epochal.spark.plans import is_narrow_above_batch
-from epochal.spark.selecting import arrow_schema, for_tasks, row_hash, taken_by, with_row_hash
+from epochal.spark.arrow_transfer import for_crossing
+from epochal.spark.error_text import told
+from epochal.spark.plan_analysis import is_narrow_above_batch
+from epochal.spark.projection import arrow_schema, for_tasks, row_hash, taken_by, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, Preparing
-from epochal.spark.telling import told
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _job(
 
 
 def _crossing(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Crossing:
-    from epochal.spark.packing import packed  # noqa: PLC0415  needs pyspark
+    from epochal.spark.row_layout import packed  # noqa: PLC0415  needs pyspark
 
     beside = row_hash(frame.schema) if fingerprint else None
     as_bytes = packed(frame, part.sink, schema, part.handout, beside=beside)

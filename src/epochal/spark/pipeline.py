@@ -21,6 +21,7 @@ from epochal.coordinator import (
     Metrics,
     Surroundings,
     Tracker,
+    life,
     this_driver,
 )
 from epochal.coordinator.rejecting import check_schemas
@@ -29,14 +30,13 @@ from epochal.coordinator.surroundings import Watch, mint_uid, watch_nothing
 from epochal.errors import EpochalError, Misconfigured
 from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Start, Unfinished
-from epochal.spark import identity
+from epochal.spark.active_runs import Run, query_id_of, require_query_of, take_over
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.plans import is_narrow, is_stateless
+from epochal.spark.epoch import Runner
+from epochal.spark.error_text import presented
+from epochal.spark.plan_analysis import is_narrow, is_stateless
+from epochal.spark.projection import arrow_schema, empty_like, taken_by
 from epochal.spark.report import CheckReport, Written, in_html, in_text
-from epochal.spark.runner import Runner
-from epochal.spark.running import Run, query_id_of, require_query_of, take_over
-from epochal.spark.selecting import arrow_schema, empty_like, taken_by
-from epochal.spark.telling import presented
 from epochal.spark.triggers import require_mode, trigger_words
 from epochal.spark.versions import require_classic, require_streaming, require_supported
 from epochal.telemetry.switchboard import attach, serve_metrics
@@ -258,13 +258,19 @@ class Pipeline:
         """Counters and latencies of the query that runs, or of the last start."""
         return self._tracker.metrics()
 
-    # Identity: see epochal.spark.identity
+    # Identity: each is one record of the epoch log
 
     def adopt(self, checkpoint: Place, *, unfinished: str = "ask") -> None:
         """This checkpoint was moved here, or other code ran it meanwhile: go on where it is."""
         spark = _session_or_none()
-        word = _unfinished(unfinished)
-        identity.adopt(self._log_of(checkpoint, spark), checkpoint, spark, unfinished=word)
+        found = open_checkpoint(checkpoint, spark)
+        life.adopt(
+            self._log_of(checkpoint, spark),
+            location=found.location,
+            query_id=found.query_id,
+            position=found.position,
+            unfinished=_unfinished(unfinished),
+        )
 
     def fork(self, checkpoint: Place, *, original_lives: bool = False) -> None:
         """
@@ -272,12 +278,15 @@ class Pipeline:
         that the original will carry out what is decided.
         """
         spark = _session_or_none()
-        log = self._log_of(checkpoint, spark)
-        identity.fork(log, checkpoint, spark, is_original_alive=original_lives)
+        life.fork(
+            self._log_of(checkpoint, spark),
+            location=open_checkpoint(checkpoint, spark).location,
+            is_original_alive=original_lives,
+        )
 
     def rename(self, checkpoint: Place) -> None:
         """This checkpoint belongs to this pipeline under its present name."""
-        identity.rename(self._log_of(checkpoint, _session_or_none()), self.name)
+        life.rename(self._log_of(checkpoint, _session_or_none()), pipeline=self.name)
 
     # Notebooks
 

@@ -17,13 +17,12 @@ import pyarrow as pa
 from epochal.contract import Limits, Sink, Task, Writer
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
-from epochal.spark.crossing import PACKED, as_declared
-from epochal.terms import EpochNumber, Fingerprint, Identity, Json, Receipt
+from epochal.spark.arrow_transfer import PACKED, as_declared
+from epochal.terms import FINGERPRINT_MODULUS, EpochNumber, Fingerprint, Identity, Json, Receipt
 
 RECEIPT_COLUMN = "receipt"
 RECEIPT_SCHEMA = f"{RECEIPT_COLUMN} string"
 _RECEIPTS = pa.schema([pa.field(RECEIPT_COLUMN, pa.string())])
-_MODULUS = 1 << 64
 
 
 class CarriedError(Exception):
@@ -120,7 +119,7 @@ def _write(job: Preparing, writer: Writer, batches: Iterator[pa.RecordBatch]) ->
         if batch.num_rows:
             writer.write(as_declared(columns, arriving))
             rows += batch.num_rows
-    return Fingerprint(rows, hash_sum % _MODULUS if job.is_hashed else None)
+    return Fingerprint(rows, hash_sum % FINGERPRINT_MODULUS if job.is_hashed else None)
 
 
 def _sum_of(hashes: pa.Array) -> int:

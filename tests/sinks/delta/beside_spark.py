@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.sinks.delta import Delta
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
 ODD = "a:b c/ü%3D'"

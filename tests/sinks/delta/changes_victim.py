@@ -17,7 +17,7 @@ from typing import Any
 
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
 CHANGES: tuple[tuple[tuple[int, str, str], ...], ...] = (

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from epochal.sinks.files import read_epochs
-from epochal.spark.local import local_builder
+from epochal.spark.local_session import local_builder
 
 
 def main(told: dict[str, Any]) -> list[list[Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.sinks.files import Files
-from epochal.spark.local import local_session
+from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
 

@@ -24,7 +24,7 @@ for folder in (HERE.parent.parent, HERE.parent.parent / "broker"):
 from client_jars import spark_jars  # noqa: E402  found by the lines above
 
 import epochal as ep  # noqa: E402  the same
-from epochal.spark.local import local_builder  # noqa: E402
+from epochal.spark.local_session import local_builder  # noqa: E402
 
 SOURCE, TAKEN, GROUP = "moves", "taken", "lag-of-moves"
 ROWS_AN_EPOCH = 40

@@ -16,8 +16,8 @@ from epochal.contract import Limits, Sink
 from epochal.coordinator import Coordinator
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
+from epochal.spark.error_text import told
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
-from epochal.spark.telling import told
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     # On the driver alone: a task's part is done without Spark.
     from pyspark.sql.functions import col  # noqa: PLC0415
 
-    from epochal.spark.catalyst import LACKING, Catalyst  # noqa: PLC0415
+    from epochal.spark.jvm_expressions import LACKING, Catalyst  # noqa: PLC0415
 
     try:
         catalyst = Catalyst(frame.sparkSession)

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame, functions
 from spark_stage import Source
 
-from epochal.spark.plans import is_stateless
+from epochal.spark.plan_analysis import is_stateless
 
 STATELESS = {
     "rows": lambda df: df,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Rows, Shape, Shaped, Sink
 from epochal.errors import Misconfigured
-from epochal.spark.telling import said_by_spark
+from epochal.spark.error_text import said_by_spark
+from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,6 +149,22 @@ def _holds_unhashable(kind: DataType) -> bool:
     inner = [field.dataType for field in getattr(kind, "fields", ())]
     element = getattr(kind, "elementType", None)
     return any(_holds_unhashable(one) for one in (*inner, element) if one is not None)
+
+
+def fingerprint_of(frame: DataFrame) -> Fingerprint:
+    """
+    Rows and the sum of their hashes, as receipts carry it; no sum where a type prevents it. For
+    rows that were read back.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    hashed = with_row_hash(frame)
+    if hashed is None:
+        return Fingerprint(frame.count())
+    # As decimals: a sum of longs would overflow, which Spark refuses.
+    total = functions.sum(hashed[ROW_HASH].cast("decimal(38,0)"))
+    rows, hash_sum = hashed.agg(functions.count(functions.lit(1)), total).collect()[0]
+    return Fingerprint(int(rows), int(hash_sum or 0) % FINGERPRINT_MODULUS)
 
 
 def for_tasks(sink: Sink) -> Sink:

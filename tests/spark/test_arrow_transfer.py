@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from spark_stage import run_to_end
 
 from epochal.sinks.memory import Memory
-from epochal.spark.crossing import as_declared, for_crossing
-from epochal.spark.hashing import fingerprint_of
+from epochal.spark.arrow_transfer import as_declared, for_crossing
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.projection import fingerprint_of
 from epochal.terms import Fingerprint
 
 SCHEMA = (

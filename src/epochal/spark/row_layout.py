@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame, functions, types
 
 from epochal.contract import Packs, Sink
 from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
-from epochal.spark.catalyst import LACKING, Catalyst
-from epochal.spark.crossing import ROW
-from epochal.spark.selecting import quoted
+from epochal.spark.arrow_transfer import ROW
+from epochal.spark.jvm_expressions import LACKING, Catalyst
+from epochal.spark.projection import quoted
 from epochal.terms import Json
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING
 from epochal.contract import Sink
 from epochal.logs.gateway import hadoop_conf, jvm_of
 from epochal.spark.checkpoint import Checkpoint
-from epochal.spark.hashing import fingerprint_of
-from epochal.spark.plans import is_row_by_row_above_batch, is_stateless, leaves
-from epochal.spark.selecting import columns_taken_by
-from epochal.spark.telling import typed
+from epochal.spark.error_text import typed
+from epochal.spark.plan_analysis import is_row_by_row_above_batch, is_stateless, leaves
+from epochal.spark.projection import columns_taken_by, fingerprint_of
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
-from epochal.spark import packing
-from epochal.spark.catalyst import Catalyst
-from epochal.spark.hashing import fingerprint_of
-from epochal.spark.packing import packed
-from epochal.spark.selecting import arrow_schema, row_hash
+from epochal.spark import row_layout as packing
+from epochal.spark.jvm_expressions import Catalyst
+from epochal.spark.projection import arrow_schema, fingerprint_of, row_hash
+from epochal.spark.row_layout import packed
 
 SINK = Postgres("postgresql://nobody@localhost/nothing", table="public.orders")
 EARLY, LATE = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001  of no zone

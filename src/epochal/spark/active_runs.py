@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from epochal.coordinator import Coordinator
 from epochal.errors import EpochalError, Fenced, Misconfigured
-from epochal.spark.runner import Runner
-from epochal.spark.telling import presented
+from epochal.spark.epoch import Runner
+from epochal.spark.error_text import presented
 from epochal.terms import EpochNumber
 
 if TYPE_CHECKING:
