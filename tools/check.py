@@ -10,6 +10,7 @@ CHECKS = {
     "format": ("ruff", "format", "--check"),
     "mypy": ("mypy",),
     "layers": ("lint-imports", "--no-logo"),
+    "docs types": ("python", "tools/docs_types.py"),
 }
 FIXES = {
     "ruff": ("ruff", "check", "--fix"),

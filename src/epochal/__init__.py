@@ -2,7 +2,7 @@
 Exactly-once sinks for Spark Structured Streaming.
 
 Each micro-batch appears in every one of its sinks once or not at all, whatever crashes. The public
-names are here and load on first use, so that importing `epochal` needs neither Spark nor a driver.
+names are here and load on first use, so that `import epochal` loads neither Spark nor a driver.
 """
 
 from __future__ import annotations
@@ -105,11 +105,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for a public one
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,46 @@
+"""Examples of the docs pass mypy and pyright, and mistakes in them do not."""
+
+from __future__ import annotations
+
+import pytest
+
+import docs_types
+
+WRONG = {
+    "ep.Filez('out')": ("Filez",),
+    "ep.Files('out', formatt='csv')": ("formatt",),
+    "ep.Files('out', format='cvs')": ("cvs",),
+    "pipeline.start(orders, 'chk', availableNow='yes')": ("availableNow", '"str"'),
+    "pipeline.start(orders, 'chk', processing_time='1 second')": ("processing_time",),
+    "pipeline.start(orders, 'chk', outputMode='apend')": ("outputMode", "apend"),
+    "pipeline.start(orders, 'chk', unfinished='never')": ("unfinished", "never"),
+    "pipeline.start('orders', 'chk')": ('"str"', "DataFrame"),
+}
+RIGHT = """\
+pipeline.start(orders, checkpointLocation="chk", trigger={"availableNow": True}, queryName="q")
+pipeline.start(orders, "chk", outputMode="update", once=True).awaitTermination()
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> list[str]:
+    wrong = "\n".join(["# Mistakes", "```python", *WRONG, "```"])
+    right = f"# None\n```python\n{RIGHT}```\n"
+    return docs_types.mistakes({**docs_types.pages(), "wrong.md": wrong, "right.md": right})
+
+
+def test_every_example_of_the_docs_passes_both_checkers(found: list[str]) -> None:
+    assert [mistake for mistake in found if not mistake.startswith("wrong.md:")] == []
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("code", WRONG)
+def test_a_mistake_is_an_error_to_both_checkers(code: str, checker: str, found: list[str]) -> None:
+    line = list(WRONG).index(code) + 3
+    mine = [
+        mistake
+        for mistake in found
+        if mistake.startswith(f"wrong.md:{line}:") and mistake.endswith(f"({checker})")
+    ]
+    assert len(mine) == 1
+    assert any(word in mine[0] for word in WRONG[code])
