@@ -13,10 +13,12 @@ as `TryAgain` on a verb that may be repeated; anything else is a bug and stops t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from epochal.errors import InvariantBroken
 from epochal.packing import Packing
 from epochal.terms import (
     NO_OFFSETS,
@@ -331,9 +333,6 @@ class Sink(Protocol):
     """What a user declares. Picklable; opens nothing by itself; its repr shows no secret."""
 
     @property
-    def kind(self) -> str: ...
-
-    @property
     def name(self) -> SinkName:
         """Unique within a pipeline. Receipts and ledgers go by it."""
 
@@ -378,6 +377,33 @@ class Sink(Protocol):
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         """Called on the driver, once a start, and by tools that reach a target without Spark."""
+
+
+def prepare_rows(sink: Sink, task: Task, batches: Iterable[pa.RecordBatch]) -> Receipt:
+    """
+    Write the rows of one attempt and prepare them; the writer is aborted where that fails.
+
+    Every row that is prepared goes through this: in tasks, and on the driver those that a target
+    rejects.
+    """
+    writer = sink.writer(task)
+    rows = 0
+    try:
+        for batch in batches:
+            writer.write(batch)
+            rows += batch.num_rows
+        receipt = writer.prepare()
+    except BaseException:
+        with suppress(Exception):
+            writer.abort()
+        raise
+    if receipt.rows != rows:
+        raise InvariantBroken(
+            f"sink {sink.name!r}: {rows} rows were written, and the receipt of {task.handle} "
+            f"counts {receipt.rows}",
+            "this is a defect of the sink; nothing was decided",
+        )
+    return receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.cli import run
 from epochal.config.file import GatePart, MetricsPart, SourcePart
 from epochal.errors import Misconfigured
-from epochal.spark.projection import empty_like, taken_by
+from epochal.spark.projection import empty_like, project
 
 FILE = """\
 pipeline: orders
@@ -82,7 +82,7 @@ def test_the_query_of_a_gate_is_tried_before_the_first_row(spark, declared, quer
 def test_a_selection_that_spark_refuses_is_told_with_its_sink(spark, declared, option):
     batch = empty_like(stream_of(declared, spark))
     with pytest.raises(Misconfigured, match=rf"^sink 'some': {next(iter(option))}="):
-        taken_by(Memory(name="some", **option), batch)
+        project(Memory(name="some", **option), batch)
 
 
 def test_a_refused_epoch_ends_in_one_message_without_the_stacks_of_spark(tmp_path):

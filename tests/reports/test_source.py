@@ -136,12 +136,12 @@ def test_files_that_are_gone_can_not_be_read_again(lake):
     report = lake.audited()
     assert not report.differs
     (because,) = {one.because for one in report.sources}
-    assert because.startswith("1 of 2 files of the source are no longer there: ")
+    assert because.startswith("1 of 2 files of the source are gone: ")
 
 
 HANGING_ON_MORE = {
     "keeps state": lambda stream: stream.dropDuplicates(["id"]),
-    "is in the rows": lambda stream: stream.selectExpr("id", "uuid() v"),
+    "depend on time or chance": lambda stream: stream.selectExpr("id", "uuid() v"),
     "time or chance": lambda stream: stream.selectExpr("id", "string(now()) v"),
     "joins rows": lambda stream: stream.crossJoin(stream.sparkSession.range(1).toDF("n")),
 }

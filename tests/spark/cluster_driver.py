@@ -107,11 +107,11 @@ class NotingFiles(Files):
 
         def prepare_and_tell() -> Any:
             # A first attempt, and not again when a later start repeats the epoch.
-            is_first = context.attemptNumber() == 0 and not self._is_told(handle)
+            is_first = context.attemptNumber() == 0 and not self._is_noted(handle)
             is_held = self.hold and handle.partition == 0 and is_first
             wait = HOLDS[self.hold].get(handle.epoch) if is_held else None
             if wait == "before":
-                _wait_for(lambda: self._is_told(handle))
+                _wait_for(lambda: self._is_noted(handle))
                 time.sleep(0.5)
             receipt = prepare()
             self._tell(note)
@@ -128,7 +128,7 @@ class NotingFiles(Files):
         scratch.write_text(json.dumps(note))
         scratch.rename(file)
 
-    def _is_told(self, handle: Any) -> bool:
+    def _is_noted(self, handle: Any) -> bool:
         """Another attempt has prepared the same rows."""
         return any(
             (note.epoch, note.partition) == (handle.epoch, handle.partition)

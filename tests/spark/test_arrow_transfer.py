@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from spark_stage import run_to_end
 
 from epochal.sinks.memory import Memory
-from epochal.spark.arrow_transfer import as_declared, for_crossing
+from epochal.spark.arrow_transfer import as_declared, for_transfer
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.projection import fingerprint_of
 from epochal.terms import Fingerprint
@@ -50,7 +50,7 @@ def test_short_decimals_cross_as_longs_and_arrive_as_decimals(
     spark: SparkSession, checkpoint: Path, tmp_path: Path
 ) -> None:
     frame = spark.createDataFrame(VALUES, SCHEMA)
-    crossing = for_crossing(frame, frame.schema).schema
+    crossing = for_transfer(frame, frame.schema).schema
     longs = ["bigint"] * 3
     assert [field.dataType.simpleString() for field in crossing] == [
         *longs,
@@ -77,12 +77,12 @@ def test_short_decimals_cross_as_longs_and_arrive_as_decimals(
 
 def test_names_that_differ_by_case_alone_cross(spark: SparkSession) -> None:
     frame = spark.sql("SELECT CAST(1 AS decimal(9,2)) AS a, CAST(2 AS decimal(9,2)) AS A")
-    assert for_crossing(frame, frame.schema).first()[:] == (100, 200)
+    assert for_transfer(frame, frame.schema).first()[:] == (100, 200)
 
 
 def test_plain_columns_cross_as_they_are(spark: SparkSession) -> None:
     frame = spark.range(3)
-    assert for_crossing(frame, frame.schema) is frame
+    assert for_transfer(frame, frame.schema) is frame
 
 
 def test_a_slice_of_longs_becomes_its_decimals() -> None:

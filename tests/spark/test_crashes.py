@@ -153,15 +153,15 @@ def test_a_stateful_query_whose_driver_dies_ends_like_an_undisturbed_one(
     try:
         calm, disturbed = Memory(name="calm"), Memory(name="disturbed")
         run_to_end(
-            Pipeline("calm", [calm]), query(source.stream), checkpoint / "calm", output_mode=mode
+            Pipeline("calm", [calm]), query(source.stream), checkpoint / "calm", outputMode=mode
         )
         pipeline = Pipeline("disturbed", [disturbed], watch=killer.watch)
         for killer.at in [("prepared", 1), ("decided", 2), ("settled", 3)]:
             assert killer.run(
-                pipeline, query(source.stream), checkpoint / "disturbed", output_mode=mode
+                pipeline, query(source.stream), checkpoint / "disturbed", outputMode=mode
             )
         assert not killer.run(
-            pipeline, query(source.stream), checkpoint / "disturbed", output_mode=mode
+            pipeline, query(source.stream), checkpoint / "disturbed", outputMode=mode
         )
     finally:
         source.spark.conf.unset(_STORE)

@@ -12,7 +12,9 @@ from spark_stage import Killer, Source, copy_folder, ids, run_to_end
 from epochal.errors import Fenced, Misconfigured, Refused
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
+from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.plan_analysis import UNKNOWN_PLAN
 
 
 class Plain:
@@ -261,15 +263,12 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
     query = first.start(source.stream, checkpoint, processingTime="0 seconds")
     query.processAllAvailable()
     # Another process knows nothing of this one's starts: it only sees the log.
-    from epochal.spark import active_runs as running
-
-    mine = running._runs.pop(str(checkpoint))
-    claimed = second._claim(
+    mine = active_runs._runs.pop(str(checkpoint))
+    claimed = second._start_run(
         source.spark,
         checkpoint,
+        plan=UNKNOWN_PLAN,
         schemas={},
-        stateless=True,
-        narrow=True,
         run=None,
         unfinished="ask",
         retarget=(),

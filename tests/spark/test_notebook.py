@@ -13,7 +13,7 @@ from spark_stage import Source, ids, slowly
 
 from epochal.errors import Misconfigured
 from epochal.sinks.memory import Memory
-from epochal.spark import active_runs as running
+from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
 
 
@@ -78,9 +78,9 @@ def test_a_start_waits_for_the_callback_that_a_stop_left_running(
     assert entered.wait(20)
     stopping = threading.Thread(target=query.stop, daemon=True)
     stopping.start()
-    monkeypatch.setattr(running.Run.end, "__defaults__", (0.5,))
+    monkeypatch.setattr(active_runs.Run.end, "__defaults__", (0.5,))
     with pytest.raises(Misconfigured, match="is still being written after"):
-        running._end_earlier(first._run) if not query.isActive else first._run.end()
+        first._run.end()
     may_go_on.set()
     stopping.join(20)
     monkeypatch.undo()
@@ -97,7 +97,7 @@ def test_the_end_of_a_query_is_written_to_the_log(source: Source, checkpoint: Pa
     _wait_for(lambda: pipeline._run.is_over)
     pipeline._run.end()
     assert pipeline._run.coordinator.state.is_stopped
-    assert str(checkpoint) not in running._runs
+    assert str(checkpoint) not in active_runs._runs
     assert not [t for t in threading.enumerate() if t.name.startswith("epochal-end")]
 
 

@@ -15,7 +15,7 @@ from spark_stage import Breaking, Rejecting, Source, ids, run_to_end
 from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
-from epochal.spark.error_text import Stopped, told
+from epochal.spark.error_text import Stopped, stop_or_error
 from epochal.spark.pipeline import Pipeline
 
 
@@ -67,8 +67,10 @@ def test_nothing_stays_cached_after_an_epoch_that_could_not_be_evaluated(
 
 def test_an_error_of_ours_that_cites_an_interrupt_is_not_taken_for_a_stop() -> None:
     error = Unsettled("epoch 3 is decided and not carried out: java.lang.InterruptedException")
-    assert told(error, "epoch 3") is error
-    assert isinstance(told(RuntimeError("java.lang.InterruptedException"), "epoch 3"), Stopped)
+    assert stop_or_error(error, "epoch 3") is error
+    assert isinstance(
+        stop_or_error(RuntimeError("java.lang.InterruptedException"), "epoch 3"), Stopped
+    )
 
 
 @pytest.mark.compat
@@ -124,7 +126,7 @@ def test_an_error_in_a_task_comes_first_with_its_hint_and_its_class(
     assert pipeline.error.hint == "send colours"
 
 
-def test_an_error_that_is_not_ours_is_told_by_its_shortest_reason(
+def test_an_error_that_is_not_ours_is_reported_by_its_shortest_reason(
     source: Source, checkpoint: Path
 ) -> None:
     source.add_numbers(epochs=1)
@@ -135,7 +137,7 @@ def test_an_error_that_is_not_ours_is_told_by_its_shortest_reason(
     assert "ValueError: something in a library" in pipeline.error.message
 
 
-def test_an_error_of_the_query_itself_is_told_by_its_shortest_reason(
+def test_an_error_of_the_query_itself_is_reported_by_its_shortest_reason(
     source: Source, checkpoint: Path
 ) -> None:
     source.add_numbers(epochs=1)
@@ -159,6 +161,23 @@ def test_check_asks_every_target_for_the_rows_it_would_get(source: Source, tmp_p
         Pipeline("checked", [nowhere]).check(source.stream)
 
 
+def test_options_of_a_query_may_be_given_as_spark_spells_them(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=2)
+    sink = Memory()
+    query = Pipeline("spelled", [sink]).start(
+        source.stream,
+        checkpointLocation=checkpoint,
+        outputMode="append",
+        queryName="mine",
+        trigger={"availableNow": True},
+    )
+    assert query.name == "mine"
+    query.awaitTermination()
+    assert ids(sink) == source.ids
+
+
 def test_what_can_never_work_is_refused_before_anything_is_claimed(
     source: Source, checkpoint: Path, spark: SparkSession
 ) -> None:
@@ -167,12 +186,18 @@ def test_what_can_never_work_is_refused_before_anything_is_claimed(
         pipeline.start(source.stream, checkpoint, continuous="1 second")
     with pytest.raises(Misconfigured, match="real-time"):
         pipeline.start(source.stream, checkpoint, realTime="5 minutes")
-    with pytest.raises(Misconfigured, match="does not know trigger="):
+    with pytest.raises(Misconfigured, match="does not know triggers="):
+        pipeline.start(source.stream, checkpoint, triggers="1 second")
+    with pytest.raises(Misconfigured, match="trigger='1 second'"):
         pipeline.start(source.stream, checkpoint, trigger="1 second")
+    with pytest.raises(Misconfigured, match="continuous"):
+        pipeline.start(source.stream, checkpoint, trigger={"continuous": "1 second"})
+    with pytest.raises(Misconfigured, match="checkpointLocation='elsewhere' differ"):
+        pipeline.start(source.stream, checkpoint, checkpointLocation="elsewhere")
     with pytest.raises(Misconfigured, match="is not a stream"):
         pipeline.start(spark.range(3), checkpoint)
     with pytest.raises(Misconfigured, match="complete"):
-        pipeline.start(source.stream, checkpoint, output_mode="complete")
+        pipeline.start(source.stream, checkpoint, outputMode="complete")
     twice = Memory(select=["id", "id"])
     with pytest.raises(Misconfigured, match="two columns named id"):
         Pipeline("refused", [twice]).start(source.stream, checkpoint)
@@ -188,8 +213,8 @@ def test_complete_mode_replaces_and_update_mode_appends_versions(
     source.add_numbers(epochs=2)
     counted = source.stream.selectExpr("id % 2 AS id").groupBy("id").count()
     whole, changes = Memory(mode="complete"), Memory()
-    run_to_end(Pipeline("whole", [whole]), counted, checkpoint / "w", output_mode="complete")
-    run_to_end(Pipeline("changes", [changes]), counted, checkpoint / "c", output_mode="update")
+    run_to_end(Pipeline("whole", [whole]), counted, checkpoint / "w", outputMode="complete")
+    run_to_end(Pipeline("changes", [changes]), counted, checkpoint / "c", outputMode="update")
     assert sorted(map(tuple, (r.values() for r in whole.rows().to_pylist()))) == [(0, 10), (1, 10)]
     assert sorted(changes.rows()["count"].to_pylist()) == [5, 5, 10, 10]
 

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
-from epochal.spark import row_layout as packing
-from epochal.spark.jvm_expressions import Catalyst
+from epochal.spark import row_layout
+from epochal.spark.jvm_expressions import JvmExpressions
 from epochal.spark.projection import arrow_schema, fingerprint_of, row_hash
 from epochal.spark.row_layout import packed
 
@@ -50,7 +50,7 @@ def both_ways(frame: DataFrame) -> tuple[list[bytes], list[bytes]]:
     schema = arrow_schema(SINK, frame.schema)
     layout = SINK.packing(schema, None)
     assert layout is not None
-    there = packed(frame, SINK, schema, None, beside=None)
+    there = packed(frame, SINK, schema, None, extra_column=None)
     assert there is not None
     table = frame.toArrow().cast(schema)
     here = [row for batch in table.to_batches() for row in laid_out(batch, layout)["row"]]
@@ -122,7 +122,7 @@ def test_names_of_any_kind(spark: SparkSession) -> None:
 def test_the_hash_of_a_row_stands_beside_it(spark: SparkSession) -> None:
     frame = spark.sql("SELECT 1 AS n, 'x' AS `a.b`")
     schema = arrow_schema(SINK, frame.schema)
-    there = packed(frame, SINK, schema, None, beside=row_hash(frame.schema))
+    there = packed(frame, SINK, schema, None, extra_column=row_hash(frame.schema))
     assert there is not None
     ((_, hash_sum),) = there.collect()
     assert hash_sum % 2**64 == fingerprint_of(frame).hash_sum
@@ -133,26 +133,26 @@ def test_columns_cross_where_a_sink_or_a_type_wants_it_so(spark: SparkSession) -
     by_case = spark.sql("SELECT 1 AS n, 2 AS N")
     for frame, sink in ((plain, Memory()), (nested, SINK), (by_case, SINK)):
         schema = arrow_schema(SINK, frame.schema)
-        assert packed(frame, sink, schema, None, beside=None) is None
+        assert packed(frame, sink, schema, None, extra_column=None) is None
 
 
 def test_columns_cross_where_spark_lacks_an_expression(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_built", {})
-    monkeypatch.setattr(Catalyst, "bytes_of", lambda self, _: self._expressions.NoSuchThing(1))
+    monkeypatch.setattr(row_layout, "_built", {})
+    monkeypatch.setattr(JvmExpressions, "bytes_of", lambda self, _: self._expressions.No(1))
     frame = spark.sql("SELECT 1 AS n")
-    assert packed(frame, SINK, arrow_schema(SINK, frame.schema), None, beside=None) is None
+    assert packed(frame, SINK, arrow_schema(SINK, frame.schema), None, extra_column=None) is None
 
 
 def test_an_expression_is_built_once_for_all_epochs(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    bytes_of = Catalyst.bytes_of
-    monkeypatch.setattr(packing, "_built", {})
+    bytes_of = JvmExpressions.bytes_of
+    monkeypatch.setattr(row_layout, "_built", {})
     monkeypatch.setattr(
-        Catalyst, "bytes_of", lambda self, column: made.append(1) or bytes_of(self, column)
+        JvmExpressions, "bytes_of", lambda self, column: made.append(1) or bytes_of(self, column)
     )
     for number in (1, 2):
         frame = spark.sql(f"SELECT {number} AS n")

@@ -11,8 +11,8 @@ from epochal.assembly.names import imported
 from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart
 from epochal.coordinator import Gate, PreparedEpoch
 from epochal.errors import Misconfigured
-from epochal.spark.error_text import said_by_spark
-from epochal.spark.local_session import hushed, local_builder
+from epochal.spark.error_text import spark_message
+from epochal.spark.local_session import local_builder, quiet
 from epochal.spark.projection import empty_like
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _builder(name: str, master: str | None) -> SparkSession.Builder:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if is_submitted or not (master or "local").startswith("local"):
         return SparkSession.builder.appName(name)
-    return hushed(local_builder(name, threads=_THREADS))
+    return quiet(local_builder(name, threads=_THREADS))
 
 
 def stream_of(file: PipelineFile, spark: SparkSession) -> DataFrame:
@@ -120,7 +120,7 @@ def _told(where: str, work: Callable[[], DataFrame]) -> DataFrame:
     try:
         return work()
     except (PySparkException, Py4JError) as error:
-        raise Misconfigured(f"{where}: {said_by_spark(error)}", _hint(str(error))) from None
+        raise Misconfigured(f"{where}: {spark_message(error)}", _hint(str(error))) from None
 
 
 _PACKAGES: Mapping[str, str] = {

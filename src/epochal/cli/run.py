@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from epochal.cli.progress import progress_of
 from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
 from epochal.errors import EpochalError
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.query_options import Trigger
 from epochal.telemetry.switchboard import push_otlp
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def run(
                 stream,
                 checkpoint=declared.checkpoint,
                 run=declared.run,
-                output_mode=declared.output_mode,
-                **_trigger(declared),
+                outputMode=declared.output_mode,
+                trigger=_trigger(declared),
             )
             _follow(query, pipeline, quiet=quiet)
     finally:
@@ -95,12 +96,12 @@ def _leave(spark: SparkSession) -> None:
         sys.stderr.write("Spark's JVM is gone; the next start finishes what is decided\n")
 
 
-def _trigger(file: PipelineFile) -> dict[str, Any]:
-    words = {
-        "processingTime": file.trigger.processing_time,
-        "availableNow": file.trigger.available_now or None,
-    }
-    return {word: value for word, value in words.items() if value is not None}
+def _trigger(file: PipelineFile) -> Trigger:
+    if file.trigger.available_now:
+        return {"availableNow": True}
+    if file.trigger.processing_time is not None:
+        return {"processingTime": file.trigger.processing_time}
+    return {}
 
 
 def _follow(query: StreamingQuery, pipeline: Pipeline, *, quiet: bool) -> None:

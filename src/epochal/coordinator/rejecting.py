@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochal.contract import Committer, Limits, Rejecting, Sink, Task
+from epochal.contract import Committer, Limits, Rejecting, Sink, Task, prepare_rows
 from epochal.coordinator.surroundings import Surroundings
 from epochal.coordinator.waiting import backoff
-from epochal.errors import InvariantBroken, OutcomeUnknown, TryAgain, Unsettled
+from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.protocol.invariants import broken
 from epochal.terms import (
+    FINGERPRINT_MODULUS,
     NO_ROWS,
     Decision,
     EpochNumber,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 FIRST_PARTITION = 9_000_000
 _PARTITIONS = 1_000_000
-_HASH_MODULUS = 1 << 64
 
 
 def partition_of(refusing: SinkName) -> int:
@@ -110,14 +109,15 @@ class Deliveries:
                 handle=handle, schema=rows.schema, handout=handout(to.name), limits=self._limits
             )
             try:
-                receipt = prepared(rows, to, task)
+                batches = rows.to_batches(max_chunksize=self._limits.buffer_rows)
+                receipt = prepare_rows(to, task, batches)
             except (TryAgain, OutcomeUnknown, OSError):
                 # What a lost attempt left is cleared like that of any other task (I5).
                 if not attempts_left:
                     raise
                 self._around.clock.sleep(next(waits))
             else:
-                self.receipts[to.name] += (receipt,)
+                self.receipts[to.name] += (replace(receipt, fingerprint=fingerprint_of(rows)),)
                 return
 
     def _next_attempt(self) -> int:
@@ -126,33 +126,13 @@ class Deliveries:
         return self._attempts
 
 
-def prepared(rows: pa.Table, to: Sink, task: Task) -> Receipt:
-    """Prepare refused rows at the sink that gets them."""
-    writer = to.writer(task)
-    try:
-        for batch in rows.to_batches(max_chunksize=task.limits.buffer_rows):
-            writer.write(batch)
-        receipt = writer.prepare()
-    except BaseException:
-        with suppress(Exception):
-            writer.abort()
-        raise
-    if receipt.rows != rows.num_rows:
-        raise InvariantBroken(
-            f"sink {to.name!r}: {rows.num_rows} refused rows were written, and the receipt of "
-            f"{task.handle} says {receipt.rows}",
-            "this is a defect of the sink; nothing was decided",
-        )
-    return replace(receipt, fingerprint=fingerprint_of(rows))
-
-
 def fingerprint_of(rows: pa.Table | None) -> Fingerprint:
     """Of the rows as they were given to the sink; reasons are worded by the target."""
     if rows is None:
         return NO_ROWS
     texts = rows.column("row").to_pylist()
     hashes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return Fingerprint(len(texts), sum(int.from_bytes(one) for one in hashes) % _HASH_MODULUS)
+    return Fingerprint(len(texts), sum(int.from_bytes(one) for one in hashes) % FINGERPRINT_MODULUS)
 
 
 def require_same(sink: Sink, committer: Committer, decision: Decision) -> None:

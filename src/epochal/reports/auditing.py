@@ -73,7 +73,7 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
                 return committer.recount()
     except (EpochalError, OSError) as error:
         return Recount(rows=None, because=f"the target could not be asked: {told(error)}")
-    return Recount(rows=None, because=f"a {sink.kind} target can't be recounted")
+    return Recount(rows=None, because=f"a {sink.describe()['kind']} target can't be recounted")
 
 
 def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:

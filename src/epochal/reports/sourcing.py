@@ -19,7 +19,7 @@ from epochal.reports.model import SourceAudit
 from epochal.reports.status import hash_told
 from epochal.reports.surveying import told
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.source_replay import NotRereadable, Sums, reread
+from epochal.spark.source_replay import NotReplayable, Sums, replay
 from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity
 
 _AGREES, _DIFFERS, _NOT_COMPARED = "agrees", "differs", "can't be compared"
@@ -29,11 +29,11 @@ def against_source(sinks: Mapping[SinkName, Sink], state: State, stream: Any) ->
     """Read the stream's source again and compare, sink by sink."""
     reasons = {name: _incomparable(name, sinks, state) for name in sinks}
     comparable = [sink for name, sink in sinks.items() if not reasons[name]]
-    sums: dict[SinkName, Fingerprint | NotRereadable] = {}
+    sums: dict[SinkName, Fingerprint | NotReplayable] = {}
     for since in sorted({_total(state, sink.name).since for sink in comparable}):
         some = [sink for sink in comparable if _total(state, sink.name).since == since]
         if state.last is not None:
-            sums |= _reread(some, state.location, state.last, stream, since)
+            sums |= _replay(some, state.location, state.last, stream, since)
     return [
         _not_compared(name, state, reasons[name])
         if reasons[name]
@@ -56,28 +56,28 @@ def _total(state: State, name: SinkName) -> Total:
     return state.totals[name]
 
 
-def _reread(
+def _replay(
     sinks: Sequence[Sink], location: str, last: LastEpoch, stream: Any, since: EpochNumber
 ) -> Sums:
     try:
         checkpoint = open_checkpoint(location, stream.sparkSession)
         _require_same(checkpoint, last)
-        return reread(stream, checkpoint, sinks, since=since, last=last.epoch)
-    except NotRereadable as reason:
+        return replay(stream, checkpoint, sinks, since=since, last=last.epoch)
+    except NotReplayable as reason:
         found = reason
     except (EpochalError, OSError) as error:
-        found = NotRereadable(told(error))
+        found = NotReplayable(told(error))
     return dict.fromkeys((sink.name for sink in sinks), found)
 
 
 def _require_same(checkpoint: Checkpoint, last: LastEpoch) -> None:
     if checkpoint.read(f"offsets/{last.epoch}") is None:
-        raise NotRereadable(
+        raise NotReplayable(
             f"{checkpoint.location} has no offsets/{last.epoch}: no stream was read there, or its "
             "checkpoint was removed"
         )
     if checkpoint.offsets(last.epoch).digest != last.offsets.digest:
-        raise NotRereadable(
+        raise NotReplayable(
             f"{checkpoint.location} says other rows of epoch {last.epoch} than the log does"
         )
 
@@ -97,7 +97,7 @@ def _not_compared(name: SinkName, state: State, because: str) -> SourceAudit:
     )
 
 
-def _compared(name: SinkName, total: Total, now: Fingerprint | NotRereadable) -> SourceAudit:
+def _compared(name: SinkName, total: Total, now: Fingerprint | NotReplayable) -> SourceAudit:
     decided = total.fingerprint
     blank = SourceAudit(
         sink=name,
@@ -110,7 +110,7 @@ def _compared(name: SinkName, total: Total, now: Fingerprint | NotRereadable) ->
         differences=[],
         because=str(now),
     )
-    if isinstance(now, NotRereadable):
+    if isinstance(now, NotReplayable):
         return blank
     is_hashed = None not in (decided.hash_sum, now.hash_sum)
     differences = _differences(decided, now)

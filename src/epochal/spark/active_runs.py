@@ -1,9 +1,14 @@
 """
-Starts of this process: who works on which checkpoint, and how each is brought to its end.
+The runs of this process: which start of a pipeline works on which checkpoint, and how it ends.
 
 A stopped query can leave its Python callback running (SPARK-39218), and a notebook's cell is run
-again at once. So each start holds a lock while it is in an epoch, a process knows the start that a
-checkpoint belongs to, and the next start first brings that one to its end, as Spark itself does.
+again at once. So a run holds a lock while it is in an epoch, the process keeps one run per
+checkpoint, and a new start ends the earlier run first, as Spark itself does with queries:
+
+    query 1 runs      query.stop()        pipeline.start() again
+    |--- epoch 5 ------------|               |
+                callback goes on --------|   |
+                                         lock: the new start waits here, then claims
 """
 
 from __future__ import annotations
@@ -17,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from epochal.coordinator import Coordinator
 from epochal.errors import EpochalError, Fenced, Misconfigured
-from epochal.spark.epoch import Runner
-from epochal.spark.error_text import presented
+from epochal.spark.epoch import EpochWriter
+from epochal.spark.error_text import message_first
 from epochal.terms import EpochNumber
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from epochal.spark.checkpoint import Checkpoint
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("epochal")
 
 CALLBACK_WAIT_MAX_S = 120.0
-"""How long a start waits for an epoch that an earlier one of this process is still in."""
+"""How long a start waits for an epoch that an earlier run of this process is still in."""
 _EXIT_WAIT_MAX_S = 10.0
 _RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
 
@@ -38,12 +43,14 @@ _RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
 class Run:
     """One start of a pipeline on one checkpoint. After its end it writes no epoch any more."""
 
-    def __init__(self, *, coordinator: Coordinator, runner: Runner, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, *, coordinator: Coordinator, writer: EpochWriter, checkpoint: Checkpoint
+    ) -> None:
         self.coordinator = coordinator
         self.checkpoint = checkpoint
         self.error: EpochalError | None = None
         self.query: StreamingQuery | None = None
-        self._runner = runner
+        self._writer = writer
         self._lock = threading.Lock()
         self._is_over = False
         self._query_id: str | None = None
@@ -57,12 +64,12 @@ class Run:
         return self._is_over
 
     def epoch(self, batch: DataFrame, epoch: int) -> None:
-        """What Spark calls with each micro-batch."""
+        """Write one micro-batch. Called by Spark, on the driver, for each of them."""
         number = EpochNumber(epoch)
         with self._lock:
             try:
                 self._require_own(batch)
-                self._runner.run(
+                self._writer.write(
                     batch,
                     number,
                     query_id=query_id_of(batch),
@@ -71,11 +78,11 @@ class Run:
             except EpochalError as error:
                 self.error = error
                 self.coordinator.tracker.troubled(error)
-                shown = presented(error)
+                shown = message_first(error)
                 raise shown from shown.__cause__
 
     def end(self, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
-        """Leave in good order, once the epoch that is being written is done. May be repeated."""
+        """Stop cleanly, once the epoch that is being written is done. May be repeated."""
         if not self._lock.acquire(timeout=wait_s):
             raise Misconfigured(
                 f"{self.location}: an epoch of the query that was stopped in this process is still "
@@ -102,12 +109,12 @@ class Run:
         # A thread and not a listener: a listener would be called into Python at every progress.
         try:
             query.awaitTermination()
-        except Exception as error:  # noqa: BLE001  how it ended is the query's to tell
+        except Exception as error:  # noqa: BLE001  the query itself reports how it ended
             logger.debug("query %s ended: %s", query.id, error)
         try:
             self.end(wait_s=threading.TIMEOUT_MAX)
         except Exception:
-            logger.exception("%s: could not end in good order", self.location)
+            logger.exception("%s: did not stop cleanly", self.location)
 
     def _require_own(self, batch: DataFrame) -> None:
         if self._is_over:
@@ -119,6 +126,49 @@ class Run:
         if running != self._query_id:
             require_query_of(self.checkpoint, running)
             self._query_id = running
+
+
+class EachBatch:
+    """The callback of `Pipeline.each_batch`. After a run has ended, the next batch starts one."""
+
+    def __init__(self, spark: SparkSession, start_run: Callable[[], Run]) -> None:
+        self._spark = spark
+        self._start_run = start_run
+        self._run = start_run()
+        self._query_run: str | None = None
+
+    def __call__(self, batch: DataFrame, epoch: int) -> None:
+        # Spark gives each run of a query a job group of its own.
+        query_run = batch.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
+        if self._query_run != query_run:
+            # First of all: to claim for a query of another checkpoint stops this one's own.
+            self._require_own_query(batch)
+        if self._run.is_over or (self._query_run is not None and self._query_run != query_run):
+            self._start_again()
+        if self._run.query is None:
+            self._follow_end(batch)
+        self._query_run = query_run
+        self._run.epoch(batch, epoch)
+
+    def _require_own_query(self, batch: DataFrame) -> None:
+        try:
+            require_query_of(self._run.checkpoint, query_id_of(batch))
+        except EpochalError as error:
+            shown = message_first(error)
+            raise shown from shown.__cause__
+
+    def _start_again(self) -> None:
+        try:
+            self._run = self._start_run()
+        except EpochalError as error:
+            self._run.error = error
+            shown = message_first(error)
+            raise shown from shown.__cause__
+
+    def _follow_end(self, batch: DataFrame) -> None:
+        query = self._spark.streams.get(query_id_of(batch) or "")
+        if query is not None:
+            self._run.end_with(query)
 
 
 def query_id_of(batch: DataFrame) -> str | None:
@@ -141,19 +191,12 @@ _runs: dict[str, Run] = {}
 _guard = threading.Lock()
 
 
-def take_over(location: str, claim: Callable[[], Run]) -> Run:
-    """Bring the start that this process has on a checkpoint to its end, then claim."""
+def end_earlier_run(location: str) -> None:
+    """Stop the query that this process runs on a checkpoint, if any, and end its run."""
     with _guard:
-        before = _runs.get(location)
-    if before is not None:
-        _end_earlier(before)
-    run = claim()
-    with _guard:
-        _runs[location] = run
-    return run
-
-
-def _end_earlier(run: Run) -> None:
+        run = _runs.get(location)
+    if run is None:
+        return
     query = run.query
     if query is not None and _is_active(query):
         if not _may_restart():
@@ -163,6 +206,12 @@ def _end_earlier(run: Run) -> None:
             )
         query.stop()
     run.end()
+
+
+def add_run(run: Run) -> None:
+    """Note that a run now works on its checkpoint."""
+    with _guard:
+        _runs[run.location] = run
 
 
 def _may_restart() -> bool:
@@ -186,9 +235,9 @@ def _forget(run: Run) -> None:
 
 
 @atexit.register
-def _end_those_that_stopped() -> None:
+def _end_stopped_runs() -> None:
     """
-    A script ends right after its query did: let the last word still be written.
+    Let runs whose query has stopped write their last record: a script ends right after its query.
 
     A query that still runs is left as Spark leaves it; the next start takes over.
     """
@@ -201,4 +250,4 @@ def _end_those_that_stopped() -> None:
         try:
             run.end(wait_s=max(0.0, deadline - time.monotonic()))
         except Exception as error:  # noqa: BLE001  the process is ending
-            logger.warning("%s: could not end in good order: %s", run.location, error)
+            logger.warning("%s: did not stop cleanly: %s", run.location, error)

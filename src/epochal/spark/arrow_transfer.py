@@ -1,9 +1,9 @@
 """
-How rows cross from the JVM to Python: what Spark writes slowly crosses in another form.
+The transfer of rows from the JVM to Python, as Arrow: slow types are sent in another form.
 
 Spark writes a decimal into Arrow by way of Java's BigDecimal, which costs as much as four columns
-of numbers do. One of up to 18 digits is a long inside of Spark: as that long it crosses, and Arrow
-makes the decimal of it again.
+of numbers. A decimal of up to 18 digits is a long inside of Spark: it is sent as that long
+(`for_transfer`, on the driver), and Arrow makes a decimal of it again (`as_declared`, in a task).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _PLAIN = re.compile(r"\w+")
 _WIDE = pa.decimal128(38, 0)
 ROW = "row"
 PACKED = pa.schema([pa.field(ROW, pa.binary())])
-"""What crosses in place of the columns where rows are laid out as bytes (see `packing`)."""
+"""What is sent in place of the columns where rows are laid out as bytes (see `row_layout`)."""
 
 
-def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
+def for_transfer(frame: DataFrame, schema: StructType) -> DataFrame:
     """
-    The rows for Python's side, which knows columns by place; `as_declared` is the way back.
+    The rows as they are sent; Python knows columns by position, and `as_declared` restores them.
 
-    `schema` is what is known of the first columns. Most frames cross as they are: each change is
-    one more analysis by Spark, in every epoch.
+    `schema` is that of the first columns. Most frames are sent as they are: each change is one more
+    analysis by Spark, in every epoch.
     """
     if not _has_plain_names(schema):
         frame = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
@@ -42,32 +42,32 @@ def for_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
     }
     if not shorts:
         return frame
-    # On the driver alone: a task's part is done without Spark.
+    # On the driver alone: a task needs no Spark for its part.
     from pyspark.sql.functions import col  # noqa: PLC0415
 
-    from epochal.spark.jvm_expressions import LACKING, Catalyst  # noqa: PLC0415
+    from epochal.spark.jvm_expressions import UNAVAILABLE, JvmExpressions  # noqa: PLC0415
 
     try:
-        catalyst = Catalyst(frame.sparkSession)
+        expressions = JvmExpressions(frame.sparkSession)
         return frame.select(
             *(
-                catalyst.unscaled(col(name)).alias(name) if place in shorts else name
+                expressions.unscaled(col(name)).alias(name) if place in shorts else name
                 for place, name in enumerate(frame.columns)
             )
         )
-    except LACKING as error:
-        logger.debug("decimals cross as they are: %s", error)
+    except UNAVAILABLE as error:
+        logger.debug("decimals are sent as they are: %s", error)
         return frame
 
 
 def _has_plain_names(schema: StructType) -> bool:
-    """Spark looks columns up by name on its way to Python; a dot or a backtick ends its search."""
+    """Spark looks columns up by name when it sends them; a dot or a backtick breaks that."""
     names = [field.name.lower() for field in schema.fields]
     return len(set(names)) == len(names) and all(map(_PLAIN.fullmatch, names))
 
 
 def as_declared(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows that crossed, under the declared types."""
+    """The rows that arrived, under the declared types."""
     declared = [
         _as_declared(column, field.type) for column, field in zip(columns, schema, strict=True)
     ]

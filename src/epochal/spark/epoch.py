@@ -1,7 +1,11 @@
 """
-One micro-batch: from Spark's rows to a decision that is carried out.
+One micro-batch, from Spark's rows to a decision that is carried out at every sink.
 
-Both doors and the once-only load share this; what differs between them is who calls it.
+    begin       the coordinator admits the epoch: FRESH, or REPLAY where it is decided already
+    prepare     one Spark job per sink; nothing is visible yet
+    conclude    the coordinator rehearses, decides and commits
+
+Streaming queries and the once-only load (`Pipeline.write`) both write through this.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from epochal.contract import Limits, Sink
 from epochal.coordinator import Coordinator
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
-from epochal.spark.error_text import told
+from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
+from epochal.spark.plan_analysis import PlanFacts
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts
 
 if TYPE_CHECKING:
@@ -29,8 +34,8 @@ def no_offsets() -> Offsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
-    """Takes the batches of one start to its coordinator."""
+class EpochWriter:
+    """Writes the epochs of one run, under the run's coordinator."""
 
     pipeline: str
     coordinator: Coordinator
@@ -38,29 +43,29 @@ class Runner:
     limits: Limits
     has_gates: bool
     fingerprint: bool
-    is_stateless: bool
-    """Proven, not assumed: a plan that is not known counts as one with state."""
-    is_narrow: bool
-    """Proven likewise: computing a batch moves no row from one partition to another."""
+    plan: PlanFacts
 
-    def run(
+    def write(
         self,
         batch: DataFrame,
         epoch: EpochNumber,
         *,
         query_id: str | None = None,
         offsets: Callable[[], Offsets] = no_offsets,
-    ) -> Admission:
-        """Write one epoch, or finish it where it is decided already. Raises what is to be told."""
+    ) -> None:
+        """
+        Write one epoch, or finish it where it is decided already.
+
+        Raises one of our errors, or `Stopped` where the query was stopped meanwhile.
+        """
         began_with = offsets()
         admission = self.coordinator.begin(epoch, query_id=query_id, offsets=began_with)
         if admission is Admission.REPLAY:
             self._replay(batch, epoch)
         else:
-            self._write(batch, epoch, began_with, offsets)
-        return admission
+            self._write_fresh(batch, epoch, began_with, offsets)
 
-    def _write(
+    def _write_fresh(
         self,
         batch: DataFrame,
         epoch: EpochNumber,
@@ -68,23 +73,23 @@ class Runner:
         offsets: Callable[[], Offsets],
     ) -> None:
         self.coordinator.preparing()
-        is_read_once = self.is_stateless and len(self.sinks) == 1 and not self.has_gates
+        is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
         try:
             shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
             with shared as frame:
                 receipts = self._prepare_in_order(
-                    frame, epoch, is_narrow=self.is_narrow or not is_read_once
+                    frame, epoch, is_narrow=self.plan.is_narrow or not is_read_once
                 )
                 # From here on only the coordinator knows whether the epoch may still be aborted.
                 self.coordinator.conclude(
                     receipts, offsets=offsets, began_with=began_with, frame=frame
                 )
-        except _PreparingFailed as failed:
-            why = told(failed.error, f"epoch {epoch}")
+        except _PrepareFailed as failed:
+            why = stop_or_error(failed.error, f"epoch {epoch}")
             self.coordinator.abort(failed.receipts, because=why)
             raise why from None
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised again as ours
-            why = told(error, f"epoch {epoch}")
+        except Exception as error:  # noqa: BLE001  every error is raised again as one of ours
+            why = stop_or_error(error, f"epoch {epoch}")
             if self.coordinator.phase is Phase.PREPARING:
                 self.coordinator.abort({}, because=why)
             raise why from None
@@ -92,7 +97,10 @@ class Runner:
     def _prepare_in_order(
         self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool
     ) -> Receipts:
-        """Late sinks after the others have prepared, and after all that can say no without them."""
+        """
+        Prepare at every sink; at those with `prepares_last` after the others, and after rehearsals
+        and gates that can refuse the epoch without them.
+        """
         late = [sink for sink in self.sinks if sink.prepares_last]
         early = [sink for sink in self.sinks if not sink.prepares_last]
         if not late or not (early or self.has_gates):
@@ -101,44 +109,13 @@ class Runner:
         self.coordinator.examine(first, frame=frame)
         try:
             return {**first, **self._prepare(frame, epoch, late, is_narrow=is_narrow)}
-        except _PreparingFailed as failed:
-            raise _PreparingFailed({**first, **failed.receipts}, failed.error) from None
+        except _PrepareFailed as failed:
+            raise _PrepareFailed({**first, **failed.receipts}, failed.error) from None
 
     def _prepare(
         self, frame: DataFrame, epoch: EpochNumber, sinks: Sequence[Sink], *, is_narrow: bool
     ) -> Receipts:
-        prepared = prepare_all(
-            frame,
-            epoch,
-            self._parts(sinks),
-            limits=self.limits,
-            fingerprint=self.fingerprint,
-            is_narrow=is_narrow,
-            timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
-        )
-        if prepared.error is not None:
-            raise _PreparingFailed(prepared.receipts, prepared.error)
-        return prepared.receipts
-
-    def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
-        """Its rows are decided: write none again but those that a target lost."""
-        try:
-            if not self.coordinator.lost:
-                if not self.is_stateless:
-                    drain(batch, self.pipeline, epoch)
-                return
-            lost = [sink for sink in self.sinks if sink.name in self.coordinator.lost]
-            with evaluated(batch, self.pipeline, epoch) as frame:
-                # Checkpointed: what a stage of it reads is in its place, or fails the epoch.
-                self.coordinator.rewrite(self._prepare(frame, epoch, lost, is_narrow=True))
-        except _PreparingFailed as failed:
-            # What other sinks prepared again is named by no decision: the next start clears it.
-            raise told(failed.error, f"epoch {epoch}, replayed") from None
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised again as ours
-            raise told(error, f"epoch {epoch}, replayed") from None
-
-    def _parts(self, sinks: Sequence[Sink]) -> list[Part]:
-        return [
+        parts = [
             Part(
                 sink=sink,
                 identity=self.coordinator.identity(sink.name),
@@ -146,9 +123,38 @@ class Runner:
             )
             for sink in sinks
         ]
+        prepared = prepare_all(
+            frame,
+            epoch,
+            parts,
+            limits=self.limits,
+            fingerprint=self.fingerprint,
+            is_narrow=is_narrow,
+            timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
+        )
+        if prepared.error is not None:
+            raise _PrepareFailed(prepared.receipts, prepared.error)
+        return prepared.receipts
+
+    def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
+        """The rows are decided: write none again but those that a target lost."""
+        try:
+            if not self.coordinator.lost:
+                if not self.plan.is_stateless:
+                    drain(batch, self.pipeline, epoch)
+                return
+            lost = [sink for sink in self.sinks if sink.name in self.coordinator.lost]
+            with evaluated(batch, self.pipeline, epoch) as frame:
+                # Checkpointed: the blocks that a stage reads are there, or the epoch fails.
+                self.coordinator.rewrite(self._prepare(frame, epoch, lost, is_narrow=True))
+        except _PrepareFailed as failed:
+            # No decision names what other sinks prepared again: the next start clears it.
+            raise stop_or_error(failed.error, f"epoch {epoch}, replayed") from None
+        except Exception as error:  # noqa: BLE001  every error is raised again as one of ours
+            raise stop_or_error(error, f"epoch {epoch}, replayed") from None
 
 
-class _PreparingFailed(Exception):
+class _PrepareFailed(Exception):
     """A sink's job failed; what the others prepared is known, and can be aborted by name."""
 
     def __init__(self, receipts: Receipts, error: BaseException) -> None:

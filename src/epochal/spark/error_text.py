@@ -1,9 +1,10 @@
 """
-How an error reaches the person: our message and hint first, without a wall of stack traces.
+Errors as text: the only form in which they cross between tasks, the driver and Spark.
 
-From a task to the driver there is only text, of which one line is ours. From the driver's callback
-to Spark there is only the formatted traceback of what was raised: Python prints an exception's
-cause before it, and a cause without frames is nothing but its message, so that stands first.
+From a task to the driver goes the text of a traceback, in which one line is ours
+(`EpochalError.to_line`). From the driver's callback to Spark goes the formatted traceback of what
+was raised. Python prints an exception's cause before the exception, and a cause without frames as
+its message alone: `message_first` uses that to put message and hint above the stack trace.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Stopped(Exception):
     """
     The query was stopped while an epoch was being written.
 
-    Spark tells a stop from a failure by this very text, with a regular expression that overflows
+    Spark tells a stop from a failure by this exact text, with a regular expression that overflows
     the stack where the text is long.
     """
 
@@ -43,16 +44,16 @@ def is_stop(error: BaseException) -> bool:
     return isinstance(error, Stopped) or _STOP.search(str(error)) is not None
 
 
-def told(error: BaseException, doing: str) -> Exception:
-    """A stop as Spark knows it, and everything else as one of ours."""
-    # Never one of ours: an epoch that is decided and not carried out may cite an interrupt, too.
-    # But for a gate's: it was asked before the decision, and its own jobs end with the query.
+def stop_or_error(error: BaseException, doing: str) -> Exception:
+    """`Stopped` where the query was stopped, and any other error as one of ours."""
+    # Never for one of ours: an epoch that is decided and not carried out may cite an interrupt too.
+    # Except a gate's: it runs before the decision, and its own jobs end with the query.
     is_ours = isinstance(error, EpochalError) and not isinstance(error, GateRefused)
-    return Stopped() if not is_ours and is_stop(error) else typed(error, doing)
+    return Stopped() if not is_ours and is_stop(error) else as_epochal(error, doing)
 
 
-def typed(error: BaseException, doing: str) -> EpochalError:
-    """An error of Spark's as one of ours: the one its text carries, or the shortest true reason."""
+def as_epochal(error: BaseException, doing: str) -> EpochalError:
+    """Spark's error as one of ours: the one its text carries, or the shortest true reason."""
     if isinstance(error, EpochalError):
         return error
     logger.debug("%s", doing, exc_info=error)
@@ -66,8 +67,8 @@ def typed(error: BaseException, doing: str) -> EpochalError:
     )
 
 
-def said_by_spark(error: BaseException) -> str:
-    """What Spark says of a query or an option that it refuses, without its plan and its stack."""
+def spark_message(error: BaseException) -> str:
+    """The message of Spark's error about a query or an option, without its plan and its stack."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     return text.strip().partition("\n")[0].rstrip(";")
@@ -81,12 +82,12 @@ def _reason(error: BaseException) -> str:
         if raised is not None:
             return raised[1][:_REASON_CHARS_MAX]
     java = getattr(error, "java_exception", None)
-    told = text if java is None else str(java.toString())
-    return told.partition("\n")[0][:_REASON_CHARS_MAX]
+    whole = text if java is None else str(java.toString())
+    return whole.partition("\n")[0][:_REASON_CHARS_MAX]
 
 
-def presented(error: EpochalError) -> EpochalError:
-    """The same error, to be raised into Spark: its message will be what is printed first."""
+def message_first(error: EpochalError) -> EpochalError:
+    """A copy of the error to raise into Spark, whose traceback begins with message and hint."""
     again, bare = (type(error)(*error.args) for _ in range(2))
     again.__cause__ = bare
     return again

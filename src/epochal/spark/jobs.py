@@ -1,4 +1,4 @@
-"""The Spark jobs of one epoch: one a sink, at the same time; when one fails, all end."""
+"""The Spark jobs of one epoch: one per sink, in parallel; when one fails, all are cancelled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.protocol.records import receipt_in
-from epochal.spark.arrow_transfer import for_crossing
-from epochal.spark.error_text import told
+from epochal.spark.arrow_transfer import for_transfer
+from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
-from epochal.spark.projection import arrow_schema, for_tasks, row_hash, taken_by, with_row_hash
-from epochal.spark.task import RECEIPT_SCHEMA, Preparing
+from epochal.spark.projection import arrow_schema, for_tasks, project, row_hash, with_row_hash
+from epochal.spark.task import RECEIPT_SCHEMA, PrepareTask
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _DESCRIPTION = "spark.job.description"
 
 
 Timing = Callable[[SinkName], AbstractContextManager[None]]
-"""Measures what one sink takes."""
+"""Measures the time that one sink takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
-    """What came back: receipts of the jobs that succeeded, and the first error if one did not."""
+    """The receipts of the jobs that succeeded, and the first error if one did not."""
 
     receipts: dict[SinkName, Sequence[Receipt]] = field(default_factory=dict)
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Crossing:
-    """A sink's rows in the form in which they cross to its tasks."""
+class _Transfer:
+    """A sink's rows in the form in which they are sent to its tasks."""
 
     rows: DataFrame
     is_hashed: bool
@@ -73,7 +73,7 @@ def prepare_all(
     """
     Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
 
-    `is_narrow` says of the batch what `is_narrow` of a plan says.
+    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch.
     """
     outcome = Prepared()
     context = batch.sparkSession.sparkContext
@@ -94,21 +94,23 @@ def prepare_all(
                 collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
                 receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
                 outcome.receipts[part.identity.sink] = receipts
-            except Exception as error:  # noqa: BLE001  whatever it is, it ends the epoch
+            except Exception as error:  # noqa: BLE001  any error ends the epoch
                 if outcome.error is None:
-                    outcome.error = told(error, f"epoch {epoch}, sink {part.identity.sink!r}")
+                    outcome.error = stop_or_error(
+                        error, f"epoch {epoch}, sink {part.identity.sink!r}"
+                    )
                     for tag in tags.values():
                         context.cancelJobsWithTag(tag)
 
     if len(parts) == 1:
         run(parts[0])
     else:
-        _at_once(run, parts)
+        _in_parallel(run, parts)
     return outcome
 
 
-def _at_once(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
-    """In threads that carry the query's job group along, so that stopping it cancels every job."""
+def _in_parallel(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
+    """In threads that inherit the query's job group, so that stopping it cancels every job."""
     from pyspark import InheritableThread  # noqa: PLC0415  this package is importable without it
 
     threads: list[threading.Thread] = [
@@ -131,40 +133,40 @@ def _job(
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
-) -> tuple[DataFrame, Preparing]:
-    frame = taken_by(part.sink, batch)
+) -> tuple[DataFrame, PrepareTask]:
+    frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
-    crossing = _crossing(frame, part, schema, fingerprint=fingerprint)
-    job = Preparing(
+    transfer = _transfer(frame, part, schema, fingerprint=fingerprint)
+    job = PrepareTask(
         sink=for_tasks(part.sink),
         identity=part.identity,
         epoch=epoch,
         schema=schema,
         handout=part.handout,
         limits=limits,
-        # Asked only for sinks that hand something out: the question costs a few calls to the JVM.
+        # Only for sinks with a handout: the analysis costs a few calls to the JVM.
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
-        is_hashed=crossing.is_hashed,
-        is_packed=crossing.is_packed,
+        is_hashed=transfer.is_hashed,
+        is_packed=transfer.is_packed,
     )
-    return crossing.rows, job
+    return transfer.rows, job
 
 
-def _crossing(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Crossing:
+def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
     from epochal.spark.row_layout import packed  # noqa: PLC0415  needs pyspark
 
-    beside = row_hash(frame.schema) if fingerprint else None
-    as_bytes = packed(frame, part.sink, schema, part.handout, beside=beside)
+    hash_column = row_hash(frame.schema) if fingerprint else None
+    as_bytes = packed(frame, part.sink, schema, part.handout, extra_column=hash_column)
     if as_bytes is not None:
-        return _Crossing(rows=as_bytes, is_hashed=fingerprint, is_packed=True)
+        return _Transfer(rows=as_bytes, is_hashed=fingerprint, is_packed=True)
     hashed = with_row_hash(frame) if fingerprint else None
-    rows = for_crossing(frame if hashed is None else hashed, frame.schema)
-    return _Crossing(rows=rows, is_hashed=hashed is not None, is_packed=False)
+    rows = for_transfer(frame if hashed is None else hashed, frame.schema)
+    return _Transfer(rows=rows, is_hashed=hashed is not None, is_packed=False)
 
 
 @contextmanager
 def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]:
-    """Tell Spark's UI what jobs are for. The job group stays Spark's: it is how a query stops."""
+    """Describe jobs in Spark's UI. The job group stays Spark's own: it cancels a stopped query."""
     before = context.getLocalProperty(_DESCRIPTION)
     context.setJobDescription(text)
     if tag:
@@ -174,7 +176,7 @@ def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]
     finally:
         if tag:
             context.removeJobTag(tag)
-        context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None takes it away again
+        context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None removes it
 
 
 def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
@@ -186,14 +188,14 @@ def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
 @contextmanager
 def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[DataFrame]:
     """
-    The batch, computed once for all who read it.
+    The batch, computed once for all sinks and gates that read it.
 
     Not persisted: a persisted block that is lost is computed again, and may then differ between
     sinks. A lost block of a local checkpoint fails the epoch, which is tried again whole.
     """
     context = batch.sparkSession.sparkContext
     with described(context, f"epochal {pipeline} · epoch {epoch} · evaluate"):
-        # Not eager, which would leave the blocks of a failed evaluation to nobody.
+        # Not eager: the blocks of a failed evaluation could then not be released.
         frame = batch.localCheckpoint(eager=False)
         try:
             _rdd(frame).count()
@@ -207,12 +209,12 @@ def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[D
 
 
 def _rdd(frame: DataFrame) -> Any:
-    """What a checkpointed frame reads."""
+    """The RDD that a checkpointed frame reads."""
     return frame._jdf.queryExecution().logical().rdd()
 
 
 def _release(frame: DataFrame) -> None:
-    """Give the blocks back now: Spark would wait until its own garbage is collected."""
+    """Free the blocks now: Spark would wait for a garbage collection."""
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
 
     try:

@@ -1,4 +1,4 @@
-"""Expressions of Spark's own that SQL has no name for, put around columns."""
+"""Spark's internal expressions that have no name in SQL, built through the JVM."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession, functions
 from pyspark.sql.types import DataType
 
-# What a release lacks is answered as a package, which can't be called.
-LACKING = (PySparkException, Py4JError, TypeError, AttributeError)
-"""What is raised where a release of Spark, or a session without a JVM, lacks an expression."""
+# py4j takes a class that a release lacks for a package, which can't be called.
+UNAVAILABLE = (PySparkException, Py4JError, TypeError, AttributeError)
+"""Raised where a release of Spark, or a session without a JVM, lacks an expression."""
 
 
-class Catalyst:
+class JvmExpressions:
+    """Makes columns of Catalyst expressions."""
+
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
         self._jvm = jvm
         sql = jvm.org.apache.spark.sql
-        self._around = sql.classic.ExpressionUtils
+        self._utils = sql.classic.ExpressionUtils
         self._expressions = sql.catalyst.expressions
         self._types = sql.types
 
@@ -28,7 +30,7 @@ class Catalyst:
         return self._column(decimal, self._expressions.UnscaledValue(self._inside(decimal)))
 
     def bytes_of(self, integer: Column) -> Column:
-        """As many bytes as the integer has, big-endian: by the older cast, which ANSI forbids."""
+        """The integer's bytes, big-endian, by the legacy cast: ANSI mode forbids it."""
         cast = self._expressions.Cast(
             self._inside(integer),
             self._type("binary"),
@@ -38,7 +40,7 @@ class Catalyst:
         return self._column(integer, cast)
 
     def microseconds(self, timestamp: Column, kind: DataType) -> Column:
-        """Since 1970, of a timestamp with or without a zone."""
+        """Microseconds since 1970 of a timestamp, with or without a zone."""
         converted = self._expressions.PreciseTimestampConversion(
             self._inside(timestamp), self._type(kind.simpleString()), self._type("bigint")
         )
@@ -62,19 +64,19 @@ class Catalyst:
             method,
             self._jvm.PythonUtils.toSeq([self._inside(column)]),
             self._jvm.PythonUtils.toSeq([]),
-            True,  # a null gives a null
-            False,  # and nothing else does
-            True,  # of one value always the same
+            True,  # propagates null
+            False,  # returns null for nothing else
+            True,  # deterministic
             self._jvm.scala.Option.empty(),
         )
         return self._column(column, call)
 
     def _inside(self, column: Any) -> Any:
-        return self._around.expression(column._jc)
+        return self._utils.expression(column._jc)
 
     def _column(self, like: Column, expression: Any) -> Column:
         made: Any = type(like)
-        column: Column = made(self._around.column(expression))
+        column: Column = made(self._utils.column(expression))
         return column
 
     def _type(self, written: str) -> Any:

@@ -1,4 +1,4 @@
-"""A Spark for one machine, set up for small and frequent epochs: laptops, demonstrations, tests."""
+"""A local Spark session for small and frequent epochs: laptops, demonstrations, tests."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-_LOG_IS_WANTED = ("SPARK_CONF_DIR", "EPOCHAL_DEBUG")
-"""Somebody has set up Spark's log, or wants to see everything."""
+_KEEPS_LOG = ("SPARK_CONF_DIR", "EPOCHAL_DEBUG")
+"""Set where Spark's log is configured already, or wanted whole."""
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
 
 def fast_checkpoints(version: str) -> str:
     """
-    The class by which Spark writes its checkpoint in half the time, on a local disk: its default
-    renames through checksummed files. It moved with Spark 4.1.
+    The class that writes Spark's checkpoint in half the time on a local disk: the default renames
+    through checksummed files. It moved with Spark 4.1.
     """
     folder = _STREAMING if version.startswith("4.0.") else f"{_STREAMING}.checkpointing"
     return f"{folder}.FileSystemBasedCheckpointFileManager"
 
 
 def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
-    """A builder with these settings; what is set on it afterwards wins."""
-    import pyspark  # noqa: PLC0415  this room is importable without it
+    """A builder with these settings; later settings override them."""
+    import pyspark  # noqa: PLC0415  this package is importable without it
     from pyspark.sql import SparkSession  # noqa: PLC0415  the same
 
     # Workers must run the Python that has this package, not the first one on the path.
@@ -46,9 +46,9 @@ def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
     )
 
 
-def hushed(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """The same with little on stderr, for a command that tells by itself what goes wrong."""
-    if any(name in os.environ for name in _LOG_IS_WANTED):
+def quiet(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """The same with little on stderr, for a command that reports errors itself."""
+    if any(name in os.environ for name in _KEEPS_LOG):
         return builder
     return builder.config(
         "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
@@ -60,4 +60,4 @@ def local_session(name: str, *, threads: int) -> SparkSession:
 
 
 def quiet_session(name: str, *, threads: int) -> SparkSession:
-    return hushed(local_builder(name, threads=threads)).getOrCreate()
+    return quiet(local_builder(name, threads=threads)).getOrCreate()

@@ -1,16 +1,19 @@
 """
-What a query plan is known to do without: state, and shuffles.
+Analysis of query plans: does a query keep state, and does it move rows between partitions?
 
 A replayed epoch of a plan that keeps nothing from one epoch to the next may be skipped. All others
-must be evaluated, as their state stores and watermarks advance only when the batch is. And only
-where a stage reads no shuffle is a task's attempt number its own: a stage whose input was lost runs
-again, and counts from zero. So these are lists of what is known to be harmless, never of what is
-not: a node of a later Spark that is not on them costs time, not rows.
+must be evaluated, as their state stores and watermarks advance only when the batch is. And a task's
+attempt number is its own only where no stage reads a shuffle: a stage whose input was lost runs
+again, and counts from zero.
+
+Both are answered by lists of plan nodes that are known to be harmless, never of those that are not:
+a node of a later Spark that is not on a list costs time, not rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +50,24 @@ _NARROW = _STATELESS - {"Repartition", "RepartitionByExpression"} | {
     "Range",
 }
 _BATCH = "LogicalRDD"
-"""How Spark shows a micro-batch, and a checkpointed frame: what is below it can't be seen."""
+"""A micro-batch or a checkpointed frame in a plan: Spark hides what is below it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """What is proven of a query's plan; False where it is not."""
+
+    is_stateless: bool
+    """It keeps neither state nor a watermark."""
+    is_narrow: bool
+    """Computing a batch moves no row from one partition to another."""
+
+
+UNKNOWN_PLAN = PlanFacts(is_stateless=False, is_narrow=False)
+
+
+def facts_of(frame: DataFrame) -> PlanFacts:
+    return PlanFacts(is_stateless=is_stateless(frame), is_narrow=is_narrow(frame))
 
 
 def is_narrow(frame: DataFrame) -> bool:
@@ -56,12 +76,12 @@ def is_narrow(frame: DataFrame) -> bool:
 
 
 def is_narrow_above_batch(frame: DataFrame) -> bool:
-    """The same of what was asked of a micro-batch."""
+    """The same of operations on a micro-batch."""
     return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | {_BATCH})
 
 
 def is_row_by_row_above_batch(frame: DataFrame) -> bool:
-    """Whether what was asked of a micro-batch provably takes each of its rows by itself."""
+    """Whether operations on a micro-batch provably handle each of its rows by itself."""
     return _moves_nothing(frame._jdf.queryExecution().analyzed(), _STATELESS | {_BATCH})
 
 
@@ -81,14 +101,14 @@ def _keeps_nothing(plan: Any) -> bool:
         return True
     children = _children(plan)
     is_known = plan.nodeName() in _STATELESS or (
-        # With one streaming side each row is looked up on its own; with two, both sides are kept.
+        # With one streaming side each row is looked up on its own; with two, Spark keeps both.
         plan.nodeName() == "Join" and sum(child.isStreaming() for child in children) == 1
     )
     return is_known and all(_keeps_nothing(child) for child in children)
 
 
 def leaves(frame: DataFrame) -> list[Any]:
-    """What a query reads, as nodes of its plan."""
+    """The nodes of a plan that read: sources and tables."""
     found = frame._jdf.queryExecution().analyzed().collectLeaves()
     return [found.apply(at) for at in range(found.size())]
 

@@ -1,11 +1,11 @@
 """
-Spark's progress of a query with our figures beside it.
+A listener that adds our figures to Spark's progress of a query.
 
     spark.streams.addListener(Progress(pipeline, print))
 
-Spark's own progress says how long `addBatch` took; what of that was preparing, deciding and
-committing, and on which sink, is known here. Spark calls a listener into Python at every progress,
-so this one is for those who ask for it.
+Spark's own progress has the time of `addBatch`; ours has how much of it went into preparing,
+deciding and committing, per sink. Spark calls a listener into Python at every progress, so it is
+not added by default.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epochal")
 
-Tell = Callable[[Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, Any]], None]
 
 
-def to_log(told: Mapping[str, Any]) -> None:
-    logger.info("%s", json.dumps(told, ensure_ascii=False))
+def to_log(progress: Mapping[str, Any]) -> None:
+    logger.info("%s", json.dumps(progress, ensure_ascii=False))
 
 
 class Progress(StreamingQueryListener):
-    """Told at every progress of one pipeline's query: Spark's figures, and ours under `epochal`."""
+    """Reports every progress of one pipeline's query: Spark's figures, ours under `epochal`."""
 
-    def __init__(self, pipeline: Pipeline, tell: Tell = to_log) -> None:
+    def __init__(self, pipeline: Pipeline, report: Report = to_log) -> None:
         self._pipeline = pipeline
-        self._tell = tell
+        self._report = report
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  Spark's name
         """Nothing to add."""
@@ -52,9 +52,9 @@ class Progress(StreamingQueryListener):
         progress = json.loads(event.progress.json)
         if progress.get("name") not in (None, self._pipeline.name):
             return
-        figures = self._of(progress.get("batchId"))
+        figures = self._figures(progress.get("batchId"))
         if figures is not None:
-            self._tell({**progress, "epochal": epoch_told(figures)})
+            self._report({**progress, "epochal": epoch_json(figures)})
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802  Spark's name
         """Nothing to add."""
@@ -62,12 +62,12 @@ class Progress(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  Spark's name
         """Nothing to add."""
 
-    def _of(self, batch: int | None) -> EpochFigures | None:
+    def _figures(self, batch: int | None) -> EpochFigures | None:
         found = [one for one in self._pipeline.last_epochs() if one.epoch == batch]
         return found[-1] if found else None
 
 
-def epoch_told(figures: EpochFigures) -> dict[str, Any]:
+def epoch_json(figures: EpochFigures) -> dict[str, Any]:
     return {
         "epoch": figures.epoch,
         "phase": figures.phase.value,

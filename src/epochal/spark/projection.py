@@ -1,4 +1,4 @@
-"""Which rows and columns of a batch a sink takes, and what crosses to its tasks."""
+"""The rows and columns of a batch that a sink takes (`where`, `select`), and their hash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Rows, Shape, Shaped, Sink
 from epochal.errors import Misconfigured
-from epochal.spark.error_text import said_by_spark
+from epochal.spark.error_text import spark_message
 from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
 
 if TYPE_CHECKING:
@@ -25,36 +25,36 @@ _NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
 """Types that xxhash64 refuses: their text is hashed instead."""
 
 
-def taken_by(sink: Sink, batch: Rows) -> DataFrame:
-    """The sink's own rows: `where` first, then `select`, then the shape it wants."""
-    part = _part_of(sink, batch)
+def project(sink: Sink, batch: Rows) -> DataFrame:
+    """The sink's own rows: `where` first, then `select`, then its `shape`."""
+    part = _selected(sink, batch)
     return _shaped(part, sink.shape) if isinstance(sink, Shaped) else part
 
 
-def columns_taken_by(sink: Sink, batch: Rows) -> DataFrame:
-    """The same rows, in any order and anywhere: for sums."""
-    part = _part_of(sink, batch)
+def project_unordered(sink: Sink, batch: Rows) -> DataFrame:
+    """The same rows, in any order and partition: for sums."""
+    part = _selected(sink, batch)
     return part.selectExpr(*sink.shape.select) if isinstance(sink, Shaped) else part
 
 
-def _part_of(sink: Sink, batch: Rows) -> DataFrame:
-    part: DataFrame = batch if sink.where is None else _chosen(sink, "where", batch.where)
+def _selected(sink: Sink, batch: Rows) -> DataFrame:
+    part: DataFrame = batch if sink.where is None else _checked(sink, "where", batch.where)
     if callable(sink.select):
         part = sink.select(part)
     elif sink.select is not None:
-        part = _chosen(sink, "select", part.selectExpr)
+        part = _checked(sink, "select", part.selectExpr)
     return part
 
 
-def _chosen(sink: Sink, option: str, choose: Callable[..., DataFrame]) -> DataFrame:
+def _checked(sink: Sink, option: str, apply: Callable[..., DataFrame]) -> DataFrame:
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 
-    words = getattr(sink, option)
+    sql = getattr(sink, option)
     try:
-        return choose(words) if isinstance(words, str) else choose(*words)
+        return apply(sql) if isinstance(sql, str) else apply(*sql)
     except PySparkException as error:
         raise Misconfigured(
-            f"sink {sink.name!r}: {option}={words!r}: {said_by_spark(error)}",
+            f"sink {sink.name!r}: {option}={sql!r}: {spark_message(error)}",
             "SQL over the columns of the stream",
         ) from None
 
@@ -70,7 +70,7 @@ def _shaped(part: DataFrame, shape: Shape) -> DataFrame:
 
 
 def _ordering(text: str) -> Column:
-    """`a`, `a ASC` or `a DESC`: an expression of SQL has no direction by itself."""
+    """`a`, `a ASC` or `a DESC`: Spark's `expr` reads no direction."""
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
     expression, _, direction = text.strip().rpartition(" ")
@@ -81,12 +81,12 @@ def _ordering(text: str) -> Column:
 
 
 def empty_like(frame: DataFrame) -> DataFrame:
-    """A batch without rows that has the stream's columns: what a selection can be tried on."""
+    """A batch without rows that has the stream's columns, to try a selection on."""
     return frame.sparkSession.createDataFrame([], frame.schema)
 
 
 def arrow_schema(sink: Sink, schema: StructType) -> pa.Schema:
-    """How a sink's rows arrive in its tasks."""
+    """The Arrow schema in which a sink's rows arrive in its tasks."""
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 
     names = [field.name for field in schema.fields]
@@ -108,7 +108,7 @@ def arrow_schema(sink: Sink, schema: StructType) -> pa.Schema:
 
 
 def _to_arrow(schema: StructType) -> pa.Schema:
-    """Spark's own translation, with timestamps in UTC: how to ask for that differs by release."""
+    """Spark's own translation, with timestamps in UTC. The parameter differs by release."""
     from pyspark.sql.pandas import types  # noqa: PLC0415  this package is importable without it
 
     if "timezone" in inspect.signature(types.to_arrow_schema).parameters:
@@ -129,7 +129,7 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
 
 
 def row_hash(schema: StructType) -> str:
-    """That column in SQL. One text: a call into the JVM costs an epoch more than all of it."""
+    """That column in SQL, as one text: building it from columns would cost a JVM call for each."""
     columns = ", ".join(_hashable(field.name, field.dataType) for field in schema.fields)
     return f"xxhash64({columns}) AS {ROW_HASH}"
 
@@ -171,7 +171,7 @@ def for_tasks(sink: Sink) -> Sink:
     """
     The sink as tasks need it: without a selection that is a function.
 
-    Such a function has done its work on the driver, and what it closes over often can't be pickled.
+    Such a function is called on the driver only, and what it closes over often can't be pickled.
     """
     if not callable(sink.select):
         return sink

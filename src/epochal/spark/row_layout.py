@@ -1,9 +1,9 @@
 """
 Rows laid out as bytes inside of the JVM, for sinks that ask for it (`epochal.packing`).
 
-Everything is put together from Spark's own expressions, so that its compiled code does it; some of
-them have no name in SQL. A release that lacks one, or a type that has no such form, lets the
-columns cross as they are. Only the driver imports this room, where pyspark is.
+The layout is built from Spark's own expressions, some of which have no name in SQL, so that its
+compiled code does the work. Where a release lacks one, or a type has no such form, the columns are
+sent as they are. Imports pyspark: only the driver imports this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, functions, types
 from epochal.contract import Packs, Sink
 from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
 from epochal.spark.arrow_transfer import ROW
-from epochal.spark.jvm_expressions import LACKING, Catalyst
+from epochal.spark.jvm_expressions import UNAVAILABLE, JvmExpressions
 from epochal.spark.projection import quoted
 from epochal.terms import Json
 
@@ -30,32 +30,32 @@ logger = logging.getLogger("epochal")
 
 _KEPT_MAX = 64
 _GROUP = 10_000
-_GROUPS_A_LONG = 4
+_GROUPS_PER_LONG = 4
 
 _built: dict[tuple[str, Packing, str], Column] = {}
 """
-By application, packing and schema: to build one takes many calls into the JVM, and an epoch should
-not pay for it.
+By application, packing and schema: building one takes many calls into the JVM, too many for every
+epoch.
 """
 _building = threading.Lock()
 
 
 def packed(
-    frame: DataFrame, sink: Sink, arrow: pa.Schema, handout: Json, *, beside: str | None
+    frame: DataFrame, sink: Sink, arrow: pa.Schema, handout: Json, *, extra_column: str | None
 ) -> DataFrame | None:
     """
-    The rows as bytes, and `beside` them one more column in SQL; None where the sink does not ask
-    for it, or it can't be done.
+    The rows as bytes, and one more column in SQL; None where the sink does not ask for bytes, or
+    Spark can't build them.
     """
     packing = sink.packing(arrow, handout) if isinstance(sink, Packs) else None
     if packing is None:
         return None
     try:
         row = _built_once(frame, packing)
-        return frame.select(row, *([] if beside is None else [functions.expr(beside)]))
-    # Or refuses one: names that differ by case alone are known by their places only.
-    except LACKING as error:
-        logger.debug("sink %r: columns cross as they are: %s", sink.name, error)
+        return frame.select(row, *([] if extra_column is None else [functions.expr(extra_column)]))
+    # Also where Spark refuses a column: names that differ by case alone are ambiguous.
+    except UNAVAILABLE as error:
+        logger.debug("sink %r: columns are sent as they are: %s", sink.name, error)
         return None
 
 
@@ -71,16 +71,16 @@ def _built_once(frame: DataFrame, packing: Packing) -> Column:
 
 class _Builder:
     def __init__(self, frame: DataFrame) -> None:
-        self._catalyst = Catalyst(frame.sparkSession)
+        self._expressions = JvmExpressions(frame.sparkSession)
         self._types = {field.name: field.dataType for field in frame.schema.fields}
 
     def row(self, packing: Packing) -> Column:
         parts = [part for piece in _folded(packing) for part in self._parts(piece)]
-        # A setting of Spark's makes a string of joined bytes; the cast costs nothing elsewhere.
+        # spark.sql.function.concatBinaryAsString makes a string of it; else the cast is free.
         return functions.concat(*parts).cast("binary").alias(ROW)
 
     def _parts(self, piece: Piece) -> list[Column]:
-        """What follows one another in the row: flat, as a part of a part is copied twice."""
+        """The columns to concatenate: flat, as nested concatenation copies twice."""
         if isinstance(piece, Fixed):
             return [_bytes(piece.value)]
         column = functions.col(quoted(piece.field))
@@ -90,7 +90,7 @@ class _Builder:
             mark = functions.when(column.isNull(), _bytes(piece.null))
             return [mark.when(column, _bytes(piece.true)).otherwise(_bytes(piece.false))]
         if isinstance(piece, Sized):
-            size = self._catalyst.bytes_of(functions.octet_length(column))
+            size = self._expressions.bytes_of(functions.octet_length(column))
             return [
                 functions.coalesce(size, _bytes(piece.null)),
                 _or_nothing(column.cast("binary")),
@@ -102,37 +102,37 @@ class _Builder:
         if piece.width == 4 and len(piece.before) == 4:
             before = int.from_bytes(piece.before, signed=True) << 32
             whole = number.cast("bigint").bitwiseAND(0xFFFF_FFFF).bitwiseOR(before)
-            return [functions.coalesce(self._catalyst.bytes_of(whole), _bytes(piece.null))]
+            return [functions.coalesce(self._expressions.bytes_of(whole), _bytes(piece.null))]
         mark = functions.when(column.isNull(), _bytes(piece.null)).otherwise(_bytes(piece.before))
-        return [mark, _or_nothing(self._catalyst.bytes_of(number))]
+        return [mark, _or_nothing(self._expressions.bytes_of(number))]
 
     def _number(self, column: Column, piece: Number) -> Column:
         kind = self._types[piece.field]
         if isinstance(kind, types.DoubleType):
-            return self._catalyst.bits(column)
+            return self._expressions.bits(column)
         if isinstance(kind, types.FloatType):
-            return self._catalyst.bits_of_float(column)
+            return self._expressions.bits_of_float(column)
         if isinstance(kind, types.DateType):
             column = functions.unix_date(column)
         elif isinstance(kind, types.TimestampType | types.TimestampNTZType):
-            column = self._catalyst.microseconds(column, kind)
+            column = self._expressions.microseconds(column, kind)
         else:
             column = column.cast({2: "smallint", 4: "int", 8: "bigint"}[piece.width])
         return column + functions.lit(piece.plus) if piece.plus else column
 
     def _digits(self, column: Column, piece: Digits) -> list[Column]:
-        unscaled = self._catalyst.unscaled(column)
+        unscaled = self._expressions.unscaled(column)
         value = functions.abs(unscaled)
         mark = functions.when(column.isNull(), _bytes(piece.null))
         mark = mark.when(unscaled < 0, _bytes(piece.before_negative))
         groups = [self._group(value, place, piece) for place in reversed(range(piece.groups))]
-        first = len(groups) % _GROUPS_A_LONG
+        first = len(groups) % _GROUPS_PER_LONG
         singles = [group.cast("smallint") for group in groups[:first]]
         fours = [
-            _in_one_long(groups[at : at + _GROUPS_A_LONG])
-            for at in range(first, len(groups), _GROUPS_A_LONG)
+            _in_one_long(groups[at : at + _GROUPS_PER_LONG])
+            for at in range(first, len(groups), _GROUPS_PER_LONG)
         ]
-        digits = [_or_nothing(self._catalyst.bytes_of(one)) for one in (*singles, *fours)]
+        digits = [_or_nothing(self._expressions.bytes_of(one)) for one in (*singles, *fours)]
         return [mark.otherwise(_bytes(piece.before)), *digits]
 
     def _group(self, value: Column, place: int, piece: Digits) -> Column:
@@ -142,12 +142,12 @@ class _Builder:
         if place == 0:
             group = value % (_GROUP // zeros) * zeros
         else:
-            group = self._catalyst.quotient(value, _GROUP**place // zeros) % _GROUP
+            group = self._expressions.quotient(value, _GROUP**place // zeros) % _GROUP
         return group
 
 
 def _folded(packing: Packing) -> list[Piece]:
-    """The same row in fewer parts: each costs more than its bytes do."""
+    """The same row in fewer parts: each part costs more than its bytes do."""
     folded: list[Piece] = []
     for piece in packing:
         before = folded[-1] if folded else None
@@ -168,5 +168,5 @@ def _bytes(value: bytes) -> Column:
 
 
 def _or_nothing(payload: Column) -> Column:
-    """A null would make all of the row one."""
+    """Without this, a null would make the whole row null."""
     return functions.coalesce(payload, _bytes(b""))

@@ -1,16 +1,16 @@
 """
-The decided epochs of a stream, read again from its sources: what an audit holds receipts against.
+A replay of decided epochs from their sources, in sums: what `epochal verify` compares receipts to.
 
-The same query runs once more, in a checkpoint of its own that is thrown away afterwards. It begins
-where Spark's real checkpoint says that the first of these epochs began, and its only batch ends
-where the last of them ended:
+The same query runs once more, in a temporary checkpoint of its own. It begins where Spark's real
+checkpoint says that the first of these epochs began, and its only batch ends where the last of them
+ended:
 
     offsets/0, commits/0    the end of the epoch before the first one, where there was one
     offsets/1               the end of the last one: planned already, so Spark runs exactly that
     sources/I/…             copied: where a Kafka source began, which files a file source took
 
-Nothing is written but sums. It says nothing of a query whose rows hang on more than the rows that
-came in: on state, on time or chance, on tables that it joins.
+No row is written. A query whose rows depend on more than its input (state, time, chance, joined
+tables) can't be checked this way, and is refused with the reason.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from typing import TYPE_CHECKING
 from epochal.contract import Sink
 from epochal.logs.gateway import hadoop_conf, jvm_of
 from epochal.spark.checkpoint import Checkpoint
-from epochal.spark.error_text import typed
+from epochal.spark.error_text import as_epochal
 from epochal.spark.plan_analysis import is_row_by_row_above_batch, is_stateless, leaves
-from epochal.spark.projection import columns_taken_by, fingerprint_of
+from epochal.spark.projection import fingerprint_of, project_unordered
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_OF_THE_MOMENT = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp|now)\(")
+_CLOCK = re.compile(r"\b(current_date|current_time|current_timestamp|localtimestamp|now)\(")
 _FIRST_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 _LOOK_EVERY_S = 0.2
 _FILES_SHOWN = 3
 
 
-class NotRereadable(Exception):
-    """Why what the sources gave can't be had once more, or would say nothing: an answer."""
+class NotReplayable(Exception):
+    """Why a replay is impossible, or would prove nothing. A result, not a failure."""
 
 
-Sums = Mapping[SinkName, "Fingerprint | NotRereadable"]
+Sums = Mapping[SinkName, "Fingerprint | NotReplayable"]
 
 
-def reread(
+def replay(
     stream: DataFrame,
     checkpoint: Checkpoint,
     sinks: Sequence[Sink],
@@ -57,15 +57,15 @@ def reread(
     since: EpochNumber,
     last: EpochNumber,
 ) -> Sums:
-    """What each sink would be given now of these epochs, or why that can't be told."""
-    _require_of_its_rows_alone(stream)
-    sums: dict[SinkName, Fingerprint | NotRereadable] = {}
+    """The rows that each sink would be given of these epochs now, or why that can't be found."""
+    _require_input_only(stream)
+    sums: dict[SinkName, Fingerprint | NotReplayable] = {}
 
     def count(batch: DataFrame) -> None:
         for sink in sinks:
             sums[sink.name] = _counted(sink, batch)
 
-    with tempfile.TemporaryDirectory(prefix="epochal-reread-") as name:
+    with tempfile.TemporaryDirectory(prefix="epochal-replay-") as name:
         folder = Path(name)
         planned = _set_up(folder, checkpoint, since, last)
         _require_files(stream.sparkSession, checkpoint, since, last)
@@ -73,36 +73,36 @@ def reread(
     return sums
 
 
-def _require_of_its_rows_alone(stream: DataFrame) -> None:
+def _require_input_only(stream: DataFrame) -> None:
     if not is_stateless(stream):
-        raise NotRereadable(
-            "the query keeps state or a watermark: what it gave hangs on how epochs were cut"
+        raise NotReplayable(
+            "the query keeps state or a watermark: its rows depend on how epochs were cut"
         )
     if not all(leaf.isStreaming() for leaf in leaves(stream)):
-        raise NotRereadable("the query joins rows that are not of its streams: they may differ now")
+        raise NotReplayable("the query joins rows from outside its streams: they may differ now")
     _require_repeatable(stream)
 
 
 def _require_repeatable(frame: DataFrame) -> None:
     plan = frame._jdf.queryExecution().analyzed()
-    if not plan.deterministic() or _OF_THE_MOMENT.search(plan.toString()):
-        raise NotRereadable("time or chance is in the rows: they come out otherwise each time")
+    if not plan.deterministic() or _CLOCK.search(plan.toString()):
+        raise NotReplayable("the rows depend on time or chance: they differ each time")
 
 
-def _counted(sink: Sink, batch: DataFrame) -> Fingerprint | NotRereadable:
-    taken = columns_taken_by(sink, batch)
+def _counted(sink: Sink, batch: DataFrame) -> Fingerprint | NotReplayable:
+    taken = project_unordered(sink, batch)
     try:
-        _require_of_the_batch(taken)
-    except NotRereadable as reason:
+        _require_row_by_row(taken)
+    except NotReplayable as reason:
         return reason
     return fingerprint_of(taken)
 
 
-def _require_of_the_batch(taken: DataFrame) -> None:
+def _require_row_by_row(taken: DataFrame) -> None:
     if not is_row_by_row_above_batch(taken):
-        raise NotRereadable(
-            "its select= does not take each row by itself: what it gave hangs on how epochs were "
-            "cut, or on rows of others"
+        raise NotReplayable(
+            "its select= does not handle each row by itself: its rows depend on how epochs were "
+            "cut, or on other rows"
         )
     _require_repeatable(taken)
 
@@ -110,14 +110,12 @@ def _require_of_the_batch(taken: DataFrame) -> None:
 def _require_files(
     spark: SparkSession, checkpoint: Checkpoint, since: EpochNumber, last: EpochNumber
 ) -> None:
-    """Spark passes over files that are gone without a word."""
+    """Spark skips files that are gone without an error."""
     files = checkpoint.files(since, last)
     gone = [file for file in files if not _is_there(spark, file)]
     if gone:
         shown = ", ".join(gone[:_FILES_SHOWN])
-        raise NotRereadable(
-            f"{len(gone)} of {len(files)} files of the source are no longer there: {shown}"
-        )
+        raise NotReplayable(f"{len(gone)} of {len(files)} files of the source are gone: {shown}")
 
 
 def _is_there(spark: SparkSession, file: str) -> bool:
@@ -126,7 +124,7 @@ def _is_there(spark: SparkSession, file: str) -> bool:
 
 
 def _set_up(folder: Path, checkpoint: Checkpoint, since: EpochNumber, last: EpochNumber) -> int:
-    """Lay the checkpoint out; the number of the batch that Spark will find planned."""
+    """Write the temporary checkpoint; returns the number of the batch that it plans."""
     before = EpochNumber(since - 1)
     planned = 0
     if since > 0:
@@ -144,8 +142,8 @@ def _set_up(folder: Path, checkpoint: Checkpoint, since: EpochNumber, last: Epoc
 def _offsets(checkpoint: Checkpoint, epoch: EpochNumber) -> bytes:
     found = checkpoint.read(f"offsets/{epoch}")
     if found is None:
-        raise NotRereadable(
-            f"{checkpoint.location} no longer says where epoch {epoch} ended: Spark keeps the last "
+        raise NotReplayable(
+            f"{checkpoint.location} no longer has the end of epoch {epoch}: Spark keeps the last "
             "spark.sql.streaming.minBatchesToRetain of them"
         )
     return found
@@ -162,11 +160,11 @@ def _run_one_batch(
     failures: list[Exception] = []
 
     def take(batch: DataFrame, number: int) -> None:
-        # What has come in since is none of these epochs.
+        # A later batch holds rows that came in since: none of these epochs.
         if number == planned:
             try:
                 count(batch)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is the answer
+            except Exception as error:  # noqa: BLE001  any error is a result
                 failures.append(error)
 
     query = _started(stream, folder, take)
@@ -194,5 +192,5 @@ def _started(
         raise _failed(error) from None
 
 
-def _failed(error: Exception) -> NotRereadable:
-    return NotRereadable(typed(error, "Spark can't read the source again").message)
+def _failed(error: Exception) -> NotReplayable:
+    return NotReplayable(as_epochal(error, "Spark can't read the source again").message)

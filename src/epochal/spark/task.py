@@ -1,20 +1,23 @@
 """
-What runs in a task, on an executor: rows of one partition to one sink, and a receipt back.
+What runs in a task, on an executor: one partition's rows go to one sink, and a receipt comes back.
 
-Few modules are imported here, as a fresh Python worker pays for each of them. What a task must know
-travels in the pickled `Preparing`; what only Spark knows, the task asks of its context.
+A fresh Python worker pays for every module that is imported here, so these are few, and pandas is
+not among them: pyarrow imports it (1.6 s of CPU) as soon as it makes an array or a scalar of Python
+values, or gives an array to numpy. What a task must know travels in the pickled `PrepareTask`; what
+only Spark knows, the task asks of its context.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
-from epochal.contract import Limits, Sink, Task, Writer
+from epochal.contract import Limits, Sink, Task, prepare_rows
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
 from epochal.spark.arrow_transfer import PACKED, as_declared
@@ -26,12 +29,12 @@ _RECEIPTS = pa.schema([pa.field(RECEIPT_COLUMN, pa.string())])
 
 
 class CarriedError(Exception):
-    """An error of ours on its way to the driver, which sees nothing but text: its line says all."""
+    """An error of ours on its way to the driver, where only its text arrives: one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparing:
-    """One sink's part of one epoch, for every task alike. Called by Spark with a task's rows."""
+class PrepareTask:
+    """One sink's part of one epoch, the same for every task. Spark calls it with a task's rows."""
 
     sink: Sink
     identity: Identity
@@ -60,30 +63,30 @@ class Preparing:
             attempt=context.taskAttemptId(),
             is_first=self.is_narrow and context.attemptNumber() == 0,
         )
-        told = json.dumps(receipt_out(receipt), ensure_ascii=False)
-        yield pa.RecordBatch.from_pydict({RECEIPT_COLUMN: [told]}, schema=_RECEIPTS)
+        yield _text_batch(json.dumps(receipt_out(receipt), ensure_ascii=False))
 
 
 def prepare(
-    job: Preparing,
+    job: PrepareTask,
     batches: Iterator[pa.RecordBatch],
     *,
     partition: int,
     attempt: int,
     is_first: bool = False,
 ) -> Receipt:
-    """Write a partition's rows and prepare them; whatever fails leaves as one line of text."""
+    """Write a partition's rows and prepare them. Every error is raised as one line of text."""
     try:
-        handle = job.identity.handle(job.epoch, partition=partition, attempt=attempt)
         task = Task(
-            handle=handle,
+            handle=job.identity.handle(job.epoch, partition=partition, attempt=attempt),
             schema=job.schema,
             handout=job.handout,
             is_first=is_first,
             is_packed=job.is_packed,
             limits=job.limits,
         )
-        return _prepare(job, batches, task)
+        arriving = _Arriving(job, batches)
+        receipt = prepare_rows(job.sink, task, arriving)
+        return replace(receipt, fingerprint=arriving.fingerprint)
     except EpochalError as error:
         raise CarriedError(error.to_line()) from None
     except Exception as error:
@@ -91,39 +94,43 @@ def prepare(
         raise CarriedError(TaskFailed(fact).to_line()) from error
 
 
-def _prepare(job: Preparing, batches: Iterator[pa.RecordBatch], task: Task) -> Receipt:
-    writer = job.sink.writer(task)
-    try:
-        seen = _write(job, writer, batches)
-        receipt = writer.prepare()
-    except BaseException:
-        with suppress(Exception):
-            writer.abort()
-        raise
-    if receipt.rows != seen.rows:
-        raise InvariantBroken(
-            f"sink {job.identity.sink!r}: {seen.rows} rows were written, and the receipt of "
-            f"{task.handle} says {receipt.rows}",
-            "this is a defect of the sink; nothing was decided",
-        )
-    return replace(receipt, fingerprint=seen)
+class _Arriving:
+    """The batches of one task under the sink's schema; sums up rows and hashes as they pass."""
 
+    def __init__(self, job: PrepareTask, batches: Iterator[pa.RecordBatch]) -> None:
+        self._is_hashed = job.is_hashed
+        self._schema = PACKED if job.is_packed else job.schema
+        self._batches = batches
+        self._rows = 0
+        self._hash_sum = 0
 
-def _write(job: Preparing, writer: Writer, batches: Iterator[pa.RecordBatch]) -> Fingerprint:
-    rows, hash_sum = 0, 0
-    arriving = PACKED if job.is_packed else job.schema
-    for batch in batches:
-        columns = batch.columns
-        if job.is_hashed:
-            hash_sum += _sum_of(columns.pop())
-        if batch.num_rows:
-            writer.write(as_declared(columns, arriving))
-            rows += batch.num_rows
-    return Fingerprint(rows, hash_sum % FINGERPRINT_MODULUS if job.is_hashed else None)
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            columns = batch.columns
+            if self._is_hashed:
+                self._hash_sum += _sum_of(columns.pop())
+            if batch.num_rows:
+                self._rows += batch.num_rows
+                yield as_declared(columns, self._schema)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        total = self._hash_sum % FINGERPRINT_MODULUS if self._is_hashed else None
+        return Fingerprint(self._rows, total)
 
 
 def _sum_of(hashes: pa.Array) -> int:
-    """The sum of 64-bit hashes, modulo 2^64."""
+    """The sum of 64-bit hashes, modulo 2^64. None of them is null."""
     if not len(hashes):
         return 0
-    return int(hashes.to_numpy(zero_copy_only=True).view("uint64").sum(dtype="uint64"))
+    values = np.frombuffer(hashes.buffers()[1], dtype=np.uint64)
+    return int(values[hashes.offset : hashes.offset + len(hashes)].sum(dtype=np.uint64))
+
+
+def _text_batch(text: str) -> pa.RecordBatch:
+    """One row with one text, from its bytes: see the head of this module."""
+    data = text.encode()
+    buffers = [None, pa.py_buffer(struct.pack("=ii", 0, len(data))), pa.py_buffer(data)]
+    return pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.string(), 1, buffers)], schema=_RECEIPTS
+    )

@@ -1,4 +1,4 @@
-"""Which Sparks are supported; the others are refused by name."""
+"""The releases and kinds of Spark that are supported; others are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEWEST = (4, 3)
 
 
 def require_supported(version: str | None = None) -> None:
-    """Refuse a PySpark that this release was not proved on. The installed one, if none is given."""
+    """Refuse a PySpark that is not tested. The installed one, if none is given."""
     if version is None:
         version = _installed()
     found = re.match(r"(\d+)\.(\d+)", version)
@@ -23,8 +23,8 @@ def require_supported(version: str | None = None) -> None:
     if OLDEST <= minor <= NEWEST:
         return
     raise Misconfigured(
-        f"PySpark {version} is not supported here: {_told(OLDEST)} to {_told(NEWEST)} are",
-        f'pip install "pyspark>={_told(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}"',
+        f"PySpark {version} is not supported here: {_text(OLDEST)} to {_text(NEWEST)} are",
+        f'pip install "pyspark>={_text(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}"',
     )
 
 
@@ -55,5 +55,5 @@ def _installed() -> str:
     return pyspark.__version__
 
 
-def _told(minor: tuple[int, int]) -> str:
+def _text(minor: tuple[int, int]) -> str:
     return f"{minor[0]}.{minor[1]}"

@@ -190,10 +190,6 @@ class _CountedSink:
     tick: Countdown
 
     @property
-    def kind(self) -> str:
-        return self.real.kind
-
-    @property
     def name(self) -> SinkName:
         return self.real.name
 

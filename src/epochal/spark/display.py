@@ -1,4 +1,4 @@
-"""What a person at a notebook or a terminal gets to read."""
+"""Text and HTML of a pipeline, for notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EPOCHS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What every target of a pipeline said when it was asked."""
+    """What every target of a pipeline can promise."""
 
     pipeline: str
     abilities: Mapping[SinkName, Sequence[Ability]]
@@ -38,7 +38,7 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How a once-only load ended."""
+    """The result of a once-only load."""
 
     run: str
     rows: Mapping[SinkName, int]
@@ -46,45 +46,46 @@ class Written:
     """It was done before: this call wrote nothing new."""
 
     def __str__(self) -> str:
-        told = ", ".join(f"{sink}: {quantity(rows, 'row')}" for sink, rows in self.rows.items())
+        counts = ", ".join(f"{sink}: {quantity(rows, 'row')}" for sink, rows in self.rows.items())
         how = "was done already" if self.is_repeat else "is done"
-        return f"run {self.run!r} {how} ({told})"
+        return f"run {self.run!r} {how} ({counts})"
 
 
 def in_text(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
     lines = [f"Pipeline {name!r}: {status}"]
-    lines += [f"  {sink.name} ({_told(sink)})" for sink in sinks]
-    lines += [f"  epoch {_epoch_told(epoch)}" for epoch in epochs[-_EPOCHS_SHOWN:]]
+    lines += [f"  {sink.name} ({_target_of(sink)})" for sink in sinks]
+    lines += [f"  epoch {_epoch_line(epoch)}" for epoch in epochs[-_EPOCHS_SHOWN:]]
     return "\n".join(lines)
 
 
 def in_html(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
     sink_rows = "".join(
-        f"<tr><td>{escape(sink.name)}</td><td>{escape(_told(sink))}</td></tr>" for sink in sinks
+        f"<tr><td>{escape(sink.name)}</td><td>{escape(_target_of(sink))}</td></tr>"
+        for sink in sinks
     )
     epoch_rows = "".join(
         f"<tr><td>{epoch.epoch}</td><td>{epoch.phase.value}</td><td>{epoch.rows}</td>"
         f"<td>{sum(epoch.seconds.values()):.2f}</td></tr>"
         for epoch in epochs[-_EPOCHS_SHOWN:]
     )
-    told = (
+    html = (
         f"<p><b>Pipeline {escape(name)}</b>: {escape(status)}</p>"
         f"<table><tr><th>sink</th><th>target</th></tr>{sink_rows}</table>"
     )
     if epoch_rows:
         head = "<tr><th>epoch</th><th>phase</th><th>rows</th><th>seconds</th></tr>"
-        told += f"<table>{head}{epoch_rows}</table>"
-    return told
+        html += f"<table>{head}{epoch_rows}</table>"
+    return html
 
 
-def _told(sink: Sink) -> str:
+def _target_of(sink: Sink) -> str:
     described = sink.describe()
-    words = [str(described[key]) for key in ("kind", "mode", "target") if described.get(key)]
+    parts = [str(described[key]) for key in ("kind", "mode", "target") if described.get(key)]
     if sink.where is not None:
-        words.append(f"where {sink.where}")
-    return ", ".join(words)
+        parts.append(f"where {sink.where}")
+    return ", ".join(parts)
 
 
-def _epoch_told(epoch: EpochFigures) -> str:
+def _epoch_line(epoch: EpochFigures) -> str:
     spent_s = sum(epoch.seconds.values())
     return f"{epoch.epoch}: {epoch.phase.value}, {quantity(epoch.rows, 'row')}, {spent_s:.2f} s"

@@ -1,0 +1,124 @@
+"""
+Spark's own options of a streaming query, as `Pipeline.start` takes them: trigger, outputMode,
+queryName, checkpointLocation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from epochal.contract import Sink
+from epochal.errors import Misconfigured
+
+_TRIGGERS = ("processingTime", "availableNow", "once")
+_OTHERS = ("trigger", "outputMode", "queryName", "checkpointLocation")
+_REFUSED = {
+    "continuous": "a continuous query has no micro-batches, so nothing can be decided on as one",
+    "realTime": "a real-time query hands rows to the sink before its batch is complete, so they "
+    "could not stay invisible until it is decided",
+}
+_MODES = ("append", "update", "complete")
+
+
+class Trigger(TypedDict, total=False):
+    """How often Spark makes a micro-batch: one of these."""
+
+    processingTime: str
+    availableNow: bool
+    once: bool
+
+
+class QueryOptions(TypedDict, total=False):
+    """What Spark calls the options of a query, with its own names and values."""
+
+    processingTime: str
+    """The shortest time between two epochs: `"10 seconds"`."""
+    availableNow: bool
+    """Write what the sources have now, in as many epochs as they say, then stop."""
+    once: bool
+    """The same in one epoch."""
+    trigger: Trigger
+    """One of the three above, as `trigger={"availableNow": True}`."""
+    outputMode: Literal["append", "update", "complete"]
+    """`append` where none is given."""
+    queryName: str
+    """The pipeline's name where none is given."""
+    checkpointLocation: str | os.PathLike[str]
+    """The same as `checkpoint=`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """The options of one start, checked."""
+
+    output_mode: str = "append"
+    name: str | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    """What to pass on to Spark's `trigger()`, which checks the values itself."""
+
+
+def read_options(options: Mapping[str, Any], sinks: Sequence[Sink]) -> Query:
+    """Check the options of a start; `Misconfigured` names the one that can't be used, and why."""
+    named = {name: value for name, value in options.items() if name in _OTHERS}
+    trigger = {name: value for name, value in options.items() if name not in _OTHERS}
+    trigger |= _mapping(named.get("trigger") or {})
+    for name, value in trigger.items():
+        _require_trigger(name, value)
+    mode = named.get("outputMode") or "append"
+    _require_mode(mode, sinks)
+    return Query(
+        output_mode=mode,
+        name=named.get("queryName"),
+        checkpoint=named.get("checkpointLocation"),
+        trigger={name: value for name, value in trigger.items() if value not in (None, False)},
+    )
+
+
+def _mapping(trigger: object) -> Mapping[str, Any]:
+    if not isinstance(trigger, Mapping):
+        raise Misconfigured(f"trigger={trigger!r}", 'trigger={"processingTime": "1 second"}')
+    return trigger
+
+
+def _require_trigger(name: str, value: object) -> None:
+    if name in _REFUSED:
+        raise Misconfigured(
+            f"the trigger {name}={value!r} is refused: {_REFUSED[name]}",
+            'processingTime="1 second" (0 seconds: as fast as possible), or availableNow=True',
+        )
+    if name not in _TRIGGERS:
+        raise Misconfigured(
+            f"start() does not know {name}=",
+            f"Spark's options that it takes are {', '.join((*_TRIGGERS, *_OTHERS))}",
+        )
+
+
+def _require_mode(mode: str, sinks: Sequence[Sink]) -> None:
+    """Each sink declares which of Spark's output modes its own mode can honour."""
+    if mode not in _MODES:
+        raise Misconfigured(f"outputMode={mode!r}", f"one of {', '.join(_MODES)}")
+    for sink in sinks:
+        if mode not in sink.output_modes:
+            sink_mode = sink.describe().get("mode")
+            raise Misconfigured(
+                f"sink {sink.name!r}{f' in mode {sink_mode!r}' if sink_mode else ''} can't honour "
+                f"Spark's output mode {mode!r}: {_BECAUSE[mode]}",
+                f"it takes {', '.join(sorted(sink.output_modes))}; or give the sink a mode that "
+                f"{_NEEDS[mode]}",
+            )
+
+
+_BECAUSE = {
+    "append": "it replaces what is there, and each epoch brings only new rows",
+    "update": "each epoch brings new versions of rows that are there already",
+    "complete": "each epoch brings the whole result again",
+}
+_NEEDS = {
+    "append": "adds rows",
+    "update": "replaces rows by key",
+    "complete": "replaces everything",
+}
