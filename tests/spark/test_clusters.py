@@ -28,7 +28,7 @@ from epochal.coordinator.reading import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.ledger import ledgers
-from epochal.sinks.files.local import LocalStore
+from epochal.storage.local import LocalStore
 from epochal.terms import Handle, Identity, SinkName
 
 SPARK_HOME = Path(pyspark.__file__).parent

@@ -4,8 +4,8 @@ The commit of prepared files: one marker per attempt, and a ledger that is writt
 Files, Delta and Iceberg prepare data files that no reader looks at yet, and make them visible by
 one act of the target: a manifest, a version, a snapshot. What they share is here.
 
-A marker is a small file named by the attempt's handle (I6). It says: files of this attempt may be
-lying about, and no ledger entry names them. Listing markers is listing what is in doubt (I5), and
+A marker is a small file named by the attempt's handle (I6). It means: files of this attempt may
+exist, and no ledger entry names them. Listing markers is listing what is in doubt (I5), and
 costs the same however large the table is.
 
     task      put marker ── write files ── make them durable ── marker still there? ── receipt
@@ -31,12 +31,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 from epochal.errors import EpochalError, Fenced, PreparedLost, Refused, TryAgain
+from epochal.storage import Entry
 from epochal.terms import (
     NO_ROWS,
     EpochNumber,
@@ -47,6 +48,7 @@ from epochal.terms import (
     Mark,
     Proof,
     Receipt,
+    Uid,
     handle_prefix,
 )
 
@@ -66,49 +68,54 @@ def at_once(
         return list(pool.map(verb, listed))
 
 
-class MarkerFiles(Protocol):
-    """The few verbs on small files that markers need."""
+class MarkerStore(Protocol):
+    """The verbs of a `Store` that markers need."""
 
     def put(self, key: str, content: bytes) -> None: ...
 
     def read(self, key: str) -> bytes | None: ...
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete files; one that is gone already is no error."""
+    def delete(self, keys: Sequence[str]) -> None: ...
 
-    def ages_s(self, folder: str) -> Mapping[str, float | None]:
-        """The names of the files in a folder, each with its age where the store keeps it."""
+    def entries(self, folder: str) -> Sequence[Entry]: ...
 
 
 class Markers:
     """The markers of one target, below one folder."""
 
-    def __init__(self, files: MarkerFiles, folder: str) -> None:
-        self._files = files
+    def __init__(self, store: MarkerStore, folder: str) -> None:
+        self._store = store
         self._folder = folder
 
     def put(self, handle: Handle, content: bytes = b"") -> None:
-        self._files.put(self._key(handle), content)
+        self._store.put(self._key(handle), content)
 
     def read(self, handle: Handle) -> bytes | None:
         """What the marker holds; None where there is none."""
-        return self._files.read(self._key(handle))
+        return self._store.read(self._key(handle))
 
     def exists(self, handle: Handle) -> bool:
         return self.read(handle) is not None
 
     def delete(self, handles: Iterable[Handle]) -> None:
-        self._files.delete([self._key(handle) for handle in handles])
+        self._store.delete([self._key(handle) for handle in handles])
 
     def in_doubt(self, identity: Identity) -> list[InDoubt]:
         """Every marker of this pipeline and this sink, and those whose name can't be read."""
-        ages_s = self._files.ages_s(self._folder)
-        listed = [
-            InDoubt(name=name, handle=Handle.parse(name), age_s=ages_s[name])
-            for name in sorted(ages_s)
-            if name.startswith(handle_prefix(identity.uid))
+        return of_sink(identity, self.of_pipeline(identity.uid))
+
+    def of_pipeline(self, uid: Uid) -> list[InDoubt]:
+        """Every marker of this pipeline, of any sink."""
+        now = time.time()
+        return [
+            InDoubt(
+                name=entry.name,
+                handle=Handle.parse(entry.name),
+                age_s=max(0.0, now - entry.modified_at),
+            )
+            for entry in self._store.entries(self._folder)
+            if entry.name.startswith(handle_prefix(uid))
         ]
-        return of_sink(identity, listed)
 
     def _key(self, handle: Handle) -> str:
         return f"{self._folder}/{handle}"
@@ -126,7 +133,7 @@ class Ledger(Protocol):
         """Whether it proves that this epoch is committed."""
 
     def names(self, handle: Handle) -> bool | None:
-        """Whether the commit of the handle's epoch took it; None where no entry can say so."""
+        """Whether the commit of the handle's epoch took it; None where there is no such entry."""
 
     def generation_of(self, epoch: EpochNumber) -> Generation | None:
         """Of the driver or the attempts that committed an epoch, where it is known."""
@@ -150,8 +157,8 @@ class MarkedFilesCommitter(ABC, Generic[_Read]):
     """
     The verbs of a committer whose attempts are marked and whose rows are published in one act.
 
-    A sink says how its ledger is read, which prepared files are missing, how rows are published and
-    how an attempt is discarded. In which order, and what follows from it, is said here.
+    A sink defines how its ledger is read, which prepared files are missing, how rows are published
+    and how an attempt is discarded. The order of these steps and their consequences are here.
     """
 
     def __init__(
@@ -176,8 +183,8 @@ class MarkedFilesCommitter(ABC, Generic[_Read]):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """See every prepared file from here, and that the target takes these rows as it is now."""
-        self._forget_rehearsal()
         with self._errors(f"rehearse epoch {epoch}"):
+            self._forget_rehearsal()
             with self._reading(is_rehearsed=False) as ledger:
                 if ledger.is_done(epoch):
                     raise self._committed_elsewhere(ledger, epoch)
@@ -201,8 +208,8 @@ class MarkedFilesCommitter(ABC, Generic[_Read]):
             self._clear(receipts)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._forget_rehearsal()
         with self._errors(f"abort epoch {epoch}"):
+            self._forget_rehearsal()
             marked = self._marked(receipts)
             if not marked:
                 return
@@ -244,7 +251,7 @@ class MarkedFilesCommitter(ABC, Generic[_Read]):
         with self._errors("read the ledger"):
             return self._read().marks()
 
-    # What a sink says
+    # Defined by a sink
 
     @abstractmethod
     def _errors(self, verb: str) -> AbstractContextManager[None]:

@@ -1,10 +1,10 @@
 """
-Parquet files, and which of their columns are worth a dictionary: those whose values come again.
+The encoder of parquet files, with dictionaries only for columns whose values repeat.
 
-Arrow tries one for every column and gives it up where it grows too large. Columns of distinct
-values then pay for a table of hashes that nobody needs, in every row group anew; where row groups
-are smaller than what a dictionary may hold, as in a table with many partitions, they also keep it:
-files of twice the size, for twice the CPU. So some of the first rows are looked at.
+Arrow tries a dictionary for every column and gives it up where it grows too large. Columns of
+distinct values then pay for a hash table in every row group that is of no use; where row groups are
+smaller than what a dictionary may hold, as in a table with many partitions, they also keep it:
+files of twice the size, for twice the CPU. So a sample of the first rows decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 DICTIONARY_BYTES_MAX = 128 * 1024
-"""A column that seemed to repeat and does not is written plainly from there on."""
+"""A column that repeats in the sample only is written plainly from this size on."""
 _SAMPLE_ROWS = 10_000
 _SAMPLE_SLICES = 10
 """From all over the rows: values may come in long runs, or once in a round of thousands."""
@@ -53,7 +53,7 @@ class Encoder:
 
 
 def encoder(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encoder]:
-    """What makes files of such rows, each on a stream of its own."""
+    """A function that makes an encoder for such rows on a stream."""
     dictionaries = repeating(sampled)
     return lambda stream: Encoder(
         stream, sampled.schema, compression=compression, dictionaries=dictionaries
@@ -70,7 +70,7 @@ def sample(rows: pa.Table) -> pa.Table:
 
 
 def repeating(sampled: pa.Table) -> list[str]:
-    """The columns worth a dictionary, by their paths in the file; of nested ones all."""
+    """The columns whose values repeat, by their paths in the file; of nested ones all."""
     return [
         path
         for column, values in zip(sampled.schema, sampled.columns, strict=True)

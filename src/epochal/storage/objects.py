@@ -63,8 +63,11 @@ _NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "token request
 class ObjectStore:
     """Keys as objects under one prefix of one bucket."""
 
-    def __init__(self, client: Client, *, location: str, folder: str = "") -> None:
+    def __init__(
+        self, client: Client, *, location: str, folder: str = "", probe: str = PROBE
+    ) -> None:
         self._client = client
+        self._probe = probe
         self._location = without_secrets(location)
         self._prefix = f"{folder}/" if folder else ""
         self._refuses_second_put = False
@@ -79,7 +82,7 @@ class ObjectStore:
             obstore.put(self._client, self._at(key), content, use_multipart=False)
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
-        with self._errors("write", PROBE):
+        with self._errors("write", self._probe):
             self._require_put_if_absent()
         with self._errors("write", key, is_put=True):
             return self._create(self._at(key), content)
@@ -124,7 +127,7 @@ class ObjectStore:
 
     def below(self, folder: str) -> ObjectStore:
         inner = self._prefix + folder
-        return ObjectStore(self._client, location=self._location, folder=inner)
+        return ObjectStore(self._client, location=self._location, folder=inner, probe=self._probe)
 
     def close(self) -> None:
         """Connections belong to the library's own pool."""
@@ -163,7 +166,7 @@ class ObjectStore:
     def _require_put_if_absent(self) -> None:
         if self._refuses_second_put:
             return
-        if self._create(PROBE, b"") and self._create(PROBE, b""):
+        if self._create(self._probe, b"") and self._create(self._probe, b""):
             raise Misconfigured(
                 f"the server of {self.location} overwrites where it was asked to put if absent",
                 hint="use a server that honours If-None-Match on PUT, a folder, or sqlite:///path",
@@ -214,7 +217,7 @@ class ObjectOutput:
 
 
 class _Input(io.RawIOBase):
-    """An object as a file that is read from front to back."""
+    """An object as a file that can be read at any position."""
 
     def __init__(self, store: ObjectStore, key: str, reader: Any) -> None:
         self._store = store
@@ -223,6 +226,16 @@ class _Input(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with self._store._errors("read", self._key):
+            return int(self._reader.seek(offset, whence))
 
     def read(self, size: int | None = -1) -> bytes:
         """As many bytes as asked for: the client stops at the edge of its own buffer."""
@@ -236,12 +249,14 @@ class _Input(io.RawIOBase):
             return b"".join(pieces)
 
 
-def open_at(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_at(
+    url: str, options: Mapping[str, str] | None = None, *, probe: str = PROBE
+) -> ObjectStore:
     """
     The store below a URL.
 
     Credentials and endpoints come from the usual variables, and from `options` under the names of
-    these variables.
+    these variables. `probe` is where the store shows that it refuses to create one name twice.
     """
     try:
         client = from_url(
@@ -256,7 +271,7 @@ def open_at(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
             hint="s3://bucket/folder, gs://bucket/folder or "
             "abfss://container@account.dfs.core.windows.net/folder",
         ) from None
-    return ObjectStore(client, location=url)
+    return ObjectStore(client, location=url, probe=probe)
 
 
 def _entry(found: ObjectMeta) -> Entry:

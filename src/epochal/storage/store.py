@@ -118,7 +118,7 @@ class FileStore(Store, Protocol):
         """
 
     def open(self, key: str) -> BinaryIO | None:
-        """For reading from front to back, None where it does not exist."""
+        """For reading at any position, None where it does not exist."""
 
 
 def checked(key: str) -> str:

@@ -67,7 +67,7 @@ def _name(number: int, epoch: int) -> str:
 
 
 def run(spark: Any, root: Path) -> None:
-    """All that is told, to two tables under one decision."""
+    """Every change, to two tables under one decision."""
     made: dict[str, Any] = {"create_table": "if_missing"}
     by_key = Delta(
         root / "merged", name="merged", mode="merge", keys="id", delete_when="op = 'd'", **made

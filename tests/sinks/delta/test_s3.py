@@ -110,7 +110,7 @@ def test_a_merge_reads_what_was_staged_there(s3, some):
     assert [mark.epoch for mark in job.committer.newest()] == [1]
 
 
-def test_secrets_are_told_by_no_error(s3):
+def test_no_error_shows_a_secret(s3):
     sink = Delta("s3://nowhere/t", storage_options=options(s3))
     job = Life(sink=sink)
     with pytest.raises(Exception, match="nowhere") as caught:

@@ -247,7 +247,7 @@ def test_invariants_and_lengths_are_rules_too(lake):
         life.write(1, pa.table({"id": [100], "name": ["a"]}, schema=ORDERS))
 
 
-def test_types_and_a_missing_table_are_told_with_the_way_out(lake):
+def test_types_and_a_missing_table_are_reported_with_the_way_out(lake):
     with pytest.raises(Misconfigured, match="no Delta table at"):
         lake.life().committer.check(ORDERS)
     lake.made(ORDERS)

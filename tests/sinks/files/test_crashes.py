@@ -14,7 +14,6 @@ import pytest
 
 from epochal.errors import PreparedLost
 from epochal.sinks.files import Files, read_epochs
-from epochal.sinks.files.local import LocalStore
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import NO_ROWS, EpochNumber, Receipt
 
@@ -82,7 +81,7 @@ def whole(root) -> list[int]:
 
 
 def in_spark_log(root) -> list[str]:
-    log = SparkLog(LocalStore(root))
+    log = SparkLog(root)
     return sorted(line.split('"')[3].rpartition("/")[2] for line in log._live(log.last()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -39,7 +38,7 @@ def whole(root) -> list[int]:
 def leftovers(root) -> list[str]:
     ours = root / "_epochal"
     found = [*(ours / "prepared").iterdir()] if (ours / "prepared").exists() else []
-    found += [*(ours / "scratch").iterdir()] if (ours / "scratch").exists() else []
+    found += [*ours.glob("scratch/*"), *ours.rglob(".*.tmp")]
     return [path.name for path in found]
 
 
@@ -232,18 +231,6 @@ def test_the_folder_of_a_finished_commit_is_cleaned_by_the_next_listing(drive, n
     (root / "_epochal" / "prepared" / str(receipt.handle) / "p=x").mkdir(parents=True)
     assert driver.committer.in_doubt() == []
     assert leftovers(root) == []
-
-
-def test_scratch_of_killed_processes_goes_when_it_is_old(drive, root):
-    driver = drive(Files(str(root)))
-    driver.committer.check(None)
-    prefix = f"epochal-{driver.uid}-s{driver.identity.tag}-"
-    old, young = (root / "_epochal" / "scratch" / f"{prefix}{age}" for age in ("old", "young"))
-    old.write_bytes(b"")
-    young.write_bytes(b"")
-    os.utime(old, (time.time() - 3600,) * 2)
-    driver.committer.in_doubt()
-    assert leftovers(root) == [young.name]
 
 
 def test_a_receipt_can_not_name_a_file_outside(drive, numbers, root):

@@ -154,7 +154,7 @@ def test_odd_partition_values_come_back(drive, tmp_path, form):
     driver.write(rows, 0)
     back = read_epochs(str(tmp_path)).to_table()
     assert back.schema == rows.schema
-    # The layout has one word for null and for the empty string, as under Spark's own sink.
+    # The layout has one form for null and for the empty string, as under Spark's own sink.
     expected = [{**row, "p": row["p"] or None} for row in rows.to_pylist()]
     assert sorted(back.to_pylist(), key=lambda row: row["n"]) == expected
 
@@ -202,7 +202,7 @@ def test_files_of_a_cut_commit_are_not_read(drive, numbers, tmp_path):
     assert read_epochs(str(tmp_path)).to_table()["n"].to_pylist() == [1]
 
 
-def test_columns_that_do_not_fit_together_are_told(drive, numbers, tmp_path):
+def test_columns_that_do_not_fit_together_are_reported(drive, numbers, tmp_path):
     driver = drive(Files(str(tmp_path)))
     driver.write(numbers(1), 0)
     driver.write(pa.table({"n": pa.array([[1]])}), 1)

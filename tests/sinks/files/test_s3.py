@@ -230,7 +230,7 @@ def test_a_fault_that_passes_is_not_noticed(numbers, behind, verb, fault):
 
 
 @pytest.mark.parametrize("verb", ["part", "complete", "uploads"])
-def test_a_fault_that_stays_is_told_and_the_repeat_finishes(numbers, behind, verb, monkeypatch):
+def test_a_fault_that_stays_is_reported_and_the_repeat_finishes(numbers, behind, verb, monkeypatch):
     monkeypatch.setattr("epochal.sinks.files.s3._ATTEMPTS", 1)
     driver, folder, faults = behind.driver(reached={"region": "x"}), behind.folder, behind.faults
     faults.once(verb, Answer(503, "SlowDown"), times=3)

@@ -243,7 +243,7 @@ def test_a_conflict_leaves_no_manifests(warehouse, live, some):
 def test_a_commit_that_is_refused_because_of_its_own_first_request_keeps_its_files(
     warehouse, live, some, monkeypatch, mode
 ):
-    """A client that asks again by itself, as Glue's does, is told of a conflict with itself."""
+    """A client that repeats requests, as Glue's does, gets a conflict with its own first one."""
     name = warehouse.create()
     options = {"mode": mode, "keys": "id"} if mode == "upsert" else {}
     life = live(warehouse.sink(name, **options))
@@ -282,7 +282,7 @@ def test_files_of_a_table_that_was_dropped_are_written_again_for_the_new_one(war
     assert not warehouse.leftovers(name)
 
 
-def test_a_table_that_is_dropped_after_the_decision_is_told_as_rows_lost(
+def test_rows_for_a_table_dropped_after_the_decision_are_reported_as_lost(
     warehouse, live, some, monkeypatch
 ):
     name = warehouse.create()

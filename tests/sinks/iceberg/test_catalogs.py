@@ -104,6 +104,6 @@ def test_a_password_is_shown_nowhere(live, monkeypatch):
         assert secret not in repr(sink)
 
 
-def test_a_catalog_that_is_not_configured_is_told_as_such(live):
+def test_a_catalog_that_is_not_configured_is_reported(live):
     with pytest.raises(Misconfigured, match="catalog 'lake' can't be opened"):
         live(Iceberg("lake.shop.orders", properties={"type": "nonsense"})).committer.check(None)

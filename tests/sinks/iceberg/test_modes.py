@@ -368,6 +368,6 @@ def test_a_table_is_named_in_one_part_or_in_two():
         Iceberg("lake.orders")
 
 
-def test_a_table_that_is_not_there_is_told_as_such(warehouse, live):
+def test_a_table_that_does_not_exist_is_reported(warehouse, live):
     with pytest.raises(Misconfigured, match=r"shop\.nothing"):
         live(warehouse.sink("shop.nothing")).committer.check(None)

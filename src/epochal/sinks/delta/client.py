@@ -16,9 +16,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from epochal.errors import Misconfigured
-from epochal.kit.disk import sync
 from epochal.sinks.delta.errors import translate_errors
 from epochal.sinks.delta.table_files import Stamp, TableFiles, handle_in
+from epochal.storage.local import sync
 from epochal.terms import EpochNumber
 
 _LOG = "_delta_log"

@@ -59,7 +59,8 @@ def require_one_winner(sink: Delta, rows: PreparedRows, epoch: int) -> None:
             for one in twice
         )
         raise RowRejected(
-            f"epoch {epoch}: several rows of one key, and nothing says which is the last: {shown}",
+            f"epoch {epoch}: several rows of one key, and nothing decides which is the last: "
+            f"{shown}",
             "order_by= a column that rises with every change"
             if not sink.order_by
             else "add a column to order_by that differs between them",

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from epochal.errors import InvariantBroken, Misconfigured
-from epochal.kit.disk import make_folder, sync
-from epochal.kit.marked_files import Markers
+from epochal.kit.marked_files import Markers, MarkerStore
+from epochal.storage import Entry
+from epochal.storage.local import LocalStore, sync
 from epochal.terms import Handle, Receipt
 
 PREPARED = "_epochal/prepared"
@@ -41,8 +42,11 @@ class TableFiles:
         self.uri = uri
         self.options = dict(options)
         self.local = local_folder(uri)
-        self.markers = Markers(self, PREPARED)
         self._fs = _file_system(self.local, uri, self.options)
+        self._small: MarkerStore = (
+            SmallObjects(self._fs) if self.local is None else LocalStore(self.local)
+        )
+        self.markers = Markers(self._small, PREPARED)
 
     # Data files
 
@@ -66,9 +70,9 @@ class TableFiles:
         (found,) = self._fs.get_file_info([self._path(relative)])
         return (found.size, found.mtime_ns) if found.is_file else None
 
-    def delete(self, keys: Iterable[str]) -> None:
+    def delete(self, relatives: Iterable[str]) -> None:
         """Delete files; one that is gone already is no error."""
-        for relative in keys:
+        for relative in relatives:
             with suppress(FileNotFoundError):
                 self._fs.delete_file(self._path(relative))
 
@@ -83,33 +87,7 @@ class TableFiles:
 
     def staged(self) -> list[str]:
         """The files that merges read, of any attempt."""
-        return sorted(f"{STAGED}/{name}" for name in self.ages_s(STAGED))
-
-    # Small files
-
-    def put(self, key: str, content: bytes) -> None:
-        if self.local is not None:
-            path = self.local / key
-            make_folder(path.parent)
-            path.write_bytes(content)
-            return
-        with self._fs.open_output_stream(key) as stream:
-            stream.write(content)
-
-    def read(self, key: str) -> bytes | None:
-        try:
-            with self.open(key) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-
-    def ages_s(self, folder: str) -> dict[str, float | None]:
-        now_ns = time.time_ns()
-        return {
-            one.base_name: None if one.mtime_ns is None else max(0.0, (now_ns - one.mtime_ns) / 1e9)
-            for one in self._fs.get_file_info(self._selector(folder))
-            if one.is_file
-        }
+        return [f"{STAGED}/{entry.name}" for entry in self._small.entries(STAGED)]
 
     # What an attempt has written
 
@@ -143,6 +121,42 @@ class TableFiles:
 
     def _relative(self, path: str) -> str:
         return path if self.local is None else str(Path(path).relative_to(self.local))
+
+
+class SmallObjects:
+    """Markers in an object store, with the credentials that deltalake itself was given."""
+
+    def __init__(self, files: pa_fs.FileSystem) -> None:
+        self._fs = files
+
+    def put(self, key: str, content: bytes) -> None:
+        with self._fs.open_output_stream(key) as stream:
+            stream.write(content)
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            with self._fs.open_input_file(key) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(key)
+
+    def entries(self, folder: str) -> Sequence[Entry]:
+        now = time.time()
+        selector = pa_fs.FileSelector(folder, allow_not_found=True)
+        found = [one for one in self._fs.get_file_info(selector) if one.is_file]
+        return [
+            Entry(
+                name=one.base_name,
+                size=one.size,
+                modified_at=now if one.mtime_ns is None else one.mtime_ns / 1e9,
+            )
+            for one in sorted(found, key=lambda one: str(one.base_name))
+        ]
 
 
 def files_of(receipt: Receipt) -> Sequence[Mapping[str, Any]]:

@@ -178,9 +178,9 @@ def _may_be_null(kind: Kind, at: str = "") -> set[str]:
     if isinstance(kind, str):
         return set()
     found: set[str] = set()
-    for word, inner in (("containsNull", "elementType"), ("valueContainsNull", "valueType")):
-        if kind.get(word):
-            found.add(f"{at}.{word}")
+    for flag, inner in (("containsNull", "elementType"), ("valueContainsNull", "valueType")):
+        if kind.get(flag):
+            found.add(f"{at}.{flag}")
         if inner in kind:
             found |= _may_be_null(kind[inner], f"{at}.{inner}")
     for one in kind.get("fields", ()):

@@ -35,7 +35,7 @@ _GREATEST = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileShape:
-    """How files are to look: from the declaration, and from the table where that says more."""
+    """How files are to look: by the declaration and by the table."""
 
     limits: BufferLimits
     is_staged: bool
@@ -155,7 +155,7 @@ def _with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schem
 
 class Statistics:
     """
-    What a file's entry in the log says of its values: rows, nulls, the least and the greatest.
+    A file's statistics in the log: rows, nulls, the least and the greatest value of each column.
 
     Readers skip files by it, so it must never claim too little: a value that has no exact form is
     left out, or rounded outwards. Nulls are counted of every column, as NOT NULL is judged by them.

@@ -2,86 +2,34 @@
 The back ends of a Files sink: how a file is kept invisible until its epoch is decided.
 
 A disk renames, S3 completes uploads, and stores that can only put whole objects show data by a
-manifest. Formats, partitions, the ledger and the committer know none of that: they see a `Store` of
-small files, the `Attempt` of a task, and the `Staging` of the driver.
+manifest. Formats, partitions, the ledger and the committer know none of that: they see a `Store`,
+the `Attempt` of a task, and the `Staging` of the driver.
 
 Each back end's module is loaded where a path asks for it: a task loads one of them.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.sinks.files import layout
 from epochal.sinks.files.target import Options, Target
+from epochal.storage import FileStore, Store
+from epochal.storage.local import LocalStore
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.files.s3 import S3Store
 
 Uploads = Literal["auto", "multipart", "manifest"]
-_READ_BYTES = 4 * 1024 * 1024
-
-
-class Store(Protocol):
-    """Small files below one root, by key. Each is whole or not there, and durable on return."""
-
-    @property
-    def root(self) -> str:
-        """Where this is, for people and for Spark. Never a secret."""
-
-    def read(self, key: str) -> bytes | None: ...
-
-    def put_if_absent(self, key: str, content: bytes) -> bool:
-        """Create a file: False where the key is taken, perhaps by an earlier try of this call."""
-
-    def names(self, folder: str) -> list[str]:
-        """The files and folders in a folder; nothing where there is no such folder."""
-
-    def remove(self, key: str) -> None:
-        """Remove a file, which may be gone."""
-
-    def remove_empty(self, folder: str) -> None:
-        """Remove a folder and the folders in it, as far as there is no file in them."""
-
-    def open_to_read(self, key: str) -> IO[bytes]:
-        """A file that can be read at any position."""
-
-
-class Output(Protocol):
-    """A file that is being written, with the methods that Arrow calls."""
-
-    def write(self, content: bytes) -> int: ...
-
-    def tell(self) -> int: ...
-
-    def close(self) -> None:
-        """It is there as a whole when this returns."""
-
-    def abandon(self) -> None:
-        """It will never be there; what is written or closed from now on goes nowhere."""
-
-
-class WholeStore(Store, Protocol):
-    """A store that also takes large objects, each one there as a whole once it is closed."""
-
-    def open_to_write(self, key: str) -> Output: ...
-
-    def aged(self, prefix: str) -> dict[str, float]:
-        """Every key that begins so, however deep, with its age in seconds."""
-
-    def size(self, key: str) -> int | None: ...
-
-    def check(self, scratch: str) -> Sequence[Ability]:
-        """Show on a scratch key that everything that is needed is allowed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +77,7 @@ class Staging(Protocol):
     """The prepared files of one sink of one pipeline, as the driver sees them."""
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> FileStore: ...
 
     @property
     def trusts_rehearsal(self) -> bool:
@@ -169,7 +117,7 @@ class Staging(Protocol):
 
 
 class Backend(Protocol):
-    def store(self) -> Store: ...
+    def store(self) -> FileStore: ...
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt: ...
 
@@ -180,22 +128,18 @@ class Backend(Protocol):
 class LocalBackend:
     root: Path
 
-    def store(self, *, scratch: str = f"{layout.SCRATCH}/-") -> Store:
-        from epochal.sinks.files.local import LocalStore  # noqa: PLC0415  one back end per process
-
-        return LocalStore(self.root, scratch=scratch)
+    def store(self) -> FileStore:
+        return LocalStore(self.root)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
-        from epochal.sinks.files.local import LocalAttempt, LocalStore  # noqa: PLC0415
+        from epochal.sinks.files.local import LocalAttempt  # noqa: PLC0415  one back end per task
 
-        scratch = layout.scratch_of(handle.uid, handle.sink)
-        return LocalAttempt(LocalStore(self.root, scratch=scratch), handle)
+        return LocalAttempt(self.root, handle)
 
     def staging(self, identity: Identity, *, recovery_days: int) -> Staging:  # noqa: ARG002
-        from epochal.sinks.files.local import LocalStaging, LocalStore  # noqa: PLC0415
+        from epochal.sinks.files.local import LocalStaging  # noqa: PLC0415
 
-        scratch = layout.scratch_of(identity.uid, identity.tag)
-        return LocalStaging(LocalStore(self.root, scratch=scratch), identity)
+        return LocalStaging(self.root, identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +149,7 @@ class MultipartBackend:
     target: Target
     options: Options
 
-    def store(self) -> Store:
+    def store(self) -> FileStore:
         return _s3(self.target, self.options)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
@@ -228,12 +172,10 @@ class WholeObjectBackend:
     target: Target
     options: Options
 
-    def store(self) -> WholeStore:
+    def store(self) -> FileStore:
         if self.target.scheme == "s3":
             return _s3(self.target, self.options)
-        from epochal.sinks.files.objects import ObjectsStore  # noqa: PLC0415  loads its client
-
-        return ObjectsStore(self.target.text, self.options)
+        return open_objects(self.target.text, self.options)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
         from epochal.sinks.files.whole_objects import WholeObjectAttempt  # noqa: PLC0415
@@ -258,58 +200,18 @@ def backend_for(target: Target, uploads: Uploads, options: Options) -> Backend:
     return WholeObjectBackend(target, options)
 
 
+@lru_cache
+def open_objects(url: str, options: Options) -> FileStore:
+    """The store at a URL of Google Cloud Storage or Azure: one per process."""
+    from epochal.storage.objects import open_at  # noqa: PLC0415  loads the object store's client
+
+    revealed = {
+        name: value if isinstance(value, str) else value.reveal() for name, value in options
+    }
+    return open_at(url, revealed, probe=f"{layout.OURS}/.put-if-absent")
+
+
 def _s3(target: Target, options: Options) -> S3Store:
     from epochal.sinks.files.s3 import Bucket, S3Store  # noqa: PLC0415  needs boto3
 
     return S3Store(Bucket(name=target.bucket, prefix=target.prefix, options=options))
-
-
-class Ranged(Protocol):
-    """A store whose objects can be read in pieces."""
-
-    @property
-    def root(self) -> str: ...
-
-    def size(self, key: str) -> int | None: ...
-
-    def read_range(self, key: str, start: int, end: int) -> bytes: ...
-
-
-def open_ranged(store: Ranged, key: str) -> IO[bytes]:
-    """An object as a file that can be read at any position."""
-    size = store.size(key)
-    if size is None:
-        raise FileNotFoundError(f"{store.root}/{key}")
-    return cast("IO[bytes]", io.BufferedReader(_RangeReader(store, key, size), _READ_BYTES))
-
-
-class _RangeReader(io.RawIOBase):
-    def __init__(self, store: Ranged, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._position + len(buffer), self._size)
-        if end <= self._position:
-            return 0
-        content = self._store.read_range(self._key, self._position, end)
-        buffer[: len(content)] = content
-        self._position += len(content)
-        return len(content)

@@ -39,7 +39,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView], Operable):
         has_log: bool = False,
     ) -> None:
         super().__init__(
-            identity, target=staging.store.root, trusts_rehearsal=staging.trusts_rehearsal
+            identity, target=staging.store.location, trusts_rehearsal=staging.trusts_rehearsal
         )
         self._staging = staging
         self._format = format

@@ -20,8 +20,9 @@ from typing import Any
 from epochal.errors import CorruptRecord
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Store, files_of
+from epochal.sinks.files.backend import files_of
 from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, bucket_of
+from epochal.storage import Store
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Receipt, SinkTag, Uid
 
 _VERSION = 1
@@ -135,8 +136,8 @@ class Ledger:
 
     def fold(self, below: EpochNumber) -> None:
         """Fold every thousand of epochs that ends under `below` into one file."""
-        names = self.store.names(self._folder)
-        for bucket in sorted(int(name) for name in names if name.isdecimal()):
+        folders = self.store.folders(self._folder)
+        for bucket in sorted(int(name) for name in folders if name.isdecimal()):
             if (bucket + 1) * EPOCHS_PER_BUCKET <= below:
                 self._fold(bucket)
 
@@ -145,8 +146,7 @@ class Ledger:
         lines = b"".join(line or b"" for line in singles.values())
         self.store.put_if_absent(self._folded_key(bucket), lines)
         folded = self._folded(bucket)
-        at_once(self.store.remove, [self._single(epoch) for epoch in singles if epoch in folded])
-        self.store.remove_empty(self._bucket_key(bucket))
+        self.store.delete([self._single(epoch) for epoch in singles if epoch in folded])
 
     def _lines(self, bucket: int) -> dict[EpochNumber, bytes | None]:
         epochs = self._singles(bucket)
@@ -154,7 +154,8 @@ class Ledger:
         return dict(zip(epochs, lines, strict=True))
 
     def _buckets(self) -> list[int]:
-        found = (_BUCKET.fullmatch(name) for name in self.store.names(self._folder))
+        names = [*self.store.folders(self._folder), *self.store.names(self._folder)]
+        found = (_BUCKET.fullmatch(name) for name in names)
         return sorted({int(match["number"]) for match in found if match})
 
     def _singles(self, bucket: int) -> list[EpochNumber]:
@@ -169,7 +170,7 @@ class Ledger:
         return {manifest.epoch: manifest for manifest in manifests}
 
     def _full_name(self, key: str) -> str:
-        return f"{self.store.root}/{key}"
+        return f"{self.store.location}/{key}"
 
     def _bucket_key(self, bucket: int) -> str:
         return f"{self._folder}/{bucket:017d}"
@@ -217,7 +218,7 @@ class LedgerView:
 
 def ledgers(store: Store, tag: SinkTag | None = None) -> list[Ledger]:
     """The ledger of every uid that wrote below this root, or of those of one sink."""
-    found = (_LEDGER.fullmatch(name) for name in sorted(store.names(layout.EPOCHS)))
+    found = (_LEDGER.fullmatch(name) for name in store.folders(layout.EPOCHS))
     return [
         Ledger(store, Uid(match["uid"]), SinkTag(match["tag"]))
         for match in found

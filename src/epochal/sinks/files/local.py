@@ -10,22 +10,20 @@ there mean: done.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost
-from epochal.kit.disk import make_folder, sync
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import files_of
+from epochal.storage.local import LocalStore, make_folder, sync
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -37,103 +35,9 @@ from epochal.terms import (
     handle_prefix,
 )
 
-
-def put_if_absent(path: Path, content: bytes, *, scratch: Path) -> bool:
-    """
-    Create a file with this content, durable on return: False where the name is taken.
-
-    `scratch` begins the name under which it is written first, on the same file system. A killed
-    process leaves that behind, and the owner of the prefix may remove it at any time.
-    """
-    make_folder(scratch.parent)
-    make_folder(path.parent)
-    hidden = scratch.with_name(f"{scratch.name}{secrets.token_hex(8)}")
-    try:
-        with hidden.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        is_mine = _link(hidden, path)
-    finally:
-        with suppress(OSError):
-            hidden.unlink()
-    # Also where it was taken: a file that is reported to exist must not vanish in a power cut.
-    sync(path.parent)
-    return is_mine
-
-
-def _link(hidden: Path, path: Path) -> bool:
-    try:
-        path.hardlink_to(hidden)
-    except FileExistsError:
-        return False
-    return True
-
-
-def read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def names(folder: Path) -> list[str]:
-    """The names in a folder; none where there is no such folder."""
-    try:
-        return os.listdir(folder)  # noqa: PTH208 (names are all that is wanted, of many files)
-    except FileNotFoundError:
-        return []
-
-
-def remove_empty(folder: Path) -> None:
-    """Remove a folder and the folders in it, as far as there is no file in them."""
-    for inner, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):
-            Path(inner).rmdir()
-
-
-_SCRATCH_AGE_S = 600.0
-"""Writing a manifest takes milliseconds: what is this old was left by a killed process."""
 _TOO_FEW_FOR_THREADS = 8
 
 _on_disk = partial(at_once, at_least=_TOO_FEW_FOR_THREADS)
-
-
-class LocalStore:
-    """Small files below a folder; `scratch` is the key that begins those without a name yet."""
-
-    def __init__(self, root: Path, *, scratch: str = f"{layout.SCRATCH}/-") -> None:
-        self._root = root
-        self._scratch = root / scratch
-
-    @property
-    def root(self) -> str:
-        return str(self._root)
-
-    @property
-    def scratch(self) -> Path:
-        return self._scratch
-
-    def path(self, key: str = "") -> Path:
-        return self._root / key
-
-    def read(self, key: str) -> bytes | None:
-        return read(self.path(key))
-
-    def put_if_absent(self, key: str, content: bytes) -> bool:
-        return put_if_absent(self.path(key), content, scratch=self._scratch)
-
-    def names(self, folder: str) -> list[str]:
-        return names(self.path(folder))
-
-    def remove(self, key: str) -> None:
-        self.path(key).unlink(missing_ok=True)
-
-    def remove_empty(self, folder: str) -> None:
-        remove_empty(self.path(folder))
-
-    def open_to_read(self, key: str) -> IO[bytes]:
-        return self.path(key).open("rb")
 
 
 class LocalAttempt:
@@ -141,9 +45,10 @@ class LocalAttempt:
 
     held_bytes = 0
 
-    def __init__(self, store: LocalStore, handle: Handle) -> None:
-        self.store = store
-        self._path = store.path(layout.prepared(handle))
+    def __init__(self, root: Path, handle: Handle) -> None:
+        self.store = LocalStore(root)
+        self._root = root
+        self._path = root / layout.prepared(handle)
 
     def create(self, relative: str) -> pa.NativeFile:
         path = self._path / relative
@@ -156,7 +61,7 @@ class LocalAttempt:
         _on_disk(sync, paths)
         _on_disk(sync, _folders_of(relatives, self._path))
         for folder in (layout.PREPARED, layout.OURS, ""):
-            sync(self.store.path(folder))
+            sync(self._root / folder)
         return [
             {"path": relative, "bytes": path.stat().st_size}
             for relative, path in zip(relatives, paths, strict=True)
@@ -171,27 +76,29 @@ class LocalStaging:
 
     trusts_rehearsal = False
 
-    def __init__(self, store: LocalStore, identity: Identity) -> None:
-        self.store = store
-        self._prefix = handle_prefix(identity.uid)
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self.store = LocalStore(root)
+        self._root = root
+        self._identity = identity
 
     def check(self) -> Sequence[Ability]:
         """Show that files can be created, named once, and moved in one step below the root."""
-        root, waiting = self.store.path(), self.store.path(layout.PREPARED)
+        root, prepared = self._root, self._root / layout.PREPARED
         try:
-            for folder in (root, waiting, self.store.path(layout.SCRATCH)):
+            for folder in (root, prepared):
                 make_folder(folder)
-            probe = self.store.scratch.with_name(f"{self.store.scratch.name}probe")
-            put_if_absent(probe, b"", scratch=self.store.scratch)
-            probe.unlink(missing_ok=True)
-        except OSError as error:
+            probe = f"{layout.scratch_of(self._identity.uid, self._identity.tag)}probe"
+            self.store.put_if_absent(probe, b"")
+            self.store.delete([probe])
+        except (OSError, Misconfigured) as error:
+            reason = error.message if isinstance(error, Misconfigured) else str(error)
             raise Misconfigured(
-                f"Files can't write below {root}: {error.strerror} ({error.filename})",
+                f"Files can't write below {root}: {reason}",
                 "the folder must be one that the driver and every executor can write to, on a file "
                 "system with hard links and atomic renames (a local disk, NFS; not a mounted "
                 "bucket)",
             ) from error
-        _require_one_file_system(root, waiting)
+        _require_one_file_system(root, prepared)
         return [
             Ability(
                 name="atomic moves",
@@ -209,7 +116,7 @@ class LocalStaging:
     def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:  # noqa: ARG002
         moves = [move for receipt in receipts for move in self._moves(receipt)]
         paths = [file.path for receipt in receipts for file in files_of(receipt)]
-        folders = _folders_of(paths, self.store.path())
+        folders = _folders_of(paths, self._root)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         moved = _on_disk(_move_one, moves)
@@ -230,27 +137,22 @@ class LocalStaging:
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
-            remove_empty(self._prepared(receipt))
+            _remove_empty(self._prepared(receipt))
 
     def listed(self) -> Sequence[InDoubt]:
-        mine = (name for name in self.store.names(layout.PREPARED) if name.startswith(self._prefix))
-        return [found for name in sorted(mine) if (found := self._found(name)) is not None]
+        prefix = handle_prefix(self._identity.uid)
+        mine = (name for name in self.store.folders(layout.PREPARED) if name.startswith(prefix))
+        return [found for name in mine if (found := self._found(name)) is not None]
 
     def clear_listed(self, found: InDoubt) -> None:
-        self.store.remove_empty(f"{layout.PREPARED}/{found.name}")
+        _remove_empty(self._root / layout.PREPARED / found.name)
 
     def remove_old_scratch(self) -> None:
-        scratch = self.store.scratch
-        for name in names(scratch.parent):
-            path = scratch.with_name(name)
-            with suppress(FileNotFoundError):
-                is_old = time.time() - path.stat().st_mtime > _SCRATCH_AGE_S
-                if name.startswith(scratch.name) and is_old:
-                    path.unlink()
+        """The store removes its own."""
 
     def _found(self, name: str) -> InDoubt | None:
         try:
-            changed_s = self.store.path(f"{layout.PREPARED}/{name}").stat().st_mtime
+            changed_s = (self._root / layout.PREPARED / name).stat().st_mtime
         except FileNotFoundError:
             return None
         return InDoubt(
@@ -258,12 +160,12 @@ class LocalStaging:
         )
 
     def _prepared(self, receipt: Receipt) -> Path:
-        return self.store.path(layout.prepared(receipt.handle))
+        return self._root / layout.prepared(receipt.handle)
 
     def _moves(self, receipt: Receipt) -> list[tuple[Path, Path]]:
         prepared = self._prepared(receipt)
         return [
-            (prepared / file.path, self.store.path(layout.require_inside(file.path)))
+            (prepared / file.path, self._root / layout.require_inside(file.path))
             for file in files_of(receipt)
         ]
 
@@ -274,7 +176,7 @@ class LocalStaging:
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
-                f"{self.store.path(layout.PREPARED)} nor in their place below {self.store.root}, "
+                f"{self._root / layout.PREPARED} nor in their place below {self._root}, "
                 "and no manifest proves them committed",
                 "somebody removed them: files below _epochal/ belong to the pipeline",
                 handles=lost,
@@ -318,10 +220,17 @@ def _discard(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def _require_one_file_system(root: Path, waiting: Path) -> None:
-    if root.stat().st_dev != waiting.stat().st_dev:
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder and the folders in it, as far as there is no file in them."""
+    for inner, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(inner).rmdir()
+
+
+def _require_one_file_system(root: Path, prepared: Path) -> None:
+    if root.stat().st_dev != prepared.stat().st_dev:
         raise Misconfigured(
-            f"{waiting} is on another file system than {root}: a file can't be moved between them "
+            f"{prepared} is on another file system than {root}: a file can't be moved between them "
             "in one step",
             "remove the mount or the link at _epochal, so that both are on one file system",
         )

@@ -10,18 +10,19 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from epochal.contract import Recount
+from epochal.errors import EpochalError
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Store
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Ledger
 from epochal.sinks.files.target import Target
+from epochal.storage import FileStore
 from epochal.terms import EpochNumber, Identity, Json, quantity
 
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 
 
-def recount(store: Store, ledger: Ledger, identity: Identity) -> Recount:
+def recount(store: FileStore, ledger: Ledger, identity: Identity) -> Recount:
     """Every file that a manifest names, and every file of ours that plain readers see besides."""
     epochs: dict[EpochNumber, int] = {}
     faults: list[str] = []
@@ -46,14 +47,15 @@ def recount(store: Store, ledger: Ledger, identity: Identity) -> Recount:
     )
 
 
-def _count(store: Store, path: str) -> int | str:
+def _count(store: FileStore, path: str) -> int | str:
     """The rows of one file, or what is wrong with it."""
     try:
-        with store.open_to_read(path) as file:
+        file = store.open(path)
+        if file is None:
+            return f"{path} is named by the manifest and is not there"
+        with file:
             return _COUNTS[format_of(path)](pa.PythonFile(file, mode="r"), path)
-    except FileNotFoundError:
-        return f"{path} is named by the manifest and is not there"
-    except (OSError, pa.ArrowException) as error:
+    except (EpochalError, OSError, pa.ArrowException) as error:
         return f"{path} can't be read: {error}"
 
 
@@ -92,7 +94,7 @@ def _decompressed(file: pa.NativeFile, path: str) -> pa.NativeFile:
     return pa.CompressedInputStream(file, codec)
 
 
-def _strays(store: Store, identity: Identity, named: set[str]) -> Iterator[str]:
+def _strays(store: FileStore, identity: Identity, named: set[str]) -> Iterator[str]:
     """Visible files with a handle of this sink in their name that no manifest names."""
     for path in _visible(store, ""):
         handle = layout.handle_in(path)
@@ -101,15 +103,13 @@ def _strays(store: Store, identity: Identity, named: set[str]) -> Iterator[str]:
             yield path
 
 
-def _visible(store: Store, folder: str) -> Iterator[str]:
-    for name in sorted(store.names(folder)):
-        if name.startswith(("_", ".")):
-            continue
-        path = f"{folder}/{name}" if folder else name
-        if layout.handle_in(path) is not None:
-            yield path
-        elif "=" in name:
-            yield from _visible(store, path)
+def _visible(store: FileStore, folder: str) -> Iterator[str]:
+    """The files of ours in a folder and in the partition folders below it."""
+    top = f"{folder}/" if folder else ""
+    yield from (top + name for name in store.names(folder) if layout.handle_in(name) is not None)
+    for inner in store.folders(folder):
+        if "=" in inner and not inner.startswith(("_", ".")):
+            yield from _visible(store, top + inner)
 
 
 def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> str:

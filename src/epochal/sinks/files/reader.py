@@ -25,12 +25,13 @@ from epochal.errors import CorruptRecord, Misconfigured
 from epochal.kit.hive_partitions import values_of
 from epochal.kit.secrets import Secret
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Store, backend_for
+from epochal.sinks.files.backend import backend_for
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Manifest, ledgers
-from epochal.sinks.files.local import LocalStore
 from epochal.sinks.files.target import parse
 from epochal.sinks.files.target import storage_options as checked_options
+from epochal.storage import FileStore
+from epochal.storage.local import LocalStore
 
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _SPARK_OPTIONS: dict[str, dict[str, str]] = {
@@ -101,7 +102,7 @@ def read_epochs(
 
 
 def read_manifests(
-    store: Store, manifests: Sequence[Manifest], spark: Any | None = None
+    store: FileStore, manifests: Sequence[Manifest], spark: Any | None = None
 ) -> ds.Dataset | Rows:
     """The rows that these manifests name."""
     schema = _schema(store, manifests)
@@ -111,7 +112,7 @@ def read_manifests(
     return _dataset(store, files, schema)
 
 
-def _schema(store: Store, manifests: Iterable[Manifest]) -> pa.Schema:
+def _schema(store: FileStore, manifests: Iterable[Manifest]) -> pa.Schema:
     """The columns of all these epochs; a column that came later is null before it."""
     digests = dict.fromkeys(
         manifest.schema for manifest in manifests if manifest.schema is not None
@@ -121,22 +122,22 @@ def _schema(store: Store, manifests: Iterable[Manifest]) -> pa.Schema:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
     except pa.ArrowTypeError as error:
         raise Misconfigured(
-            f"the epochs in {store.root} have columns that don't fit together: {error}",
+            f"the epochs in {store.location} have columns that don't fit together: {error}",
             "read them in parts: epochs=range(first, last)",
         ) from error
 
 
-def _load_schema(store: Store, digest: str) -> pa.Schema:
+def _load_schema(store: FileStore, digest: str) -> pa.Schema:
     content = store.read(layout.schema(digest))
     if content is None:
         raise CorruptRecord(
-            f"{store.root}/{layout.schema(digest)} is gone, and manifests cite it",
+            f"{store.location}/{layout.schema(digest)} is gone, and manifests cite it",
             "files below _epochal/ belong to the pipeline: restore it from a copy",
         )
     return pa.ipc.read_schema(pa.BufferReader(content))
 
 
-def _dataset(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _dataset(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
     parts = [_READERS[form](store, chosen, schema) for form, chosen in _by_format(files).items()]
     if not parts:
         return ds.dataset(schema.empty_table())
@@ -150,8 +151,8 @@ def _by_format(files: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _of_columns(form: ds.FileFormat) -> Callable[[Store, Sequence[str], pa.Schema], ds.Dataset]:
-    def read(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _of_columns(form: ds.FileFormat) -> Callable[[FileStore, Sequence[str], pa.Schema], ds.Dataset]:
+    def read(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
         files_of_store, root = filesystem(store)
         return ds.FileSystemDataset.from_paths(
             [f"{root}/{file}" for file in files],
@@ -181,7 +182,7 @@ def _typed(value: str | None, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, pa.string()).cast(kind)
 
 
-def _read_json(store: Store, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _read_json(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
     tables = []
     files_of_store, root = filesystem(store)
     for file in files:
@@ -204,14 +205,14 @@ _CSV = ds.CsvFileFormat(
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
     ),
 )
-_READERS: dict[str, Callable[[Store, Sequence[str], pa.Schema], ds.Dataset]] = {
+_READERS: dict[str, Callable[[FileStore, Sequence[str], pa.Schema], ds.Dataset]] = {
     "parquet": _of_columns(ds.ParquetFileFormat()),
     "csv": _of_columns(_CSV),
     "jsonl": _read_json,
 }
 
 
-def _spark_rows(spark: Any, store: Store, files: Sequence[str], schema: pa.Schema) -> Rows:
+def _spark_rows(spark: Any, store: FileStore, files: Sequence[str], schema: pa.Schema) -> Rows:
     if not files:
         return spark.createDataFrame([], ddl(schema))
     frames = [
@@ -222,11 +223,11 @@ def _spark_rows(spark: Any, store: Store, files: Sequence[str], schema: pa.Schem
 
 
 def _spark_read(
-    spark: Any, store: Store, form: str, files: Sequence[str], schema: pa.Schema
+    spark: Any, store: FileStore, form: str, files: Sequence[str], schema: pa.Schema
 ) -> Rows:
     hidden = [file for file in files if file.startswith(f"{layout.DATA}/")]
     shown = [file for file in files if file not in set(hidden)]
-    root = _spark_root(store.root)
+    root = _spark_root(store.location)
     reader = spark.read.options(**_SPARK_OPTIONS[form]).format("json" if form == "jsonl" else form)
     frames = [_spark_hidden(reader, root, some, schema) for some in _by_folder(hidden)]
     if shown:
@@ -313,17 +314,17 @@ def _is_binary(kind: pa.DataType) -> bool:
     return any(is_one(kind) for is_one in tests)
 
 
-def filesystem(store: Store) -> tuple[pa_fs.FileSystem, str]:
+def filesystem(store: FileStore) -> tuple[pa_fs.FileSystem, str]:
     """The file system, and the path of the store's root in it."""
     if isinstance(store, LocalStore):
-        return pa_fs.LocalFileSystem(), store.root
-    return pa_fs.PyFileSystem(_Handler(store)), store.root
+        return pa_fs.LocalFileSystem(), store.location
+    return pa_fs.PyFileSystem(_Handler(store)), store.location
 
 
 class _Handler(pa_fs.FileSystemHandler):  # type: ignore[misc] # Arrow has no types
     """Opens known files, which is all that a dataset of them needs."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore) -> None:
         self._store = store
 
     def get_type_name(self) -> str:
@@ -333,8 +334,11 @@ class _Handler(pa_fs.FileSystemHandler):  # type: ignore[misc] # Arrow has no ty
         return path
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        key = path.removeprefix(f"{self._store.root}/")
-        return pa.PythonFile(self._store.open_to_read(key), mode="r")
+        key = path.removeprefix(f"{self._store.location}/")
+        file = self._store.open(key)
+        if file is None:
+            raise FileNotFoundError(path)
+        return pa.PythonFile(file, mode="r")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)

@@ -15,26 +15,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from threading import Semaphore
-from typing import IO, Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from epochal.errors import Misconfigured
+from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Output, open_ranged
 from epochal.sinks.files.errors import RAISED, code_of, error_of, is_denied
 from epochal.sinks.files.target import Options
-from epochal.terms import Ability, Handle
+from epochal.storage import Entry
+from epochal.terms import Handle
 
 _SENDS_MAX = 4
 PART_BYTES = 8 * 1024 * 1024
@@ -162,6 +161,7 @@ _HANDLE = "epochal-handle"
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 60
 _ATTEMPTS = 5
+_READ_BYTES = 4 * 1024 * 1024
 _CONNECTIONS = 16
 _SESSION_OPTIONS = {
     "profile": "profile_name",
@@ -228,13 +228,13 @@ def _client(options: Options) -> Any:
 
 
 class S3Store:
-    """Small objects and multipart uploads below one prefix."""
+    """A store of objects below one prefix, and multipart uploads there."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
     @property
-    def root(self) -> str:
+    def location(self) -> str:
         return self._bucket.url
 
     # Small objects
@@ -247,52 +247,64 @@ class S3Store:
             content: bytes = answer["Body"].read()
         return content
 
+    def put(self, key: str, content: bytes) -> None:
+        self._put(key, content)
+
     def put_if_absent(self, key: str, content: bytes) -> bool:
-        answer = self._call(
-            "put_object",
-            key,
-            missing=("PreconditionFailed",),
-            Body=content,
-            ContentMD5=_md5(content),
-            IfNoneMatch="*",
-            **self._encryption,
-        )
+        answer = self._put(key, content, missing=("PreconditionFailed",), IfNoneMatch="*")
         return answer is not None
 
-    def names(self, folder: str) -> list[str]:
-        top = self._key(f"{folder}/")
-        pages = self._pages("list_objects_v2", Prefix=top, Delimiter="/")
+    def names(self, folder: str = "") -> Sequence[str]:
+        return [entry.name for entry in self.entries(folder)]
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        found = (
+            self._name(one["Prefix"].rstrip("/"))
+            for page in self._listed(folder)
+            for one in page.get("CommonPrefixes", ())
+        )
+        return sorted(found)
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
         found = [
-            (entry.get("Key") or entry["Prefix"]).removeprefix(top).rstrip("/")
-            for page in pages
-            for entry in (*page.get("Contents", ()), *page.get("CommonPrefixes", ()))
+            Entry(
+                name=self._name(one["Key"]),
+                size=int(one["Size"]),
+                modified_at=one["LastModified"].timestamp(),
+            )
+            for page in self._listed(folder)
+            for one in page.get("Contents", ())
         ]
-        return [name for name in found if name]
+        return sorted((one for one in found if one.name), key=lambda one: one.name)
 
-    def aged(self, prefix: str) -> dict[str, float]:
-        now = datetime.now(UTC)
-        pages = self._pages("list_objects_v2", Prefix=self._key(prefix))
-        return {
-            self._below(entry["Key"]): max(0.0, (now - entry["LastModified"]).total_seconds())
-            for page in pages
-            for entry in page.get("Contents", ())
-        }
-
-    def remove(self, key: str) -> None:
-        self._call("delete_object", key)
-
-    def remove_empty(self, folder: str) -> None:
-        """A bucket has no folders."""
-
-    def size(self, key: str) -> int | None:
+    def entry(self, key: str) -> Entry | None:
         found = self._head(key)
-        return None if found is None else int(found["ContentLength"])
+        if found is None:
+            return None
+        return Entry(
+            name=self._name(key),
+            size=int(found["ContentLength"]),
+            modified_at=found["LastModified"].timestamp(),
+        )
 
-    def open_to_read(self, key: str) -> IO[bytes]:
-        return open_ranged(self, key)
+    def delete(self, keys: Sequence[str]) -> None:
+        at_once(lambda key: self._call("delete_object", key), keys)
 
-    def open_to_write(self, key: str) -> Output:
-        return _WholeObject(self, key)
+    def below(self, folder: str) -> S3Store:
+        return S3Store(replace(self._bucket, prefix=self._key(folder)))
+
+    def close(self) -> None:
+        """The client belongs to the process."""
+
+    def create(self, key: str) -> S3Output:
+        return S3Output(self, key)
+
+    def open(self, key: str) -> BinaryIO | None:
+        found = self.entry(key)
+        if found is None:
+            return None
+        reader = io.BufferedReader(_RangeReader(self, key, found.size), _READ_BYTES)
+        return cast("BinaryIO", reader)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         answer = self._call("get_object", key, Range=f"bytes={start}-{end - 1}")
@@ -356,27 +368,6 @@ class S3Store:
             and found["ContentLength"] == size
         )
 
-    # Checks
-
-    def check(self, scratch: str) -> Sequence[Ability]:
-        """Put, list, read and remove scratch objects, to show that all of it is allowed."""
-        probe = f"{scratch}{secrets.token_hex(8)}"
-        if self.put_if_absent(probe, b"") and self.put_if_absent(probe, b""):
-            raise Misconfigured(
-                f"{self.root} overwrites where it was asked to put if absent",
-                "use a server that honours If-None-Match on PUT",
-            )
-        self.read(probe)
-        self.names(layout.SCRATCH)
-        self.remove(probe)
-        return [
-            Ability(
-                name="put if absent",
-                granted=True,
-                because=f"{self.root} refused to put one key twice",
-            )
-        ]
-
     def lifecycle_rules(self) -> Sequence[Mapping[str, Any]]:
         answer = self._call(
             "get_bucket_lifecycle_configuration", missing=("NoSuchLifecycleConfiguration",)
@@ -388,6 +379,23 @@ class S3Store:
         return self._key(key)
 
     # Requests
+
+    def _put(self, key: str, content: bytes, **given: Any) -> Any:
+        return self._call(
+            "put_object",
+            key,
+            Body=content,
+            ContentMD5=_md5(content),
+            **given,
+            **self._encryption,
+        )
+
+    def _listed(self, folder: str) -> Iterator[Mapping[str, Any]]:
+        top = self._key(f"{folder}/" if folder else "")
+        return self._pages("list_objects_v2", Prefix=top, Delimiter="/")
+
+    def _name(self, key: str) -> str:
+        return key.rpartition("/")[2]
 
     @property
     def _encryption(self) -> dict[str, str]:
@@ -436,34 +444,65 @@ class S3Store:
             if is_denied(error):
                 # Keys may have been changed meanwhile: they are read again at the next call.
                 _client.cache_clear()
-            raise error_of(error, f"{verb} on {self.root}") from None
+            raise error_of(error, f"{verb} on {self.location}") from None
 
 
-class _WholeObject(PartStream):
-    """An object that is there once it is closed."""
+class S3Output:
+    """An object that goes up in parts and appears as a whole."""
 
     def __init__(self, store: S3Store, key: str) -> None:
         self._store = store
-        self._own = PartSender(store, file_bytes_max=PART_BYTES)
-        super().__init__(key, self._own)
+        self._sender = PartSender(store, file_bytes_max=PART_BYTES)
+        self._stream = PartStream(key, self._sender)
 
-    def close(self) -> None:
-        if self.closed:
-            return
-        super().close()
+    def write(self, piece: bytes | memoryview) -> None:
+        self._stream.write(bytes(piece))
+
+    def finish(self) -> None:
+        self._stream.close()
         try:
-            sent = self.sent()
-            self._store.complete(self.key, sent.upload, sent.parts)
+            sent = self._stream.sent()
+            self._store.complete(self._stream.key, sent.upload, sent.parts)
         finally:
-            self._own.stop()
+            self._sender.stop()
 
-    def abandon(self) -> None:
-        if self.closed:
-            return
-        self._own.stop()
-        super().close()
-        if (upload := self.begun()) is not None:
-            self._store.abort_upload(self.key, upload)
+    def discard(self) -> None:
+        self._sender.stop()
+        self._stream.close()
+        if (upload := self._stream.begun()) is not None:
+            self._store.abort_upload(self._stream.key, upload)
+
+
+class _RangeReader(io.RawIOBase):
+    def __init__(self, store: S3Store, key: str, size: int) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._size)
+        if end <= self._position:
+            return 0
+        content = self._store.read_range(self._key, self._position, end)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def _md5(content: bytes) -> str:

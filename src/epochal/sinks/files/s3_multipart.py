@@ -25,7 +25,7 @@ from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, files_of
 from epochal.sinks.files.local import half_published
 from epochal.sinks.files.s3 import PartSender, PartStream, S3Store, Upload
-from epochal.sinks.files.whole_objects import remove_old_objects
+from epochal.sinks.files.whole_objects import check_put_if_absent, remove_old_objects
 from epochal.terms import (
     NO_ROWS,
     Ability,
@@ -82,13 +82,14 @@ class MultipartStaging:
 
     def __init__(self, store: S3Store, identity: Identity, *, recovery_days: int) -> None:
         self.store = store
+        self._identity = identity
         self._prefix = handle_prefix(identity.uid)
         self._scratch = layout.scratch_of(identity.uid, identity.tag)
         self._recovery_days = recovery_days
 
     def check(self) -> Sequence[Ability]:
         return [
-            *self.store.check(self._scratch),
+            check_put_if_absent(self.store, self._identity),
             self._try_upload(),
             self._lifecycle(),
         ]
@@ -99,8 +100,8 @@ class MultipartStaging:
             for file in files_of(receipt):
                 if there.get((layout.require_inside(file.path), file.upload)) is None:
                     raise TryAgain(
-                        f"{self.store.root} does not list the upload of {file.path} that a task "
-                        "has made",
+                        f"{self.store.location} does not list the upload of {file.path} that a "
+                        "task has made",
                         "somebody aborts uploads: look for a lifecycle rule, or another tool",
                     )
 
@@ -109,7 +110,9 @@ class MultipartStaging:
         shown = at_once(lambda one: self._complete(*one), files)
         if None in shown:
             self.require_prepared(epoch, receipts)
-            raise TryAgain(f"epoch {epoch}: not all uploads below {self.store.root} are complete")
+            raise TryAgain(
+                f"epoch {epoch}: not all uploads below {self.store.location} are complete"
+            )
         return all(shown)
 
     def is_published(self, receipt: Receipt) -> bool:
@@ -145,7 +148,7 @@ class MultipartStaging:
             self.discard(found.receipt)
 
     def remove_old_scratch(self) -> None:
-        remove_old_objects(self.store, self._scratch)
+        remove_old_objects(self.store, self._identity)
         for upload in self.store.uploads(self._scratch):
             if upload.age_s > _SCRATCH_AGE_S:
                 self.store.abort_upload(upload.key, upload.id)
@@ -161,8 +164,8 @@ class MultipartStaging:
             return is_mine
         if is_mine:
             raise TryAgain(
-                f"{self.store.root} reports the upload of {key} as complete, and does not show its "
-                "object",
+                f"{self.store.location} reports the upload of {key} as complete, and does not show "
+                "its object",
                 "the server must show an object as soon as it is there, as S3 does",
             )
         return None
@@ -195,7 +198,7 @@ class MultipartStaging:
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: uploads of {len(lost)} of {len(receipts)} receipts are neither "
-                f"listed below {self.store.root} nor complete",
+                f"listed below {self.store.location} nor complete",
                 "somebody aborted them: look at the bucket's lifecycle rules",
                 handles=tuple(lost),
             )
@@ -207,10 +210,10 @@ class MultipartStaging:
         try:
             tag = self.store.put_part(key, upload, 1, b"probe")
             is_listed = any(one.id == upload for one in self.store.uploads(self._scratch))
-            is_hidden = self.store.size(key) is None
+            is_hidden = self.store.entry(key) is None
             if not (is_listed and is_hidden):
                 raise Misconfigured(
-                    f"{self.store.root} "
+                    f"{self.store.location} "
                     + ("shows incomplete uploads" if is_listed else "does not list uploads by key"),
                     'uploads="manifest" asks less of a server',
                 )
@@ -218,11 +221,11 @@ class MultipartStaging:
         except EpochalError:
             self.store.abort_upload(key, upload)
             raise
-        self.store.remove(key)
+        self.store.delete([key])
         return Ability(
             name="incomplete uploads",
             granted=True,
-            because=f"{self.store.root} kept one invisible, listed it and completed it",
+            because=f"{self.store.location} kept one invisible, listed it and completed it",
         )
 
     def _lifecycle(self) -> Ability:
@@ -240,8 +243,9 @@ class MultipartStaging:
         shortest = min((one for one in days if one is not None), default=None)
         if shortest is not None and shortest < self._recovery_days:
             raise Misconfigured(
-                f"a lifecycle rule of {self.store.root} aborts incomplete uploads after {shortest} "
-                f"days, and a decided epoch must stay recoverable for {self._recovery_days}",
+                f"a lifecycle rule of {self.store.location} aborts incomplete uploads after "
+                f"{shortest} days, and a decided epoch must stay recoverable for "
+                f"{self._recovery_days}",
                 f"raise the rule to {self._recovery_days} days or more, or lower recovery_days=",
             )
         because = (

@@ -11,7 +11,6 @@ from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.sinks.files import layout
 from epochal.sinks.files.backend import Backend, LocalBackend, Uploads, backend_for
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.target import Target, parse, storage_options
@@ -188,20 +187,16 @@ class Files(SinkBase):
     def committer(self, identity: Identity, limits: Limits) -> Committer:  # noqa: ARG002
         # Here, as tasks do without it: a new worker process pays for every import.
         from epochal.sinks.files.committer import FileCommitter  # noqa: PLC0415
-        from epochal.sinks.files.local import LocalStore  # noqa: PLC0415
         from epochal.sinks.files.spark_log import SparkLog  # noqa: PLC0415
 
-        log = None
-        if isinstance(self._backend, LocalBackend):
-            scratch = layout.scratch_of(identity.uid, identity.tag)
-            log = SparkLog(LocalStore(self._backend.root, scratch=scratch))
+        backend = self._backend
         return FileCommitter(
             identity,
-            self._backend.staging(identity, recovery_days=self.recovery_days),
+            backend.staging(identity, recovery_days=self.recovery_days),
             format=self.format,
             partition_by=tuple(self.partition_by),
             whole_epochs=self._whole_epochs(),
-            log=log,
+            log=SparkLog(backend.root) if isinstance(backend, LocalBackend) else None,
             has_log=self.spark_metadata,
         )
 

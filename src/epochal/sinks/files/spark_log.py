@@ -19,15 +19,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from epochal.errors import CorruptRecord, Misconfigured
-from epochal.sinks.files import local
 from epochal.sinks.files.layout import SPARK_LOG, require_inside
 from epochal.sinks.files.ledger import DataFile
-from epochal.sinks.files.local import LocalStore
+from epochal.storage.local import LocalStore
 
 _HEADER = "v1"
 _COMPACT_EVERY = 10
 _COMPACT = ".compact"
-_MARK = ".epochal"
+_MARK = "_epochal"
 """A name that Spark passes over; it marks the log as ours."""
 _BLOCK_BYTES = 32 * 1024 * 1024
 _URI_SAFE = "/:=@!$&'()*+,;~-._"
@@ -36,30 +35,31 @@ _URI_SAFE = "/:=@!$&'()*+,;~-._"
 class SparkLog:
     """The `_spark_metadata` of one root."""
 
-    def __init__(self, store: LocalStore) -> None:
-        self._store = store
-        self._folder = store.path(SPARK_LOG)
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = root / SPARK_LOG
+        self._store = LocalStore(root)
 
     def refuse_unless_ours(self) -> None:
         """Refuse a log of Spark's own, and one that would hide files from Spark's readers."""
-        if self._path(_MARK).exists():
+        if self._store.entry(_key(_MARK)) is not None:
             return
         if self.last() >= 0:
             raise Misconfigured(
                 f"{self._folder} was written by Spark's own file sink, not by this one",
                 "write to a folder of its own; two sinks can't keep one log",
             )
-        if strays := _visible_names(self._store.path()):
+        if strays := self._visible_names():
             raise Misconfigured(
-                f"spark_metadata=True, and {self._store.root} holds {strays[0]!r} already: Spark "
+                f"spark_metadata=True, and {self._root} holds {strays[0]!r} already: Spark "
                 "would no longer see files that its log does not list",
                 "start on an empty folder, or leave spark_metadata out",
             )
 
     def mark(self) -> None:
         """Mark the log as ours. From here on Spark's readers see what it lists, and no more."""
-        if not self._path(_MARK).exists():
-            self._store.put_if_absent(f"{SPARK_LOG}/{_MARK}", b"written by epochal\n")
+        if self._store.entry(_key(_MARK)) is None:
+            self._store.put_if_absent(_key(_MARK), b"written by epochal\n")
 
     def refuse_if_there(self) -> None:
         """Refuse to add files that Spark's readers would not see."""
@@ -71,7 +71,7 @@ class SparkLog:
 
     def last(self) -> int:
         """The newest entry's number, or -1."""
-        stems = (name.removesuffix(_COMPACT) for name in local.names(self._folder))
+        stems = (name.removesuffix(_COMPACT) for name in self._store.names(SPARK_LOG))
         return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
     def append(self, files: Sequence[DataFile], *, since: int) -> None:
@@ -87,7 +87,7 @@ class SparkLog:
                 else self._entry(files)
             )
             content = "\n".join([_HEADER, *lines]).encode()
-            if self._store.put_if_absent(f"{SPARK_LOG}/{_name(number)}", content):
+            if self._store.put_if_absent(_key(_name(number)), content):
                 break
         if _is_compact(number):
             self._forget(number - _COMPACT_EVERY)
@@ -103,9 +103,10 @@ class SparkLog:
             yield from self._lines(number)
 
     def _lines(self, number: int) -> list[str]:
-        path = self._path(_name(number))
-        header, *lines = (local.read(path) or b"").decode().splitlines() or [""]
+        content = self._store.read(_key(_name(number))) or b""
+        header, *lines = content.decode().splitlines() or [""]
         if header != _HEADER:
+            path = self._folder / _name(number)
             raise CorruptRecord(f"{path} is not a {_HEADER} entry of Spark's log: {header[:40]!r}")
         return lines
 
@@ -113,7 +114,7 @@ class SparkLog:
         return [self._line(file) for file in files]
 
     def _line(self, file: DataFile) -> str:
-        path = self._store.path(require_inside(file.path))
+        path = self._root / require_inside(file.path)
         status = {
             "path": "file://" + quote(str(path), safe=_URI_SAFE),
             "size": file.bytes,
@@ -127,13 +128,18 @@ class SparkLog:
 
     def _forget(self, below: int) -> None:
         """Remove entries that the last two compact ones repeat; a slow reader retries by itself."""
-        for name in local.names(self._folder):
-            stem = name.removesuffix(_COMPACT)
-            if stem.isdecimal() and int(stem) < below:
-                self._path(name).unlink(missing_ok=True)
+        names = self._store.names(SPARK_LOG)
+        stems = {name: name.removesuffix(_COMPACT) for name in names}
+        old = [name for name, stem in stems.items() if stem.isdecimal() and int(stem) < below]
+        self._store.delete([_key(name) for name in old])
 
-    def _path(self, name: str) -> Path:
-        return self._folder / name
+    def _visible_names(self) -> list[str]:
+        found = [*self._store.names(), *self._store.folders()]
+        return sorted(name for name in found if not name.startswith(("_", ".")))
+
+
+def _key(name: str) -> str:
+    return f"{SPARK_LOG}/{name}"
 
 
 def _is_compact(number: int) -> bool:
@@ -147,7 +153,3 @@ def _last_compact(number: int) -> int:
 
 def _name(number: int) -> str:
     return f"{number}{_COMPACT}" if _is_compact(number) else str(number)
-
-
-def _visible_names(root: Path) -> list[str]:
-    return sorted(name for name in local.names(root) if not name.startswith(("_", ".")))

@@ -2,20 +2,23 @@
 The back end of a Files sink on stores that can only put whole objects.
 
 A task puts its files below `_epochal/data/<handle>/`, where they stay. The epoch's manifest, put in
-one piece, is what shows them; readers go by it (`read_epochs`). A marker under `_epochal/prepared/`
-says that an attempt has data which no manifest names yet (see `kit.marked_files`).
+one piece, shows them; readers go by it (`read_epochs`). A marker under `_epochal/prepared/` lists
+an attempt whose data no manifest names yet (see `kit.marked_files`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from epochal.errors import InvariantBroken, PreparedLost, TryAgain
-from epochal.kit.marked_files import at_once
+from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
+from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Output, PreparedFile, WholeStore, files_of
+from epochal.sinks.files.backend import PreparedFile, files_of
+from epochal.storage import FileStore, Output, Store
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -24,7 +27,6 @@ from epochal.terms import (
     InDoubt,
     Json,
     Receipt,
-    handle_prefix,
 )
 
 _SCRATCH_AGE_S = 600.0
@@ -35,40 +37,72 @@ class WholeObjectAttempt:
 
     held_bytes = 0
 
-    def __init__(self, store: WholeStore, handle: Handle) -> None:
+    def __init__(self, store: FileStore, handle: Handle) -> None:
         self.store = store
         self._handle = handle
-        self._is_marked = False
-        self._outputs: list[Output] = []
+        self._markers = Markers(store, layout.PREPARED)
+        self._outputs: list[_ArrowOutput] = []
 
     def create(self, relative: str) -> pa.NativeFile:
-        if not self._is_marked:
-            self._mark()
-        output = self.store.open_to_write(self._key(relative))
+        if not self._outputs:
+            self._markers.put(self._handle)
+        output = _ArrowOutput(self.store.create(self._key(relative)))
         self._outputs.append(output)
         return pa.PythonFile(output, mode="w")
 
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
         # Again: a driver that took this attempt for dead may have discarded it meanwhile. Then the
         # sizes show it, or the marker makes the rest be found.
-        self._mark()
+        self._markers.put(self._handle)
         keys = [self._key(relative) for relative in relatives]
-        sizes = at_once(self.store.size, keys)
-        if None in sizes:
-            raise TryAgain(f"files of {self._handle} below {self.store.root} were removed")
-        return [{"path": key, "bytes": size or 0} for key, size in zip(keys, sizes, strict=True)]
+        entries = at_once(self.store.entry, keys)
+        if None in entries:
+            raise TryAgain(f"files of {self._handle} below {self.store.location} were removed")
+        return [
+            {"path": key, "bytes": entry.size}
+            for key, entry in zip(keys, entries, strict=True)
+            if entry is not None
+        ]
 
     def discard(self) -> None:
         for output in self._outputs:
-            output.abandon()
-        discard(self.store, self._handle)
-
-    def _mark(self) -> None:
-        self.store.put_if_absent(layout.prepared(self._handle), b"")
-        self._is_marked = True
+            output.discard()
+        _discard(self.store, self._handle)
 
     def _key(self, relative: str) -> str:
         return f"{layout.data(self._handle)}/{relative}"
+
+
+class _ArrowOutput:
+    """A file of a store, with the methods that Arrow calls."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._size = 0
+        self.closed = False
+
+    def write(self, content: bytes) -> int:
+        if not self.closed:
+            self._output.write(content)
+            self._size += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """A part goes when it is full."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._output.finish()
+
+    def discard(self) -> None:
+        """What is written or closed from now on goes nowhere."""
+        if not self.closed:
+            self.closed = True
+            self._output.discard()
 
 
 class WholeObjectStaging:
@@ -76,18 +110,19 @@ class WholeObjectStaging:
 
     trusts_rehearsal = True
 
-    def __init__(self, store: WholeStore, identity: Identity) -> None:
+    def __init__(self, store: FileStore, identity: Identity) -> None:
         self.store = store
-        self._prefix = handle_prefix(identity.uid)
-        self._scratch = layout.scratch_of(identity.uid, identity.tag)
+        self._identity = identity
+        self._markers = Markers(store, layout.PREPARED)
 
     def check(self) -> Sequence[Ability]:
-        return self.store.check(self._scratch)
+        return [check_put_if_absent(self.store, self._identity)]
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
         if lost := self._lost(receipts):
             raise TryAgain(
-                f"{self.store.root} does not show {lost[0][1].path}, which a task has put there",
+                f"{self.store.location} does not show {lost[0][1].path}, which a task has put "
+                "there",
                 "somebody removes objects below _epochal/",
             )
 
@@ -96,7 +131,7 @@ class WholeObjectStaging:
             handles = tuple(dict.fromkeys(str(handle) for handle, _ in lost))
             raise PreparedLost(
                 f"epoch {epoch}: objects of {len(handles)} of {len(receipts)} receipts are gone "
-                f"from {self.store.root}, {lost[0][1].path} for one",
+                f"from {self.store.location}, {lost[0][1].path} for one",
                 "somebody removed them: what is below _epochal/ belongs to the pipeline",
                 handles=handles,
             )
@@ -115,42 +150,73 @@ class WholeObjectStaging:
     def discard(self, receipt: Receipt) -> None:
         for file in files_of(receipt):
             _require_of(receipt.handle, file)
-        discard(self.store, receipt.handle)
+        _discard(self.store, receipt.handle)
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         made = [receipt for receipt in receipts if files_of(receipt)]
-        at_once(self.store.remove, [layout.prepared(receipt.handle) for receipt in made])
+        self._markers.delete(receipt.handle for receipt in made)
 
     def listed(self) -> Sequence[InDoubt]:
-        ages = self.store.aged(f"{layout.PREPARED}/{self._prefix}")
-        names = {layout.name_of(key): age_s for key, age_s in ages.items()}
-        return [
-            InDoubt(name=name, handle=Handle.parse(name), age_s=age_s)
-            for name, age_s in sorted(names.items())
-        ]
+        return self._markers.of_pipeline(self._identity.uid)
 
     def clear_listed(self, found: InDoubt) -> None:
-        self.store.remove(f"{layout.PREPARED}/{found.name}")
+        self.store.delete([f"{layout.PREPARED}/{found.name}"])
 
     def remove_old_scratch(self) -> None:
-        remove_old_objects(self.store, self._scratch)
+        remove_old_objects(self.store, self._identity)
 
     def _lost(self, receipts: Sequence[Receipt]) -> Sequence[tuple[Handle, PreparedFile]]:
         files = [(receipt.handle, file) for receipt in receipts for file in files_of(receipt)]
-        sizes = at_once(lambda one: self.store.size(_require_of(*one)), files)
-        return [one for one, size in zip(files, sizes, strict=True) if size != one[1].bytes]
+        entries = at_once(lambda one: self.store.entry(_require_of(*one)), files)
+        return [
+            one
+            for one, entry in zip(files, entries, strict=True)
+            if entry is None or entry.size != one[1].bytes
+        ]
 
 
-def discard(store: WholeStore, handle: Handle) -> None:
+def check_put_if_absent(store: Store, identity: Identity) -> Ability:
+    """Put, list, read and remove a scratch key, to show that all of it is allowed."""
+    probe = f"{layout.scratch_of(identity.uid, identity.tag)}{secrets.token_hex(8)}"
+    if store.put_if_absent(probe, b"") and store.put_if_absent(probe, b""):
+        raise Misconfigured(
+            f"{store.location} overwrites where it was asked to put if absent",
+            "use a server that honours If-None-Match on PUT",
+        )
+    store.read(probe)
+    store.names(layout.SCRATCH)
+    store.delete([probe])
+    return Ability(
+        name="put if absent",
+        granted=True,
+        because=f"{store.location} refused to put one key twice",
+    )
+
+
+def remove_old_objects(store: Store, identity: Identity) -> None:
+    """Remove probes of killed processes."""
+    oldest = time.time() - _SCRATCH_AGE_S
+    keys = {f"{layout.SCRATCH}/{entry.name}": entry for entry in store.entries(layout.SCRATCH)}
+    scratch = layout.scratch_of(identity.uid, identity.tag)
+    store.delete(
+        [
+            key
+            for key, entry in keys.items()
+            if key.startswith(scratch) and entry.modified_at < oldest
+        ]
+    )
+
+
+def _discard(store: FileStore, handle: Handle) -> None:
     """The data first: as long as some is left, its marker must be listed."""
-    at_once(store.remove, list(store.aged(f"{layout.data(handle)}/")))
-    store.remove(layout.prepared(handle))
+    store.delete(list(_keys_below(store, layout.data(handle))))
+    Markers(store, layout.PREPARED).delete([handle])
 
 
-def remove_old_objects(store: WholeStore, prefix: str) -> None:
-    for key, age_s in store.aged(prefix).items():
-        if age_s > _SCRATCH_AGE_S:
-            store.remove(key)
+def _keys_below(store: Store, folder: str) -> Iterator[str]:
+    yield from (f"{folder}/{name}" for name in store.names(folder))
+    for inner in store.folders(folder):
+        yield from _keys_below(store, f"{folder}/{inner}")
 
 
 def _require_of(handle: Handle, file: PreparedFile) -> str:

@@ -12,8 +12,9 @@ import pyarrow as pa
 from epochal.contract import Task
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Attempt, Store
+from epochal.sinks.files.backend import Attempt
 from epochal.sinks.files.formats import Encoder, Format
+from epochal.storage import Store
 from epochal.terms import Fingerprint, Json, Receipt
 
 

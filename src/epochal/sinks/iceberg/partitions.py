@@ -71,7 +71,7 @@ def order_by(keys: Sequence[SortKey]) -> pa.Array:
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     directions: list[tuple[str, str]] = []
     for number, key in enumerate(keys):
-        # Where nulls go differs by key, which not every supported Arrow can be told.
+        # The position of nulls differs by key, which not every supported Arrow can express.
         columns[f"null {number}"] = pc.is_null(key.column)
         directions.append((f"null {number}", _direction(is_rising=not key.has_nulls_first)))
         columns[f"key {number}"] = key.column

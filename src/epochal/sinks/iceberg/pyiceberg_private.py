@@ -44,7 +44,7 @@ from epochal.kit.parquet import DICTIONARY_BYTES_MAX
 RELEASE = "0.12."
 """The release that this module was written for; a test compares it with what is installed."""
 _OWN_DEFAULTS = {TableProperties.PARQUET_DICT_SIZE_BYTES: str(DICTIONARY_BYTES_MAX)}
-"""How files are written where the table does not say."""
+"""How files are written where the table has no property for it."""
 
 
 class Stale(Exception):

@@ -23,8 +23,9 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from epochal.errors import Misconfigured
-from epochal.kit.disk import make_folder, sync
 from epochal.kit.marked_files import Markers, at_once
+from epochal.storage import Entry
+from epochal.storage.local import make_folder, sync
 from epochal.terms import Handle
 
 _FOLDER = "epochal"
@@ -87,12 +88,17 @@ class TableFiles:
         """Delete files; one that is gone already is no error."""
         at_once(self._delete, keys)
 
-    def ages_s(self, folder: str) -> dict[str, float | None]:
-        """The files directly in a folder, with their ages; none where there is no folder."""
-        now_s = time.time()
-        return {
-            info.base_name: _age_s(info, now_s) for _, info in self._infos(folder, is_deep=False)
-        }
+    def entries(self, folder: str) -> Sequence[Entry]:
+        """The files directly in a folder; none where there is no folder."""
+        now = time.time()
+        return [
+            Entry(
+                name=info.base_name,
+                size=info.size or 0,
+                modified_at=now if info.mtime is None else float(info.mtime.timestamp()),
+            )
+            for _, info in sorted(self._infos(folder, is_deep=False), key=lambda one: one[0])
+        ]
 
     def below(self, folder: str) -> list[str]:
         """The locations of all files below a folder."""
@@ -176,9 +182,3 @@ def _through_fsspec(io: FileIO, location: str) -> tuple[Any, str]:
     files = io.get_fs(location.split("://", 1)[0] if "://" in location else "file")
     handler = pafs.PyFileSystem(pafs.FSSpecHandler(files))
     return handler, str(files._strip_protocol(location)).rstrip("/")
-
-
-def _age_s(info: Any, now_s: float) -> float | None:
-    if info.mtime is None:
-        return None
-    return max(0.0, now_s - float(info.mtime.timestamp()))
