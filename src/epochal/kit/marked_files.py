@@ -30,13 +30,14 @@ again before it repeats anything:
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 from epochal.errors import EpochalError, Fenced, PreparedLost, Refused, TryAgain
+from epochal.kit.sink_base import CommitterBase
 from epochal.storage import Entry
 from epochal.terms import (
     NO_ROWS,
@@ -153,7 +154,7 @@ class Conflict(Exception):
         self.error = error
 
 
-class MarkedFilesCommitter(ABC, Generic[_Read]):
+class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
     """
     The verbs of a committer whose attempts are marked and whose rows are published in one act.
 

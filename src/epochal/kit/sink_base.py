@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from epochal.contract import APPEND_ONLY, Committer, Limits, Select, Sink, Task, Writer
+from epochal.contract import APPEND_ONLY, Begin, Committer, Limits, Select, Sink, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.terms import (
     Ability,
@@ -113,7 +113,7 @@ class CommitterBase(ABC):
     @abstractmethod
     def newest(self) -> Sequence[Mark] | None: ...
 
-    def begin(self, begin: object) -> Json:  # noqa: ARG002  most targets need no preparation
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002  most targets need no preparation
         return None
 
     def prune(self, below: EpochNumber) -> None:

@@ -74,9 +74,6 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger], Operable):
         self._plan = None  # the next attempt is written for the table as it is then
         super().abort(epoch, receipts)
 
-    def prune(self, below: EpochNumber) -> None:
-        """The log keeps one number per pipeline, not one per epoch: nothing to forget."""
-
     def recount(self) -> Recount:
         table = self._table.open()
         if table is None:
@@ -87,9 +84,6 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger], Operable):
     def drop(self, *, is_dry_run: bool) -> Dropped:
         with self._errors("drop"):
             return drop(self._files, self._identity, is_dry_run=is_dry_run)
-
-    def close(self) -> None:
-        """A handle of delta-rs holds no connection."""
 
     # The table and its ledger
 

@@ -12,7 +12,6 @@ table. VACUUM passes over folders that begin with an underscore.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,6 @@ import pyarrow.fs as pa_fs
 
 from epochal.errors import InvariantBroken, Misconfigured
 from epochal.kit.marked_files import Markers, MarkerStore
-from epochal.storage import Entry
 from epochal.storage.local import LocalStore, sync
 from epochal.terms import Handle, Receipt
 
@@ -42,9 +40,10 @@ class TableFiles:
         self.uri = uri
         self.options = dict(options)
         self.local = local_folder(uri)
-        self._fs = _file_system(self.local, uri, self.options)
-        self._small: MarkerStore = (
-            SmallObjects(self._fs) if self.local is None else LocalStore(self.local)
+        self._fs, self._small = (
+            _objects(uri, self.options)
+            if self.local is None
+            else (pa_fs.LocalFileSystem(), LocalStore(self.local))
         )
         self.markers = Markers(self._small, PREPARED)
 
@@ -123,42 +122,6 @@ class TableFiles:
         return path if self.local is None else str(Path(path).relative_to(self.local))
 
 
-class SmallObjects:
-    """Markers in an object store, with the credentials that deltalake itself was given."""
-
-    def __init__(self, files: pa_fs.FileSystem) -> None:
-        self._fs = files
-
-    def put(self, key: str, content: bytes) -> None:
-        with self._fs.open_output_stream(key) as stream:
-            stream.write(content)
-
-    def read(self, key: str) -> bytes | None:
-        try:
-            with self._fs.open_input_file(key) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-
-    def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            with suppress(FileNotFoundError):
-                self._fs.delete_file(key)
-
-    def entries(self, folder: str) -> Sequence[Entry]:
-        now = time.time()
-        selector = pa_fs.FileSelector(folder, allow_not_found=True)
-        found = [one for one in self._fs.get_file_info(selector) if one.is_file]
-        return [
-            Entry(
-                name=one.base_name,
-                size=one.size,
-                modified_at=now if one.mtime_ns is None else one.mtime_ns / 1e9,
-            )
-            for one in sorted(found, key=lambda one: str(one.base_name))
-        ]
-
-
 def files_of(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
     """The files that a receipt names, each as its writer described it."""
     return cast("Sequence[Mapping[str, Any]]", receipt.token.get("files", ()))
@@ -196,18 +159,17 @@ def _name_of(relative: str) -> str:
     return relative.rpartition("/")[2]
 
 
-def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
-    if local is not None:
-        return pa_fs.LocalFileSystem()
+def _objects(uri: str, options: Mapping[str, str]) -> tuple[pa_fs.FileSystem, MarkerStore]:
     try:
-        # Only here: tasks on a local disk do without it.
-        from epochal.sinks.delta.object_store import object_store  # noqa: PLC0415
+        # Only here: tasks on a local disk do without deltalake.
+        from epochal.sinks.delta.object_store import SmallObjects, object_store  # noqa: PLC0415
     except ImportError as error:
         raise not_installed(error) from error
     try:
-        return object_store(uri, options)
+        files = object_store(uri, options)
     except Exception as error:
         raise Misconfigured(
             f"Delta: {uri} can't be reached: {error}",
             "storage_options take the names that deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
         ) from error
+    return files, SmallObjects(files)

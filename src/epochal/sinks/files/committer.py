@@ -81,9 +81,6 @@ class FileCommitter(MarkedFilesCommitter[LedgerView], Operable):
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     # The ledger
 
     def _errors(self, verb: str) -> AbstractContextManager[None]:  # noqa: ARG002

@@ -113,6 +113,19 @@ class LocalStaging:
             for file, (source, target) in zip(files_of(receipt), self._moves(receipt), strict=True):
                 _check_prepared(source, target, file.bytes)
 
+    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        gone = [receipt for receipt in receipts if self._is_lost(receipt)]
+        self._require_none_half_moved(epoch, gone)
+        lost = tuple(str(receipt.handle) for receipt in gone)
+        if lost:
+            raise PreparedLost(
+                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
+                f"{self._root / layout.PREPARED} nor in their place below {self._root}, "
+                "and no manifest proves them committed",
+                "somebody removed them: files below _epochal/ belong to the pipeline",
+                handles=lost,
+            )
+
     def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:  # noqa: ARG002
         moves = [move for receipt in receipts for move in self._moves(receipt)]
         paths = [file.path for receipt in receipts for file in files_of(receipt)]
@@ -141,23 +154,14 @@ class LocalStaging:
 
     def listed(self) -> Sequence[InDoubt]:
         prefix = handle_prefix(self._identity.uid)
-        mine = (name for name in self.store.folders(layout.PREPARED) if name.startswith(prefix))
-        return [found for name in mine if (found := self._found(name)) is not None]
+        listed = sorted((self._root / layout.PREPARED).glob(f"{prefix}*"))
+        return [found for path in listed if (found := _found(path)) is not None]
 
     def clear_listed(self, found: InDoubt) -> None:
         _remove_empty(self._root / layout.PREPARED / found.name)
 
     def remove_old_scratch(self) -> None:
         """The store removes its own."""
-
-    def _found(self, name: str) -> InDoubt | None:
-        try:
-            changed_s = (self._root / layout.PREPARED / name).stat().st_mtime
-        except FileNotFoundError:
-            return None
-        return InDoubt(
-            name=name, handle=Handle.parse(name), age_s=max(0.0, time.time() - changed_s)
-        )
 
     def _prepared(self, receipt: Receipt) -> Path:
         return self._root / layout.prepared(receipt.handle)
@@ -168,19 +172,6 @@ class LocalStaging:
             (prepared / file.path, self._root / layout.require_inside(file.path))
             for file in files_of(receipt)
         ]
-
-    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        gone = [receipt for receipt in receipts if self._is_lost(receipt)]
-        self._require_none_half_moved(epoch, gone)
-        lost = tuple(str(receipt.handle) for receipt in gone)
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
-                f"{self._root / layout.PREPARED} nor in their place below {self._root}, "
-                "and no manifest proves them committed",
-                "somebody removed them: files below _epochal/ belong to the pipeline",
-                handles=lost,
-            )
 
     def _require_none_half_moved(self, epoch: EpochNumber, gone: Sequence[Receipt]) -> None:
         """Written again, rows whose files are in their place already would be there twice."""
@@ -194,6 +185,15 @@ class LocalStaging:
 
     def _is_lost(self, receipt: Receipt) -> bool:
         return not all(_is_there(source, target) for source, target in self._moves(receipt))
+
+
+def _found(path: Path) -> InDoubt | None:
+    try:
+        changed_s = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    age_s = max(0.0, time.time() - changed_s)
+    return InDoubt(name=path.name, handle=Handle.parse(path.name), age_s=age_s)
 
 
 def half_published(
