@@ -113,7 +113,7 @@ def broker_page() -> str:
 
 def metrics_page() -> str:
     rows = [
-        f"| `{name}` | {one.kind.value} | {', '.join(one.labels)} | {one.told} |"
+        f"| `{name}` | {one.kind.value} | {', '.join(one.labels)} | {one.description} |"
         for name, one in INSTRUMENTS.items()
     ]
     return _page(

@@ -15,7 +15,7 @@ import epochal as ep
 from compat import MINORS
 from epochal.assembly.vocabulary import SINKS, SYNONYMS, WORDS, vocabulary
 from epochal.config import PipelineFile, json_schema
-from epochal.config.shapes import Shape, named, shape_of
+from epochal.config.type_hints import Shape, named, shape_of
 from epochal.contract import Limits
 from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
 from epochal.kit.sink_base import SinkBase

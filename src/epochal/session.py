@@ -25,7 +25,7 @@ from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
-from epochal.telemetry.switchboard import attach
+from epochal.telemetry.exporters import attach
 from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
 
 logger = logging.getLogger("epochal")

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 COMMAND = [sys.executable, "-m", "epochal.cli", "broker"]
 
 
-def test_rows_outlive_the_broker_and_ctrl_c_ends_it_in_good_order(tmp_path):
+def test_rows_outlive_the_broker_and_ctrl_c_stops_it_cleanly(tmp_path):
     for _ in range(2):
         running = subprocess.Popen(
             [*COMMAND, "--data", str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True
@@ -55,13 +55,13 @@ def consume(address: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--host", "0.0.0.0"], "0.0.0.0"),
         (["--users", "/nowhere"], "No such file"),
     ],
 )
-def test_what_is_not_safe_or_not_there_is_refused_in_one_message(tmp_path, options, told):
+def test_unsafe_or_missing_options_are_refused_in_one_message(tmp_path, options, message):
     done = subprocess.run(
         [*COMMAND, "--data", str(tmp_path), "--port", "0", *options],
         capture_output=True,
@@ -71,5 +71,5 @@ def test_what_is_not_safe_or_not_there_is_refused_in_one_message(tmp_path, optio
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

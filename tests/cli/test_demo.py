@@ -17,11 +17,10 @@ import psutil
 import psycopg
 import pytest
 
-from epochal.demo.audit import audit
-from epochal.demo.killing import STEPS, plan_killings
-from epochal.demo.place import Place
-from epochal.demo.readers import READERS
+from epochal.demo.audit import READERS, audit
+from epochal.demo.kills import STEPS, plan_kills
 from epochal.demo.servers import forget, running_servers
+from epochal.demo.workspace import Workspace
 from epochal.kit.sql.names import staging_name
 from epochal.terms import Handle, sink_tag
 
@@ -35,19 +34,31 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     sizes = ["--rows", "3000", "--epochs", "6", "--kills", "1", "--seed", "11"]
     with running_demo(*sizes, "--json", "--keep", str(root)) as (demo, address):
         shown = seen_at_work(address, demo)
-        told, _ = demo.communicate()
-    assert demo.returncode == 0, told
+        output, _ = demo.communicate()
+    assert demo.returncode == 0, output
     assert not answers(address)
-    with running_servers(Place(root)):
-        yield root, {**json.loads(told), "console": shown}
-    forget(Place(root))
+    with running_servers(Workspace(root)):
+        yield root, {**json.loads(output), "console": shown}
+    forget(Workspace(root))
+
+
+def default_sigint() -> None:
+    """
+    Reset SIGINT in a child that is to be interrupted. A child inherits ignored signals, and a shell
+    ignores SIGINT in the background jobs of a script, of which this test run may be one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def running_demo(*more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A demonstration in a process of its own, and the address that its console told."""
+    """Run a demonstration in its own process, and yield it with the address of its console."""
     demo = subprocess.Popen(
-        [*COMMAND, "demo", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "demo", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_sigint,  # noqa: PLW1509  it takes no lock
     )
     try:
         lines: list[str] = []
@@ -56,7 +67,7 @@ def running_demo(*more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             if found := re.search(r"the console of this run: (http://127\.0\.0\.1:\d+/)", line):
                 yield demo, found[1]
                 return
-        raise AssertionError(f"no console was told: {''.join(lines)}")
+        raise AssertionError(f"no console was announced: {''.join(lines)}")
     finally:
         if demo.poll() is None:
             demo.send_signal(signal.SIGINT)
@@ -64,7 +75,7 @@ def running_demo(*more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def seen_at_work(address: str, demo: subprocess.Popen[str]) -> dict[str, object]:
-    """What the console tells about the pipeline once it has decided an epoch."""
+    """What the console shows of the pipeline once it has decided an epoch."""
     while demo.poll() is None:
         with urllib.request.urlopen(f"{address}api/status", timeout=30) as answer:
             found = json.load(answer)["pipelines"]
@@ -84,8 +95,8 @@ def answers(address: str) -> bool:
 
 
 def test_a_console_shows_the_run_while_it_lasts(kept):
-    _, told = kept
-    shown = told["console"]
+    _, result = kept
+    shown = result["console"]
     assert shown["pipeline"] == "demo"
     assert {sink["name"] for sink in shown["sinks"]} == {"orders", "events", "amounts"}
     assert ">demo<" in shown["page"]
@@ -98,60 +109,60 @@ def test_ctrl_c_ends_demonstration_and_console_and_leaves_nothing(tmp_path, monk
         assert answers(address)
         started = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
-        _, talk = demo.communicate(timeout=300)
+        _, messages = demo.communicate(timeout=300)
     assert demo.returncode == 130
-    assert "Traceback" not in talk
+    assert "Traceback" not in messages
     assert not answers(address)
     assert psutil.wait_procs(started, timeout=120)[1] == []
     assert [path.name for path in tmp_path.glob("epochal-demo-*")] == []
 
 
 def test_every_row_is_there_once_after_the_kills(kept):
-    _, told = kept
-    assert told["rows"] == 3000
-    assert told["epochs"] == 6
-    assert told["kills"] == 1
-    losses = {name: told[name] for name in ("lost", "duplicated", "torn_epochs", "left_in_doubt")}
+    _, result = kept
+    assert result["rows"] == 3000
+    assert result["epochs"] == 6
+    assert result["kills"] == 1
+    losses = {name: result[name] for name in ("lost", "duplicated", "torn_epochs", "left_in_doubt")}
     assert losses == {"lost": 0, "duplicated": 0, "torn_epochs": 0, "left_in_doubt": 0}
 
 
 def test_each_target_shows_every_row_to_its_own_client(kept):
     root, _ = kept
     for read in READERS.values():
-        assert sorted(read(Place(root))["id"].to_pylist()) == list(range(3000))
+        assert sorted(read(Workspace(root))["id"].to_pylist()) == list(range(3000))
 
 
 def test_the_audit_objects_to_lost_rows_and_to_doubled_ones(kept):
     root, _ = kept
-    place = Place(root)
-    with psycopg.connect(place.addresses.postgres, autocommit=True) as connection:
+    workspace = Workspace(root)
+    with psycopg.connect(workspace.addresses.postgres, autocommit=True) as connection:
         connection.execute("INSERT INTO orders SELECT * FROM orders WHERE part = 3")
-        assert audit(place, rows=3000, parts=6).duplicated == 500
+        assert audit(workspace, rows=3000, parts=6).duplicated == 500
         connection.execute("DELETE FROM orders WHERE part = 3")
-    found = audit(place, rows=3000, parts=6)
+    found = audit(workspace, rows=3000, parts=6)
     assert (found.lost, found.torn_epochs) == (500, 1)
     assert not found.is_clean
 
 
 def test_the_audit_objects_to_what_is_left_in_doubt(kept):
     root, _ = kept
-    place = Place(root)
-    before = audit(place, rows=3000, parts=6).left_in_doubt
-    uid = json.loads(_newest_record(place).split(b"\n")[1])["state"]["uid"]
+    workspace = Workspace(root)
+    before = audit(workspace, rows=3000, parts=6).left_in_doubt
+    uid = json.loads(_newest_record(workspace).split(b"\n")[1])["state"]["uid"]
     left = Handle(uid=uid, generation=1, epoch=0, sink=sink_tag("orders"), partition=0, attempt=7)
-    with psycopg.connect(place.addresses.postgres, autocommit=True) as connection:
+    with psycopg.connect(workspace.addresses.postgres, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE epochal.{staging_name(left)} (id bigint)")
-        assert audit(place, rows=3000, parts=6).left_in_doubt == before + 1 == 1
+        assert audit(workspace, rows=3000, parts=6).left_in_doubt == before + 1 == 1
         connection.execute(f"DROP TABLE epochal.{staging_name(left)}")
 
 
-def _newest_record(place: Place) -> bytes:
-    return max((place.checkpoint / "epochal" / "log").glob("*.json")).read_bytes()
+def _newest_record(workspace: Workspace) -> bytes:
+    return max((workspace.checkpoint / "epochal" / "log").glob("*.json")).read_bytes()
 
 
-def test_a_seed_repeats_the_same_killings():
-    assert list(plan_killings(9, 4)) == list(plan_killings(9, 4))
-    assert {killing.step for killing in plan_killings(200, 1)} == set(STEPS)
+def test_a_seed_repeats_the_same_kills():
+    assert list(plan_kills(9, 4)) == list(plan_kills(9, 4))
+    assert {kill.step for kill in plan_kills(200, 1)} == set(STEPS)
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
@@ -160,14 +171,14 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         [*COMMAND, "demo", "--keep", str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    told = " ".join(done.stderr.replace("│", " ").split())
-    assert "is not empty" in told
+    message = " ".join(done.stderr.replace("│", " ").split())
+    assert "is not empty" in message
     assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_help_names_every_verb():
-    told = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
-    assert all(verb in told for verb in ("demo", "adopt", "fork", "rename"))
+    text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(verb in text for verb in ("demo", "adopt", "fork", "rename"))
 
 
 def test_an_error_is_one_message_with_its_hint_and_no_traceback(tmp_path):

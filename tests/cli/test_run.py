@@ -1,9 +1,11 @@
-"""What `epochal run` makes of a file, beyond its stream."""
+"""`epochal run`: metrics, errors and signals."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -32,7 +34,7 @@ class Push:
         self.is_open = False
 
 
-def test_metrics_are_served_where_the_file_says(tmp_path):
+def test_metrics_are_served_at_the_address_in_the_file(tmp_path):
     file = tmp_path / "orders.yaml"
     file.write_text(FILE)
     pipeline = pipeline_of(file_at(file))
@@ -47,10 +49,25 @@ def test_metrics_are_pushed_until_the_run_ends(monkeypatch):
     assert not push.is_open
 
 
-def test_nothing_is_pushed_unless_the_file_says_so(monkeypatch):
+def test_nothing_is_pushed_by_default(monkeypatch):
     monkeypatch.setattr(run, "push_otlp", lambda: pytest.fail("was switched on"))
     with run._pushing(MetricsPart()):
         pass
+
+
+@pytest.mark.parametrize(
+    ("before", "is_stopped"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)]
+)
+def test_sigint_stops_a_run_unless_the_caller_ignores_it(before, is_stopped):
+    own = signal.signal(signal.SIGINT, before)
+    try:
+        stop_requested = threading.Event()
+        with run._on_signals(stop_requested):
+            signal.raise_signal(signal.SIGINT)
+        assert stop_requested.is_set() is is_stopped
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, own)
 
 
 @pytest.fixture
@@ -60,7 +77,7 @@ def declared(tmp_path):
     return file_at(file)
 
 
-def test_a_source_that_spark_does_not_know_is_told_in_one_line(spark, declared):
+def test_a_source_that_spark_does_not_know_is_reported_in_one_line(spark, declared):
     unknown = replace(declared, source=SourcePart(format="rat"))
     with pytest.raises(Misconfigured) as caught:
         stream_of(unknown, spark)
@@ -69,17 +86,17 @@ def test_a_source_that_spark_does_not_know_is_told_in_one_line(spark, declared):
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "code"),
     [("SELEC 1", "PARSE_SYNTAX_ERROR"), ("SELECT amount > 0 FROM batch", "UNRESOLVED_COLUMN")],
 )
-def test_the_query_of_a_gate_is_tried_before_the_first_row(spark, declared, query, told):
+def test_the_query_of_a_gate_is_tried_before_the_first_row(spark, declared, query, code):
     stream = stream_of(declared, spark)
-    with pytest.raises(Misconfigured, match=rf"gates\[1\]: \[{told}"):
+    with pytest.raises(Misconfigured, match=rf"gates\[1\]: \[{code}"):
         gates_of([GatePart(sql="SELECT count(*) >= 0 FROM batch"), GatePart(sql=query)], stream)
 
 
 @pytest.mark.parametrize("option", [{"where": "amount >"}, {"select": ["amount"]}])
-def test_a_selection_that_spark_refuses_is_told_with_its_sink(spark, declared, option):
+def test_a_selection_that_spark_refuses_is_reported_with_its_sink(spark, declared, option):
     batch = empty_like(stream_of(declared, spark))
     with pytest.raises(Misconfigured, match=rf"^sink 'some': {next(iter(option))}="):
         project(Memory(name="some", **option), batch)

@@ -1,4 +1,4 @@
-"""The verbs of operators, as they are typed: data on stdout, talk on stderr, exit codes."""
+"""The verbs of operators: data on stdout, messages on stderr, exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from epochal import __version__, cli
-from epochal.cli.showing import show_table
+from epochal.cli.output import show_table
 
 JOB = """
 import os, sys, time
@@ -66,19 +66,19 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def epochal(capsys, monkeypatch):
-    """Type a command; gives its exit code, stdout and stderr."""
+    """Run a command; returns its exit code, stdout and stderr."""
 
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["epochal", *words])
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["epochal", *arguments])
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         monkeypatch.delenv("EPOCHAL_DEBUG", raising=False)
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
+        captured = capsys.readouterr()
         code = ended.value.code
-        return (0 if code is None else code), told.out, told.err
+        return (0 if code is None else code), captured.out, captured.err
 
-    return typed
+    return run
 
 
 @pytest.fixture
@@ -122,8 +122,7 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
     assert epochal("status", "chk")[0] == 0
 
     code, out, _ = epochal("epochs", "chk", "--json")
-    told = json.loads(out)
-    assert [one["epoch"] for one in told["epochs"]] == [2, 1, 0]
+    assert [one["epoch"] for one in json.loads(out)["epochs"]] == [2, 1, 0]
 
     code, out, err = epochal("verify", "jobs:made")
     assert code == 0
@@ -140,10 +139,10 @@ def rows(place: Path) -> int:
     return ds.dataset(str(place / "out" / "orders"), exclude_invalid_files=False).count_rows()
 
 
-def test_the_doctor_names_what_needs_somebody_and_falls_silent_afterwards(killed, epochal):
+def test_the_doctor_lists_problems_until_they_are_resolved(killed, epochal):
     code, out, err = epochal("doctor", "jobs:pipeline")
     assert code == 1
-    assert "needs somebody: epoch 2 is decided and not settled" in err
+    assert "problem: epoch 2 is decided and not settled" in err
     assert "hint: `epochal recover jobs:pipeline --dry-run`" in err
     finish = ["resolve", "finish", "jobs:pipeline", "--sink", "orders", "--epoch", "2"]
     assert epochal(*finish)[:2] == (0, "epoch 2 is on 'orders'\n")
@@ -159,7 +158,7 @@ def test_the_doctor_names_what_needs_somebody_and_falls_silent_afterwards(killed
     assert (code, "already; its rows are kept at backup" in out) == (0, True)
     assert epochal("recover", "jobs:pipeline")[0] == 0
     code, out, err = epochal("doctor", "jobs:pipeline")
-    assert (code, "nothing needs anybody" in err) == (0, True)
+    assert (code, "no problems" in err) == (0, True)
     assert epochal("verify", "jobs:pipeline")[0] == 0
 
 
@@ -184,7 +183,7 @@ def test_the_log_is_exported_and_a_dropped_pipeline_leaves_its_rows(place, epoch
     assert epochal("grants", "jobs:pipeline")[0] == 0
 
 
-def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
+def test_a_running_driver_is_not_fenced_unless_requested(place, epochal):
     import jobs
 
     with jobs.session() as session:
@@ -197,7 +196,7 @@ def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["status", "nowhere"], "nowhere holds no epoch log [refused]\nhint: "),
         (["epochs", "nowhere"], "holds no epoch log"),
@@ -221,20 +220,20 @@ def test_a_driver_at_work_is_not_pushed_aside(place, epochal):
         (["epochs", "postgresql://nobody@127.0.0.1:1/none#x"], "epoch log"),
     ],
 )
-def test_bad_input_ends_in_one_message_with_the_way_out(place, epochal, monkeypatch, words, told):
+def test_bad_input_ends_in_one_message_with_a_hint(place, epochal, monkeypatch, arguments, message):
     (place / "broken.py").write_text("1 / 0")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-value")
-    code, out, err = epochal(*words)
+    code, out, err = epochal(*arguments)
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
     assert "secret-value" not in err
 
 
-def test_a_corrupt_log_is_told_by_name_with_exit_code_3(place, epochal):
+def test_a_corrupt_log_is_reported_by_its_code_with_exit_code_3(place, epochal):
     folder = place / "chk" / "epochal" / "log"
     folder.mkdir(parents=True)
     (folder / "00000000000000000001.json").write_bytes(b"torn")
@@ -243,7 +242,7 @@ def test_a_corrupt_log_is_told_by_name_with_exit_code_3(place, epochal):
     assert epochal("epochs", "chk")[0] == 1
 
 
-def test_a_narrow_terminal_cuts_nothing_off_a_table(capsys, monkeypatch):
+def test_a_narrow_terminal_truncates_no_cell(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     where = "s3://lake/checkpoints/of/a/department/and/of/its/orders"
@@ -261,7 +260,7 @@ def test_what_is_not_a_command_is_a_usage_error(epochal):
     assert epochal("resolve", "finish", "jobs:pipeline")[0] == 2
 
 
-def test_the_version_is_told(epochal):
+def test_the_version_is_printed(epochal):
     assert epochal("--version") == (0, f"epochal {__version__}\n", "")
 
 

@@ -58,14 +58,14 @@ class Shop:
             producer.produce("orders", value, partition=at % 2)
         assert producer.flush(30) == 0
 
-    def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "epochal.cli", *words]
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "epochal.cli", *arguments]
         return subprocess.run(
             command, cwd=self.root, capture_output=True, text=True, check=False, timeout=900
         )
 
     def verify(self) -> tuple[int, dict]:
-        done = self.typed("verify", str(self.file), "--source", "--json")
+        done = self.run("verify", str(self.file), "--source", "--json")
         assert done.stdout, done.stderr[-4000:]
         return done.returncode, json.loads(done.stdout)
 
@@ -78,18 +78,18 @@ def shop(tmp_path):
         yield made
 
 
-def told(report: dict) -> list[tuple]:
+def verdicts(report: dict) -> list[tuple]:
     return [(one["sink"], one["verdict"], one["source_rows"]) for one in report["sources"]]
 
 
 def test_a_topic_is_read_again_and_another_one_of_its_name_is_noticed(shop):
     shop.produce("a", "b", "c", "d", "skipped", "e", "f", "g")
-    done = shop.typed("run", str(shop.file), "--quiet")
+    done = shop.run("run", str(shop.file), "--quiet")
     assert done.returncode == 0, done.stderr[-4000:]
     shop.produce("of no epoch yet")
 
     code, report = shop.verify()
-    assert (code, told(report)) == (0, [("all", "agrees", 7), ("first", "agrees", 3)])
+    assert (code, verdicts(report)) == (0, [("all", "agrees", 7), ("first", "agrees", 3)])
     assert all(one["source_hash"] == one["decided_hash"] for one in report["sources"])
     assert [one["visible_rows"] for one in report["sinks"]] == [7, 3]
 
@@ -97,4 +97,4 @@ def test_a_topic_is_read_again_and_another_one_of_its_name_is_noticed(shop):
     shop.make_topic()
     shop.produce("a", "b", "c", "d", "skipped", "e", "f", "G!")
     code, report = shop.verify()
-    assert (code, told(report)) == (1, [("all", "differs", 7), ("first", "agrees", 3)])
+    assert (code, verdicts(report)) == (1, [("all", "differs", 7), ("first", "agrees", 3)])

@@ -63,9 +63,9 @@ class Lake:
         lines = written.read_text().splitlines(keepends=True)
         written.write_text("".join(lines[1:]))
 
-    def _python(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             cwd=self.root,
             capture_output=True,
             text=True,

@@ -10,8 +10,8 @@ from epochal import Memory, Postgres
 from epochal.assembly import Reached
 from epochal.errors import Misconfigured
 from epochal.reports.doctor import examine
-from epochal.reports.exporting import export
-from epochal.reports.granting import grants
+from epochal.reports.grants import grants
+from epochal.reports.log_export import export
 
 
 def test_all_is_well_and_the_doctor_says_so(shop):

@@ -12,11 +12,11 @@ from epochal.contract import Begin, Task
 from epochal.coordinator.reading import newest_record
 from epochal.coordinator.starting import identity_of
 from epochal.errors import Refused
-from epochal.reports import resolving
-from epochal.reports.auditing import audit
+from epochal.reports import resolve
 from epochal.reports.doctor import examine
-from epochal.reports.dropping import drop
-from epochal.reports.recovering import plan_recovery, recover
+from epochal.reports.drop import drop
+from epochal.reports.recover import plan_recovery, recover
+from epochal.reports.verify import audit
 from epochal.testing import broker
 
 
@@ -57,7 +57,7 @@ def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_els
     assert "committed records" in found.blocks
     for dry_run in (True, False):
         with pytest.raises(Refused, match="nothing there may be aborted"):
-            resolving.abort(
+            resolve.abort(
                 on_kafka.reached, sink="orders", name=found.name, by="ann", dry_run=dry_run
             )
     assert read(on_kafka) == []

@@ -7,7 +7,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from epochal.errors import TryAgain
 from epochal.logs.objects import ObjectsLog
-from epochal.reports import finding
+from epochal.reports import discover
 from epochal.reports.epochs import epochs
 from epochal.reports.status import pipeline_status, status
 from epochal.telemetry import places
@@ -21,10 +21,10 @@ def stores(shop, monkeypatch):
         folder = shop.root / "bucket" / url.removeprefix("s3://bucket").strip("/")
         return LocalStore(folder, mkdir=True)
 
-    for module in (finding, places):
+    for module in (discover, places):
         monkeypatch.setattr(module, "open_store", opened)
     monkeypatch.setattr(
-        finding, "open_log", lambda url: ObjectsLog(opened(url), place=url), raising=True
+        discover, "open_log", lambda url: ObjectsLog(opened(url), place=url), raising=True
     )
     return opened
 

@@ -70,7 +70,7 @@ def test_pieces_of_a_table_are_replaced_listed_and_forgotten_log_by_log(postgres
 
 
 def test_a_history_that_is_locked_by_somebody_delays_no_epoch(shop, log, postgres, monkeypatch):
-    monkeypatch.setattr("epochal.telemetry.recording.REMOTE_FLUSH_EVERY_S", 0.01)
+    monkeypatch.setattr("epochal.telemetry.history_writer.REMOTE_FLUSH_EVERY_S", 0.01)
     shop.run(epochs=1)
     with shop.session() as session, postgres.connect() as connection, connection.transaction():
         connection.execute("LOCK TABLE epochal.epoch_history")

@@ -40,7 +40,7 @@ def test_a_pipeline_that_stopped_tells_its_last_epoch_and_totals(shop):
 
 
 def test_a_driver_at_work_is_alive_and_tells_its_phase_and_rates(shop, monkeypatch):
-    monkeypatch.setattr("epochal.telemetry.recording.FLUSH_EVERY_S", 0.1)
+    monkeypatch.setattr("epochal.telemetry.history_writer.FLUSH_EVERY_S", 0.1)
     with shop.session() as session:
         shop.epoch(session)
         session.begin(session.next_epoch)

@@ -20,7 +20,7 @@ from epochal.errors import RowRejected
 from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.spark.pipeline import Pipeline
-from epochal.telemetry.recording import Recorder
+from epochal.telemetry.history_writer import Recorder
 
 if TYPE_CHECKING:
     import pytest

@@ -11,17 +11,17 @@ import pytest
 
 from epochal import Files, Pipeline
 from epochal.assembly import Reached
-from epochal.reports.auditing import audit
 from epochal.reports.epochs import epochs
-from epochal.reports.recovering import plan_recovery
+from epochal.reports.recover import plan_recovery
 from epochal.reports.status import pipeline_status
+from epochal.reports.verify import audit
 from epochal.spark.progress import Progress
-from epochal.telemetry import prometheus, switchboard
+from epochal.telemetry import exporters, prometheus
 
 
 @pytest.fixture(autouse=True)
 def switched_off_again(monkeypatch):
-    monkeypatch.setattr(switchboard, "_meters", [])
+    monkeypatch.setattr(exporters, "_meters", [])
 
 
 def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_path):

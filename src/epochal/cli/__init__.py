@@ -1,4 +1,4 @@
-"""The command line: one file a verb. Data goes to stdout, talk to stderr."""
+"""The command line: a module per verb. Data goes to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ VERBS = {
     "verify": "verify:verify",
     "recover": "recover:recover",
     "resolve": "resolve:resolve",
-    "adopt": "life:adopt",
-    "fork": "life:fork",
-    "rename": "life:rename",
+    "adopt": "identity:adopt",
+    "fork": "identity:fork",
+    "rename": "identity:rename",
     "drop": "drop:drop",
     "grants": "grants:grants",
     "log": "log:log",
     "metrics": "metrics:metrics",
     "console": "console:console",
 }
-"""Each verb with its file: only the one that is typed is loaded, as some bring heavy packages."""
+"""The module of each verb. Only the requested one is imported: some need heavy packages."""
 
 
 def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
-    """The command line with these verbs."""
+    """Build the command line with these verbs."""
     app = typer.Typer(
         name="epochal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
     )
@@ -60,8 +60,8 @@ def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
     return app
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         sys.stdout.write(f"epochal {__version__}\n")
         raise typer.Exit
 
@@ -70,7 +70,7 @@ def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the whole stack trace of an error.")
     ] = False,
-    version: Annotated[  # noqa: ARG001  asked by its callback
+    version: Annotated[  # noqa: ARG001  used by its callback
         bool,
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_version),
     ] = False,
@@ -81,24 +81,25 @@ def options(
 
 
 def main() -> None:
-    """Run a verb; an error ends as one message with its hint and its exit code."""
-    # Ends like Ctrl-C: what was started is stopped on the way out.
+    """Run a verb. An error is printed as one message with its hint, and sets the exit code."""
+    # Like Ctrl-C, it unwinds the stack, so that servers and Spark are stopped. SIGINT is left to
+    # Python: one that the caller ignores, as shells do for background jobs, stays ignored.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
-        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-        application([typed] if typed in VERBS else tuple(VERBS))()
+        verb = next((one for one in sys.argv[1:] if not one.startswith("-")), None)
+        application([verb] if verb in VERBS else tuple(VERBS))()
     except Exception as error:
         if _DEBUG in os.environ:
             raise
-        sys.stderr.write(f"error: {_told(error)}\n")
+        sys.stderr.write(f"error: {_message(error)}\n")
         sys.exit(error.exit_code if isinstance(error, EpochalError) else _FAILED)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         sys.exit(_INTERRUPTED)
 
 
-def _told(error: Exception) -> str:
-    """One of ours speaks for itself; anything else is told shortly, with the way to see more."""
+def _message(error: Exception) -> str:
+    """Return an error of this package in full, and the first line of any other."""
     if isinstance(error, EpochalError):
         return str(error)
     java = getattr(error, "java_exception", None)

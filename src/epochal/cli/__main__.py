@@ -1,4 +1,4 @@
-"""`python -m epochal.cli`, where the script is not on the path."""
+"""`python -m epochal.cli`: the command line where its script is not on PATH."""
 
 from epochal.cli import main
 

@@ -13,7 +13,7 @@ from epochal.errors import Misconfigured
 
 def broker(  # noqa: PLR0917  typer reads the options off the signature
     data: Annotated[Path, typer.Option(help="The folder that holds topics and transactions.")],
-    port: Annotated[int, typer.Option(help="0 takes a free one and tells it.")] = 9092,
+    port: Annotated[int, typer.Option(help="0 takes a free port and prints it.")] = 9092,
     host: Annotated[
         str, typer.Option(help="Loopback unless users or certificates are configured.")
     ] = "127.0.0.1",
@@ -26,7 +26,7 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(help="TLS: ask clients for a certificate.")
+        Path | None, typer.Option(help="TLS: require client certificates signed by this CA, PEM.")
     ] = None,
 ) -> None:
     """
@@ -46,11 +46,11 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
         certificate_file=_text(certificate),
         key_file=_text(key),
         client_ca_file=_text(client_ca),
-        ready=_tell,
+        ready=_print_address,
     )
 
 
-def _tell(address: str) -> None:
+def _print_address(address: str) -> None:
     sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
 
 

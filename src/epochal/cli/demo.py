@@ -1,4 +1,4 @@
-"""`epochal demo`: see exactly-once hold while the driver is killed again and again."""
+"""`epochal demo`: exactly-once delivery while the driver is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from rich.live import Live
 from rich.table import Table
 
 from epochal.demo.audit import Verdict, audit
-from epochal.demo.killing import Progress, run_until_drained
-from epochal.demo.place import Place
+from epochal.demo.kills import Progress, run_until_drained
 from epochal.demo.servers import forget, running_servers
 from epochal.demo.source import write_source
+from epochal.demo.workspace import Workspace
 from epochal.terms import quantity
 
 _SEEDS = 10_000
 
-talk = Console(stderr=True)
+_stderr = Console(stderr=True)
 
 
 def demo(  # noqa: PLR0917  typer reads the options off the signature
-    rows: Annotated[int, typer.Option(min=1, help="Rows to push through the pipeline.")] = 200_000,
-    kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="Micro-batches the rows are cut into.")] = 20,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 200_000,
+    kills: Annotated[int, typer.Option(min=0, help="Number of times the driver is killed.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of micro-batches.")] = 20,
     seed: Annotated[
-        int | None, typer.Option(help="Repeats the same killings; chosen and told if not given.")
+        int | None,
+        typer.Option(help="Repeats the kills of an earlier run; default: random."),
     ] = None,
     is_json: Annotated[
-        bool, typer.Option("--json", help="Print the audit as one JSON object on stdout.")
+        bool, typer.Option("--json", help="Print the audit as a JSON object on stdout.")
     ] = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep targets, checkpoint and logs in this new folder.")
@@ -50,40 +51,41 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     has_console: Annotated[
         bool,
         typer.Option(
-            "--console/--no-console", help="Show the run in a web page on loopback while it lasts."
+            "--console/--no-console",
+            help="Serve the web console on loopback meanwhile.",
         ),
     ] = True,
 ) -> None:
     """
-    See exactly-once hold while the driver is killed again and again.
+    Show exactly-once delivery while the driver is killed repeatedly.
 
-    A stream goes into a PostgreSQL table, a Kafka topic and files under one decision, its driver
-    dies by SIGKILL several times, and then every row is counted, by each target's own client: none
-    lost, none twice, no epoch in one sink and not in another.
+    A stream is written to a PostgreSQL table, a Kafka topic and files under one decision. Its
+    driver is killed by SIGKILL several times. Then every row is counted by each target's own
+    client: none lost, none duplicated, no epoch in one sink and not in another.
     """
     chosen = random.randrange(_SEEDS) if seed is None else seed
     parts = min(epochs, rows)
-    with _room(keep) as root:
-        place = Place(root)
-        talk.print(
+    with _folder(keep) as root:
+        workspace = Workspace(root)
+        _stderr.print(
             f"{quantity(rows, 'row')} in {quantity(parts, 'epoch')}, {quantity(kills, 'kill')}, "
             f"seed {chosen}; in {root}"
         )
-        write_source(place.source, rows=rows, parts=parts)
+        write_source(workspace.source, rows=rows, parts=parts)
         started_s = time.monotonic()
-        with running_servers(place, kafka), _console(place, is_wanted=has_console):
+        with running_servers(workspace, kafka), _console(workspace, is_wanted=has_console):
             with _display(parts) as show:
-                progress = run_until_drained(place, kills=kills, seed=chosen, show=show)
-            verdict = audit(place, rows=rows, parts=parts)
+                progress = run_until_drained(workspace, kills=kills, seed=chosen, show=show)
+            verdict = audit(workspace, rows=rows, parts=parts)
         seconds = time.monotonic() - started_s
-    _tell(verdict, progress, seed=chosen, seconds=seconds, is_json=is_json)
+    _print_verdict(verdict, progress, seed=chosen, seconds=seconds, is_json=is_json)
     if not verdict.is_clean:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _room(keep: Path | None) -> Iterator[Path]:
-    """A folder for the run: the user's own and new, or a passing one."""
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """Yield the folder of the run: `keep`, which must be new or empty, or a temporary one."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             raise typer.BadParameter(f"{keep} is not empty", param_hint="--keep")
@@ -94,7 +96,7 @@ def _room(keep: Path | None) -> Iterator[Path]:
     try:
         yield root
     except Exception:
-        # Kept: after a failure the drivers' log is what one looks for.
+        # Keep the folder: the drivers' log in it explains the failure.
         raise
     except BaseException:
         _remove(root)
@@ -103,52 +105,52 @@ def _room(keep: Path | None) -> Iterator[Path]:
 
 
 def _remove(root: Path) -> None:
-    forget(Place(root))
+    forget(Workspace(root))
     shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager
-def _console(place: Place, *, is_wanted: bool) -> Iterator[None]:
-    """The run as an operator would see it; a demonstration without it is one all the same."""
+def _console(workspace: Workspace, *, is_wanted: bool) -> Iterator[None]:
+    """Serve the console of the run; the demonstration runs without it too."""
     if not is_wanted:
         yield
         return
     try:
-        from epochal.console.serving import served  # noqa: PLC0415  an extra
+        from epochal.console.server import served  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
-        talk.print(f'no console: {error.name} is not installed (pip install "epochal[console]")')
+        _stderr.print(f'no console: {error.name} is not installed (pip install "epochal[console]")')
         yield
         return
-    with served(str(place.checkpoint)) as address:
-        talk.print(f"the console of this run: {address} (Ctrl-C ends both)", soft_wrap=True)
+    with served(str(workspace.checkpoint)) as address:
+        _stderr.print(f"the console of this run: {address} (Ctrl-C ends both)", soft_wrap=True)
         yield
 
 
 @contextmanager
 def _display(parts: int) -> Iterator[Callable[[Progress], None]]:
-    """A live table on a terminal; a line for every driver and every kill elsewhere."""
-    if not talk.is_terminal:
+    """Show a live table on a terminal; elsewhere print a line per driver and per kill."""
+    if not _stderr.is_terminal:
         yield _LinePrinter(parts).show
         return
-    with Live(console=talk, refresh_per_second=8, transient=True) as live:
+    with Live(console=_stderr, refresh_per_second=8, transient=True) as live:
         yield lambda progress: live.update(_table(progress, parts))
 
 
 class _LinePrinter:
     def __init__(self, parts: int) -> None:
         self._parts = parts
-        self._told = (0, 0)
+        self._printed = (0, 0)
 
     def show(self, progress: Progress) -> None:
         now = (progress.drivers, progress.kills)
-        if now == self._told:
+        if now == self._printed:
             return
-        if progress.kills > self._told[1]:
+        if progress.kills > self._printed[1]:
             sys.stderr.write(f"driver {progress.drivers}: {_epoch(progress, self._parts)}: ")
             sys.stderr.write(f"{progress.last_kill}\n")
         else:
             sys.stderr.write(f"driver {progress.drivers}: starting\n")
-        self._told = now
+        self._printed = now
 
 
 def _table(progress: Progress, parts: int) -> Table:
@@ -166,11 +168,11 @@ def _epoch(progress: Progress, parts: int) -> str:
     return f"epoch {max(0, progress.epoch)} of {parts}"
 
 
-def _tell(
+def _print_verdict(
     verdict: Verdict, progress: Progress, *, seed: int, seconds: float, is_json: bool
 ) -> None:
     figures: dict[str, object] = {
-        **verdict.told(),
+        **verdict.to_json(),
         "kills": progress.kills,
         "drivers": progress.drivers,
         "seed": seed,
@@ -179,7 +181,7 @@ def _tell(
     if is_json:
         print(json.dumps(figures))
         return
-    talk.print("the audit: every row of every sink against the source")
+    _stderr.print("the audit: every row of every sink against the source")
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(justify="left")
     table.add_column(justify="right")
@@ -188,7 +190,7 @@ def _tell(
             name.replace("_", " "), f"{figure:,}" if isinstance(figure, int) else str(figure)
         )
     Console().print(table)
-    talk.print(
+    _stderr.print(
         f"every row once in each of {verdict.sinks} sinks, after {quantity(progress.kills, 'kill')}"
         if verdict.is_clean
         else "NOT exactly once: this is a defect; run again with --keep and the same --seed"

@@ -1,4 +1,4 @@
-"""`epochal drop`: remove all that a dead pipeline left."""
+"""`epochal drop`: remove everything a dead pipeline left except its rows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 
 from epochal.assembly import reach
-from epochal.cli.showing import (
+from epochal.cli.output import (
     EXIT_IN_DOUBT,
     AsJson,
     Checkpoint,
     DryRun,
     Named,
     lines,
-    say,
+    message,
     show_json,
 )
-from epochal.reports.dropping import drop as drop_now
+from epochal.reports.drop import drop as drop_now
 from epochal.reports.model import DropReport
 
 
@@ -28,16 +28,16 @@ def drop(
     is_dead: Annotated[
         bool,
         typer.Option(
-            "--dead", help="Your word that no driver runs, where that can't be known from here."
+            "--dead", help="Confirms that no driver runs, where this can't be found out from here."
         ),
     ] = False,
     is_json: AsJson = False,
 ) -> None:
     """
-    Remove what a dead pipeline left: prepared work, ids, ledger rows, history, log. Rows stay.
+    Remove what a dead pipeline left: prepared work, ids, ledger rows, history, log. Rows are kept.
 
-    Refused while a driver is at work and while a decided epoch waits. May be repeated where it was
-    cut short. Spark's own part of the checkpoint is not touched.
+    Refused while a driver is running and while a decided epoch is not committed everywhere. May be
+    repeated if it was interrupted. Spark's own files in the checkpoint are not touched.
 
     Example: epochal drop jobs.orders:pipeline --dry-run
     """
@@ -51,10 +51,10 @@ def drop(
 
 
 def _show(report: DropReport) -> None:
-    say(f"pipeline {report.pipeline!r} at {report.location}")
+    message(f"pipeline {report.pipeline!r} at {report.location}")
     head = "would remove" if report.is_dry_run else "removed"
     for sink, parts in report.sinks.items():
         lines(f"{head} from {sink}: {part}" for part in parts)
     lines(f"{head}: {part}" for part in report.log)
     for sink, why in report.left.items():
-        say(f"left at {sink}: {why}")
+        message(f"left at {sink}: {why}")

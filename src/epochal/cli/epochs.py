@@ -1,4 +1,4 @@
-"""`epochal epochs`: what became of each epoch, and how long it took."""
+"""`epochal epochs`: the outcome and duration of each epoch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from epochal.assembly import reach
-from epochal.cli.showing import (
+from epochal.cli.output import (
     AsJson,
     Checkpoint,
     Target,
+    message,
     moment,
     number,
-    say,
     show_json,
     show_table,
 )
@@ -25,10 +25,11 @@ from epochal.reports.model import EpochReport
 def epochs(  # noqa: PLR0917  typer reads the options off the signature
     pipeline: Target,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=EPOCHS_MAX, help="How many at most.")
+        int,
+        typer.Option("--limit", "-n", min=1, max=EPOCHS_MAX, help="Maximum number of epochs."),
     ] = 20,
     cursor: Annotated[
-        str | None, typer.Option(help="Where the page before ended, as it told.")
+        str | None, typer.Option(help="Continue an earlier page: the cursor that it printed.")
     ] = None,
     only: Annotated[
         str | None, typer.Option(help="One outcome: committed, aborted, failed, decided.")
@@ -39,8 +40,8 @@ def epochs(  # noqa: PLR0917  typer reads the options off the signature
     """
     Show the history of a pipeline, newest first: outcome, rows, and the seconds of each phase.
 
-    The history lies beside the log and is for people: a driver that was killed may have left a few
-    seconds out, and those epochs are then told from the log.
+    The history is kept beside the log, for people only: the last seconds of a killed driver may be
+    missing from it. Such epochs are read from the log.
 
     Example: epochal epochs s3://lake/checkpoints/orders --only aborted
     """
@@ -58,9 +59,9 @@ def epochs(  # noqa: PLR0917  typer reads the options off the signature
         [_row(one) for one in report.epochs],
     )
     if report.because:
-        say(report.because)
+        message(report.because)
     if report.cursor is not None:
-        say(f"older: --cursor {report.cursor}")
+        message(f"older: --cursor {report.cursor}")
 
 
 def _row(one: EpochReport) -> list[str]:

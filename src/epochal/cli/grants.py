@@ -1,17 +1,17 @@
-"""`epochal grants`: the least that each target must grant."""
+"""`epochal grants`: the least privileges that each sink needs."""
 
 from __future__ import annotations
 
 from epochal.assembly import reach
-from epochal.cli.showing import AsJson, Named, lines, say, show_json
-from epochal.reports.granting import grants as grants_of
+from epochal.cli.output import AsJson, Named, lines, message, show_json
+from epochal.reports.grants import grants as grants_of
 
 
 def grants(pipeline: Named, is_json: AsJson = False) -> None:
     """
-    Print the statements, ACLs and policies that give each sink the least it needs.
+    Print the statements, ACLs and policies that grant each sink the least privileges it needs.
 
-    Asks no target: what is declared is enough.
+    No target is queried.
 
     Example: epochal grants jobs.orders:pipeline
     """
@@ -20,7 +20,7 @@ def grants(pipeline: Named, is_json: AsJson = False) -> None:
         show_json(report)
         return
     for sink, statements in report.sinks.items():
-        say(f"-- {sink}")
+        message(f"-- {sink}")
         lines(statements)
     for sink, why in report.unknown.items():
-        say(f"-- {sink}: {why}")
+        message(f"-- {sink}: {why}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.showing import show_table
+from epochal.cli.output import show_table
 from epochal.telemetry.instruments import INSTRUMENTS
 
 
@@ -39,7 +39,7 @@ def metrics(
     show_table(
         ["metric", "kind", "labels", "meaning"],
         [
-            [name, one.kind.value, ", ".join(one.labels), one.told]
+            [name, one.kind.value, ", ".join(one.labels), one.description]
             for name, one in INSTRUMENTS.items()
         ],
     )

@@ -1,4 +1,4 @@
-"""`epochal receiver`: takes rows of `Http` sinks in, and commits them when it is told to."""
+"""`epochal receiver`: the reference receiver of `Http` sinks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from epochal.receiver.handlers import load_handler
 
 def receiver(  # noqa: PLR0917  typer reads the options off the signature
     data: Annotated[Path, typer.Option(help="The folder that holds receiver.sqlite.")],
-    port: Annotated[int, typer.Option(help="0 takes a free one and tells it.")] = 8765,
+    port: Annotated[int, typer.Option(help="0 takes a free port and prints it.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Loopback unless tokens or client certificates are asked for.")
+        str, typer.Option(help="Loopback unless tokens or client certificates are required.")
     ] = "127.0.0.1",
     token_file: Annotated[
-        Path | None, typer.Option(help="Bearer tokens, one a line; any of them opens.")
+        Path | None, typer.Option(help="Bearer tokens, one per line; each of them is accepted.")
     ] = None,
     handler: Annotated[
         str | None,
@@ -35,17 +35,17 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
             help="Keep committed rows in the table `rows`; by default where there is no handler.",
         ),
     ] = None,
-    body_mb_max: Annotated[int, typer.Option(min=1, help="The largest body taken, in MB.")] = 64,
+    body_mb_max: Annotated[int, typer.Option(min=1, help="The largest accepted body, in MB.")] = 64,
     certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(help="TLS: ask clients for a certificate.")
+        Path | None, typer.Option(help="TLS: require client certificates signed by this CA, PEM.")
     ] = None,
 ) -> None:
     """
     Receive rows of Http sinks in two phases, durable in one SQLite file.
 
-    Committed rows can be read by SQL, by GET /rows, or are handed to a function of yours.
+    Committed rows can be read by SQL or by GET /rows, or are passed to a function (--handler).
     """
     from epochal.receiver.server import Tls, serve  # noqa: PLC0415  needs epochal[receiver]
 
@@ -63,12 +63,12 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
         ),
         handler=None if handler is None else load_handler(handler),
         keeps_rows=handler is None if keeps_rows is None else keeps_rows,
-        ready=lambda address: _tell(f"ready at {address}, Ctrl-C stops it"),
+        ready=_print_address,
     )
 
 
-def _tell(text: str) -> None:
-    sys.stderr.write(text + "\n")
+def _print_address(address: str) -> None:
+    sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
     sys.stderr.flush()
 
 
@@ -82,5 +82,5 @@ def _tokens(file: Path | None) -> tuple[bytes, ...]:
             f"--token-file: {file}: {error.strerror}", "name a readable file"
         ) from error
     if not lines:
-        raise Misconfigured(f"--token-file: {file} holds no token", "one token a line")
+        raise Misconfigured(f"--token-file: {file} holds no token", "write one token per line")
     return tuple(lines)

@@ -1,11 +1,11 @@
-"""`epochal recover`: finish what is decided and clear up what is not, without Spark."""
+"""`epochal recover`: commit the decided epoch and abort undecided work, without Spark."""
 
 from __future__ import annotations
 
 import typer
 
 from epochal.assembly import reach
-from epochal.cli.showing import (
+from epochal.cli.output import (
     EXIT_IN_DOUBT,
     AsJson,
     Checkpoint,
@@ -14,12 +14,12 @@ from epochal.cli.showing import (
     TakeOver,
     age,
     lines,
-    say,
+    message,
     show_json,
 )
 from epochal.reports.model import RecoveryReport
-from epochal.reports.recovering import plan_recovery
-from epochal.reports.recovering import recover as recover_now
+from epochal.reports.recover import plan_recovery
+from epochal.reports.recover import recover as recover_now
 
 
 def recover(
@@ -30,10 +30,10 @@ def recover(
     is_json: AsJson = False,
 ) -> None:
     """
-    Carry out the decided epoch and abort what no decision names: what every start does, by hand.
+    Commit the decided epoch and abort undecided work, as every start of the pipeline does.
 
-    May be repeated: where all is settled it says so. A driver that seems to be at work is not
-    pushed aside unless asked for. Exits with 3 where something is left for a person.
+    May be repeated: if everything is settled, it reports so. Refused while a driver seems to be
+    running, unless --take-over is given. Exits with 3 if something is left for a person.
 
     Example: epochal recover jobs.orders:pipeline --dry-run
     """
@@ -48,14 +48,14 @@ def recover(
 
 
 def _show(report: RecoveryReport) -> None:
-    say(f"pipeline {report.pipeline!r} at {report.location}")
-    say(f"driver: {report.driver.liveness.value}: {report.driver.because}")
+    message(f"pipeline {report.pipeline!r} at {report.location}")
+    message(f"driver: {report.driver.liveness.value}: {report.driver.because}")
     head = "would: " if report.is_dry_run else "done: "
     lines(f"{head}{step}" for step in report.steps)
     for sink in report.sinks:
         for one in sink.found:
             old = "" if one.age_s is None else f", {age(one.age_s)} old"
             blocks = f"; it blocks {one.blocks}" if one.blocks else ""
-            say(f"  {one.sink}: {one.name}{old}: {one.verdict}: {one.because}{blocks}")
+            message(f"  {one.sink}: {one.name}{old}: {one.verdict}: {one.because}{blocks}")
     for need in report.needs_a_person:
-        say(f"needs a person: {need}")
+        message(f"needs a person: {need}")

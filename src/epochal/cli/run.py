@@ -1,53 +1,64 @@
-"""`epochal run`: a pipeline without code, from its file to its end."""
+"""`epochal run`: run the pipeline of a YAML file, and show its progress."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
 from epochal.assembly.frames import gates_of, session_of, stream_of
 from epochal.assembly.pipelines import file_at, pipeline_of
-from epochal.cli.progress import progress_of
 from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
+from epochal.coordinator import EpochFigures
 from epochal.errors import EpochalError
+from epochal.protocol.machine import Phase
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.query_options import Trigger
-from epochal.telemetry.switchboard import push_otlp
+from epochal.telemetry.exporters import push_otlp
+from epochal.terms import quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LOOK_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
+_EPOCHS_SHOWN = 8
+_EPOCHS_PRINTED_MAX = 1000
+_RATE_EPOCHS = 20
+_Show = Callable[[], None]
 
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="PIPELINE.YAML", help="`epochal init` makes one.")
+        Path,
+        typer.Argument(metavar="PIPELINE.YAML", help="`epochal init` writes an example."),
     ],
     available_now: Annotated[
         bool,
-        typer.Option("--available-now", help="Write all that the source has now, then stop."),
+        typer.Option("--available-now", help="Write all rows that the source has now, then stop."),
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Ask every target what it can promise, and write nothing."),
+        typer.Option("--check", help="Query every target's abilities, and write nothing."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """
     Run the pipeline that a YAML file declares.
 
-    Starts where the last run ended, and first carries out what that one had decided. SIGTERM and
-    Ctrl-C finish the epoch that is being written, or abort it cleanly.
+    Continues where the last run ended, and first commits the epoch that it had decided. SIGTERM and
+    Ctrl-C stop it cleanly: the epoch in progress is finished or aborted. A SIGINT that the caller
+    ignores, as shells do for background jobs of scripts, stays ignored.
 
     Example: epochal run orders.yaml
     """
@@ -72,12 +83,12 @@ def run(
             )
             _follow(query, pipeline, quiet=quiet)
     finally:
-        _leave(spark)
+        _stop_spark(spark)
 
 
 @contextmanager
 def _pushing(metrics: MetricsPart) -> Iterator[None]:
-    """Switched on before the pipeline starts; what is left to push goes at the end."""
+    """Push metrics while the block runs; the rest is pushed at its end."""
     push = push_otlp() if metrics.otlp else None
     try:
         yield
@@ -86,14 +97,14 @@ def _pushing(metrics: MetricsPart) -> Iterator[None]:
             push.close()
 
 
-def _leave(spark: SparkSession) -> None:
+def _stop_spark(spark: SparkSession) -> None:
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
 
     try:
         spark.stop()
     except (ConnectionError, Py4JError):
-        # A signal to the whole process group ends Spark's JVM as well: nothing is left to stop.
-        sys.stderr.write("Spark's JVM is gone; the next start finishes what is decided\n")
+        # A signal to the process group ends Spark's JVM as well.
+        sys.stderr.write("Spark's JVM has exited; the next start commits what is decided\n")
 
 
 def _trigger(file: PipelineFile) -> Trigger:
@@ -105,19 +116,20 @@ def _trigger(file: PipelineFile) -> Trigger:
 
 
 def _follow(query: StreamingQuery, pipeline: Pipeline, *, quiet: bool) -> None:
-    """Show what happens until the query ends, by itself or because somebody asked."""
-    asked = threading.Event()
-    with _on_signals(asked), progress_of(pipeline, quiet=quiet) as show:
+    """Show progress until the query ends or a signal arrives."""
+    stop_requested = threading.Event()
+    with _on_signals(stop_requested), _progress_of(pipeline, quiet=quiet) as show:
         try:
-            while query.isActive and not asked.is_set():
-                asked.wait(_LOOK_EVERY_S)
+            while query.isActive and not stop_requested.is_set():
+                stop_requested.wait(_POLL_EVERY_S)
                 show()
         finally:
             _stop(query, pipeline)
             show()
     if pipeline.error is not None:
         raise pipeline.error
-    _raise_what_spark_says(query, asked_to_stop=asked.is_set())
+    if not stop_requested.is_set():
+        _raise_error_of(query)
 
 
 def _stop(query: StreamingQuery, pipeline: Pipeline) -> None:
@@ -126,23 +138,104 @@ def _stop(query: StreamingQuery, pipeline: Pipeline) -> None:
     pipeline.close()
 
 
-def _raise_what_spark_says(query: StreamingQuery, *, asked_to_stop: bool) -> None:
+def _raise_error_of(query: StreamingQuery) -> None:
     error = query.exception()
-    if error is not None and not asked_to_stop:
+    if error is not None:
         raise EpochalError(
             f"the query stopped: {str(error).partition('JVM stacktrace')[0].strip()}"
         )
 
 
 @contextmanager
-def _on_signals(asked: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask; they don't interrupt an epoch in the middle."""
+def _on_signals(stop_requested: threading.Event) -> Iterator[None]:
+    """
+    Make SIGTERM and SIGINT request a stop instead of interrupting the epoch in progress.
+
+    A signal that the caller ignores stays ignored: Ctrl-C at a script must not stop the pipelines
+    that the script started in the background.
+    """
     before = {
-        number: signal.signal(number, lambda *_: asked.set())
+        number: signal.signal(number, lambda *_: stop_requested.set())
         for number in (signal.SIGTERM, signal.SIGINT)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _progress_of(pipeline: Pipeline, *, quiet: bool) -> Iterator[_Show]:
+    """Yield a function that shows the current progress: as a table on a terminal, else as lines."""
+    if quiet:
+        yield lambda: None
+    elif sys.stderr.isatty():
+        with Live(console=Console(stderr=True), auto_refresh=False, transient=False) as live:
+            yield lambda: live.update(_table(pipeline), refresh=True)
+    else:
+        yield _Lines(pipeline)
+
+
+class _Lines:
+    """Prints every ended epoch once."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._printed: tuple[float, int] = (0.0, -1)
+
+    def __call__(self) -> None:
+        for figures in self._pipeline.last_epochs(_EPOCHS_PRINTED_MAX):
+            mark = (figures.opened_at, int(figures.epoch))
+            if figures.finished_at is not None and mark > self._printed:
+                self._printed = mark
+                sys.stderr.write(f"{self._pipeline.name}: {_line(figures)}\n")
+        sys.stderr.flush()
+
+
+def _line(figures: EpochFigures) -> str:
+    sinks = ", ".join(
+        f"{name} {quantity(sink.rows, 'row')}" for name, sink in figures.sinks.items()
+    )
+    return f"epoch {figures.epoch} {figures.phase.value} in {_spent(figures)} ({sinks or 'empty'})"
+
+
+def _spent(figures: EpochFigures) -> str:
+    return f"{sum(figures.seconds.values()):.2f} s"
+
+
+def _table(pipeline: Pipeline) -> Table:
+    epochs = pipeline.last_epochs(_RATE_EPOCHS)
+    metrics = pipeline.metrics()
+    table = Table(
+        title=f"{pipeline.name} · {quantity(metrics.commits, 'epoch')}, "
+        f"{quantity(metrics.rows, 'row')}, {_rate_of(epochs):,.0f} rows/s",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for column in ("epoch", "phase", "rows", "prepare", "rehearse", "commit"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    for figures in epochs[-_EPOCHS_SHOWN:]:
+        table.add_row(
+            str(figures.epoch),
+            figures.phase.value,
+            str(figures.rows),
+            *(_ms(figures, phase) for phase in (Phase.PREPARING, Phase.PREPARED, Phase.COMMITTING)),
+        )
+    return table
+
+
+def _ms(figures: EpochFigures, phase: Phase) -> str:
+    seconds = figures.seconds.get(phase)
+    return "" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+def _rate_of(epochs: Sequence[EpochFigures]) -> float:
+    """Return the rows per second of the ended epochs."""
+    done = [one for one in epochs if one.finished_at is not None]
+    if not done:
+        return 0.0
+    first, last = done[0].opened_at, max(one.finished_at or 0.0 for one in done)
+    return sum(one.rows for one in done) / max(last - first, 1e-3)

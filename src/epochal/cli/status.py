@@ -1,4 +1,4 @@
-"""`epochal status`: which pipelines are there, and how are they?"""
+"""`epochal status`: all pipelines below a folder, with their health."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.showing import EXIT_IN_DOUBT, AsJson, age, number, say, show_json, show_table
+from epochal.cli.output import EXIT_IN_DOUBT, AsJson, age, message, number, show_json, show_table
 from epochal.reports.model import Health, PipelineReport, StatusReport
 from epochal.reports.status import status as status_of
 
@@ -15,7 +15,7 @@ def status(
     root: Annotated[
         str,
         typer.Argument(
-            metavar="CHECKPOINTS", help="A checkpoint, or a folder or URL above any number."
+            metavar="CHECKPOINTS", help="A checkpoint, or a folder or URL above any number of them."
         ),
     ],
     is_json: AsJson = False,
@@ -23,8 +23,8 @@ def status(
     """
     Show every pipeline below a folder: last epoch, phase, driver, rates, what is in doubt.
 
-    Reads logs only; no target is asked and nothing changes. Exits with 3 where an epoch is decided
-    and nobody is carrying it out, or where a person is needed.
+    Reads logs only: no target is queried and nothing changes. Exits with 3 if an epoch is decided
+    and no driver is committing it, or if a person is needed.
 
     Example: epochal status s3://lake/checkpoints
     """
@@ -39,17 +39,29 @@ def status(
 
 def _show(report: StatusReport) -> None:
     show_table(
-        ["pipeline", "health", "epoch", "phase", "driver", "gen", "rows/s", "epochs/min", "where"],
+        [
+            "pipeline",
+            "health",
+            "epoch",
+            "phase",
+            "driver",
+            "gen",
+            "rows/s",
+            "epochs/min",
+            "location",
+        ],
         [_row(one) for one in report.pipelines],
     )
     for one in report.pipelines:
         if one.unsettled is not None and one.health is Health.IN_DOUBT:
-            say(f"{one.pipeline}: {one.because}, for {age(one.unsettled.age_s)}")
-            say(f"hint: `epochal recover <module:pipeline> --checkpoint {one.location} --dry-run`")
+            message(f"{one.pipeline}: {one.because}, for {age(one.unsettled.age_s)}")
+            message(
+                f"hint: `epochal recover MODULE:PIPELINE --checkpoint {one.location} --dry-run`"
+            )
         elif one.health is Health.IN_DOUBT:
-            say(f"{one.pipeline}: {one.because}")
+            message(f"{one.pipeline}: {one.because}")
     for broken in report.unreadable:
-        say(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
+        message(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
 
 
 def _row(one: PipelineReport) -> list[str]:

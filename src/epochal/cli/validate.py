@@ -1,4 +1,4 @@
-"""`epochal validate` and `epochal init`: a pipeline's file before Spark is started."""
+"""`epochal validate` and `epochal init`: check and create a pipeline's YAML file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from epochal.assembly.pipelines import file_at
 from epochal.assembly.vocabulary import vocabulary
 from epochal.config import Mistakes, json_schema
-from epochal.config.fitting import Mistake
+from epochal.config.coerce import Mistake
 from epochal.errors import Misconfigured
 
 _READ_MODEL = 1
@@ -22,15 +22,15 @@ _READ_MODEL = 1
 
 def validate(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The file to look at.")
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The file to check.")
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of such files, for editors.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the mistakes as JSON.")] = False,
 ) -> None:
     """
-    Find the mistakes of a pipeline's file, each with its line, without starting Spark.
+    List the mistakes in a pipeline's file with their lines, without starting Spark.
 
     Example: epochal validate orders.yaml
     """
@@ -38,7 +38,7 @@ def validate(
         sys.stdout.write(json.dumps(json_schema(vocabulary()), indent=2) + "\n")
         return
     if file is None:
-        raise typer.BadParameter("which file? epochal validate orders.yaml")
+        raise typer.BadParameter("give a file: epochal validate orders.yaml")
     try:
         declared = file_at(file, is_to_run=True)
     except Mistakes as mistakes:
@@ -51,7 +51,7 @@ def validate(
         return
     sinks = ", ".join(sink.name for sink in declared.sinks)
     sys.stdout.write(f"{file}: pipeline {declared.pipeline!r} into {sinks}: no mistake found\n")
-    sys.stderr.write(f"SQL, the source and the targets are asked by: epochal run {file} --check\n")
+    sys.stderr.write(f"epochal run {file} --check also checks SQL, the source and the targets\n")
 
 
 def _print_json(mistakes: Sequence[Mistake]) -> None:
@@ -70,11 +70,11 @@ def _print_json(mistakes: Sequence[Mistake]) -> None:
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="PIPELINE.YAML", help="Where to write it.")
+        Path, typer.Argument(metavar="PIPELINE.YAML", help="The file to write.")
     ] = Path("pipeline.yaml"),
 ) -> None:
     """
-    Write a commented example of a pipeline's file, which runs as it is.
+    Write a commented example of a pipeline's file that runs without changes.
 
     Example: epochal init orders.yaml && epochal run orders.yaml --available-now
     """
@@ -83,9 +83,9 @@ def init(
         with file.open("x", encoding="utf-8") as out:
             out.write(example)
     except FileExistsError:
-        raise Misconfigured(f"{file} is there already", "name another, or remove it") from None
+        raise Misconfigured(f"{file} exists already", "name another file, or remove it") from None
     except OSError as error:
         raise Misconfigured(
-            f"{file} can't be written: {error.strerror}", "name a file in a folder that is there"
+            f"{file} can't be written: {error.strerror}", "name a file in an existing folder"
         ) from None
     sys.stderr.write(f"wrote {file}; next: epochal validate {file}, epochal run {file}\n")

@@ -1,4 +1,4 @@
-"""`epochal verify`: count what readers see, and what the source gives, against what was decided."""
+"""`epochal verify`: compare the visible rows, and the source, with the decided totals."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epochal.assembly import Reached, reach, streaming_by
-from epochal.cli.showing import (
+from epochal.cli.output import (
     EXIT_FAILED,
     AsJson,
     Checkpoint,
     Named,
+    message,
     number,
-    say,
     show_json,
     show_table,
 )
-from epochal.reports.auditing import audit
 from epochal.reports.model import AuditReport, SinkAudit, SourceAudit
+from epochal.reports.verify import audit
 from epochal.spark.local_session import quiet_session
 
 if TYPE_CHECKING:
@@ -33,37 +33,37 @@ def verify(
     *,
     shared: Annotated[
         list[str] | None,
-        typer.Option(help="A sink whose target others write to as well; may be repeated."),
+        typer.Option(help="A sink whose target other programs write to as well; may be repeated."),
     ] = None,
     hashes: Annotated[
         bool,
         typer.Option(
             "--hashes",
-            help="Start a local Spark, read rows back and compare the sums of their hashes, too.",
+            help="Also start a local Spark, read the rows back and compare sums of row hashes.",
         ),
     ] = False,
     source: Annotated[
         bool,
         typer.Option(
             "--source",
-            help="Start Spark, read the source again by the same query, and compare that, too.",
+            help="Also start Spark, read the source again by the same query, and compare its rows.",
         ),
     ] = False,
     stream: Annotated[
         str | None,
         typer.Option(
-            help="module:function that makes the stream, given a session; for --source, where the "
-            "pipeline is no file."
+            help="For --source, if the pipeline is not a YAML file: module:function that takes a "
+            "session and returns the stream."
         ),
     ] = None,
     checkpoint: Checkpoint = None,
     is_json: AsJson = False,
 ) -> None:
     """
-    Count the rows that readers see of each sink against the totals of all decided epochs.
+    Compare the rows that readers see in each sink with the totals of all decided epochs.
 
-    Says plainly what can't be recounted, such as tables that are updated in place, and what of a
-    source can't be read again. Exits with 1 on any difference. May run beside a driver at work.
+    Reports what can't be recounted, such as tables that are updated in place, and which part of a
+    source can't be read again. Exits with 1 on any difference. May run while a driver is running.
 
     Example: epochal verify jobs.orders:pipeline --shared audit
     """
@@ -87,7 +87,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engine:
-    """What of Spark an audit needs; nothing where it needs none."""
+    """The Spark session and stream that the verification needs, if any."""
 
     session: SparkSession | None = None
     stream: DataFrame | None = None
@@ -119,12 +119,12 @@ def _show(report: AuditReport) -> None:
             ["sink", "verdict", "decided", "source", "what was read again"],
             [_source_row(one) for one in report.sources],
         )
-    told = [(one.sink, one.differences) for one in report.sinks]
-    told += [(one.sink, one.differences) for one in report.sources]
-    for sink, differences in told:
+    found = [(one.sink, one.differences) for one in report.sinks]
+    found += [(one.sink, one.differences) for one in report.sources]
+    for sink, differences in found:
         for difference in differences:
-            say(f"{sink}: {difference}")
-    say(f"source: {report.source}")
+            message(f"{sink}: {difference}")
+    message(f"source: {report.source}")
 
 
 def _row(one: SinkAudit) -> list[str]:

@@ -8,8 +8,8 @@ schema    the same as a JSON schema, for editors
 
 from __future__ import annotations
 
+from epochal.config.coerce import Mistakes, Vocabulary
 from epochal.config.file import PipelineFile, read_file
-from epochal.config.fitting import Mistakes, Vocabulary
 from epochal.config.schema import json_schema
 
 __all__ = ["Mistakes", "PipelineFile", "Vocabulary", "json_schema", "read_file"]

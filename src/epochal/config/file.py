@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from epochal.config.fitting import Fitter, Mistake, Mistakes, Vocabulary
-from epochal.config.shapes import PythonName
+from epochal.config.coerce import Fitter, Mistake, Mistakes, Vocabulary
 from epochal.config.tree import Entries, Items, Node, Unreadable, parse
+from epochal.config.type_hints import PythonName
 from epochal.contract import DEFAULT_LIMITS, Limits, Sink
 from epochal.errors import Misconfigured
 

@@ -11,9 +11,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from epochal.config.coerce import Vocabulary
 from epochal.config.file import LISTS_OF_ONE, PipelineFile
-from epochal.config.fitting import Vocabulary
-from epochal.config.shapes import Shape, is_required, shape_of
+from epochal.config.type_hints import Shape, is_required, shape_of
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

@@ -18,8 +18,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from epochal.console.acting import Actions
-from epochal.console.door import COOKIE, LOOPBACK, SESSION_MAX_S, Door, Sessions
+from epochal.console.access import COOKIE, LOOPBACK, SESSION_MAX_S, Door, Sessions
+from epochal.console.actions import Actions
 from epochal.console.index import Index
 from epochal.console.pages import Pages
 from epochal.errors import EpochalError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from epochal.contract import EpochLog
 from epochal.errors import EpochalError
-from epochal.reports.finding import find_logs, found_log
+from epochal.reports.discover import find_logs, found_log
 from epochal.reports.model import Health, PipelineReport, StatusReport, UnreadableReport
 from epochal.reports.status import pipeline_status, unreadable_report
 

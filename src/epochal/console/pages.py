@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from epochal.console import drawing
-from epochal.console.acting import Actions
-from epochal.console.door import COOKIE, Sessions
+from epochal.console import charts
+from epochal.console.access import COOKIE, Sessions
+from epochal.console.actions import Actions
 from epochal.console.index import Index
 from epochal.contract import EpochLog
 from epochal.errors import EpochalError, Misconfigured
@@ -127,7 +127,7 @@ class Pages:
 
     def metrics(self, request: Request) -> Response:  # noqa: ARG002
         try:
-            from epochal.reports.exposing import prometheus_text  # noqa: PLC0415  an extra
+            from epochal.reports.metrics_export import prometheus_text  # noqa: PLC0415  an extra
         except Misconfigured as error:
             return PlainTextResponse(str(error), 501)
         text = prometheus_text(self.index.snapshot.report(self.index.root))
@@ -173,15 +173,15 @@ def _figures(history: EpochsReport) -> dict[str, Markup]:
     """Drawn by us: every text in them is escaped where it is put in."""
     told = history.epochs
     drawn = {
-        "Seconds by phase": drawing.timeline(told),
-        "Rows per second": drawing.plot(
-            "Rows per second", told, drawing.rows_per_second, lambda rows: f"{rows:,.0f}"
+        "Seconds by phase": charts.timeline(told),
+        "Rows per second": charts.plot(
+            "Rows per second", told, charts.rows_per_second, lambda rows: f"{rows:,.0f}"
         ),
-        "From decision to visible": drawing.plot(
+        "From decision to visible": charts.plot(
             "Seconds from decision to visible",
             told,
-            drawing.seconds_to_commit,
-            drawing.seconds_told,
+            charts.seconds_to_commit,
+            charts.seconds_told,
         ),
     }
     return {title: Markup(figure) for title, figure in drawn.items() if figure}  # noqa: S704  escaped
@@ -238,5 +238,5 @@ _TEMPLATES.filters |= {
     "bytes": _bytes,
     "named": _named,
     "quantity": quantity,
-    "spent": drawing.seconds_told,
+    "spent": charts.seconds_told,
 }

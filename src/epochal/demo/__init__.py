@@ -1,8 +1,9 @@
-"""
-The demonstration: a pipeline into a table, a topic and a folder, its driver killed again and again,
-every row audited.
+"""The demonstration: three sinks, a driver that is killed repeatedly, and an audit of every row.
 
-`servers` are the embedded PostgreSQL and Kafka-protocol broker, `source` makes the rows, `driver`
-is the process that gets killed, `killing` starts it, kills it and starts it again until the source
-is drained, `audit` counts what `readers`, each target's own clients, see.
+source      writes the rows
+servers     run the embedded PostgreSQL and the Kafka-protocol broker
+driver      is the Spark job that is killed
+kills       starts the driver, kills it and starts it again until the source is drained
+audit       counts the rows that each target's own client sees
+workspace   has the paths and the pipeline
 """

@@ -1,8 +1,8 @@
 """
-The process that gets killed: an ordinary Spark job with one pipeline.
+The Spark job of a demonstration: the process that is killed.
 
-It tells each step of each epoch as one JSON line on stdout. Asked for with `--die-at`, it kills
-itself right after that step, which no signal from outside can hit as exactly.
+It prints each step of each epoch as one JSON line on stdout. With `--die-at` it sends itself
+SIGKILL right after that step: a signal from another process can't hit a step as exactly.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import signal
 import sys
 from pathlib import Path
 
-from epochal.demo.place import PIPELINE, Place
 from epochal.demo.source import SCHEMA
+from epochal.demo.workspace import PIPELINE, Workspace
 from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import EpochNumber
 
 
-class StepTeller:
-    """Tells steps, and dies at the one it was told to die at."""
+class StepPrinter:
+    """Prints every step, and kills this process at the one that `--die-at` names."""
 
     def __init__(self, die_at: str | None) -> None:
         step, _, epochs = (die_at or "").partition("/")
@@ -38,23 +38,25 @@ class StepTeller:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(place: Place, die_at: str | None) -> None:
+def run(workspace: Workspace, die_at: str | None) -> None:
     spark = local_session("epochal demo", threads=2)
     orders = (
-        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(place.source))
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(workspace.source))
     )
-    pipeline = Pipeline(PIPELINE, sinks=place.sinks(), watch=StepTeller(die_at))
-    query = pipeline.start(orders, checkpoint=str(place.checkpoint), availableNow=True)
+    pipeline = Pipeline(PIPELINE, sinks=workspace.sinks(), watch=StepPrinter(die_at))
+    query = pipeline.start(orders, checkpoint=str(workspace.checkpoint), availableNow=True)
     query.awaitTermination()
     spark.stop()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="one driver of the demonstration")
+    parser = argparse.ArgumentParser(description="a driver of the demonstration")
     parser.add_argument("root", type=Path)
     parser.add_argument("--die-at", metavar="STEP/COUNT")
-    asked = parser.parse_args()
-    run(Place(asked.root), asked.die_at)
+    options = parser.parse_args()
+    run(Workspace(options.root), options.die_at)
 
 
 if __name__ == "__main__":

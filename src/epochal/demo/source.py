@@ -1,4 +1,4 @@
-"""The rows of the demonstration: numbered orders, cut into files that become one epoch each."""
+"""The source of a demonstration: numbered orders in files, each of which becomes an epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MTIME_FIRST = 1_700_000_000
 
 
 def write_source(folder: Path, *, rows: int, parts: int) -> None:
-    """Write `rows` orders as `parts` files, oldest first, as Spark takes files by their age."""
+    """Write `rows` orders as `parts` files; their times rise, as Spark reads the oldest first."""
     folder.mkdir(parents=True)
     for part, ids in enumerate(_shares(rows, parts)):
         table = pa.table(
@@ -33,7 +33,7 @@ def write_source(folder: Path, *, rows: int, parts: int) -> None:
 
 
 def part_sizes(rows: int, parts: int) -> list[int]:
-    """How many rows each part has."""
+    """Return the number of rows of each part."""
     return [len(ids) for ids in _shares(rows, parts)]
 
 

@@ -17,6 +17,7 @@ from epochal.coordinator.surroundings import mint_uid
 from epochal.errors import EpochalError
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
+from epochal.reports.inspect import AFTER_COMMIT, committer_of, list_found, told
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
     DoctorReport,
@@ -26,7 +27,6 @@ from epochal.reports.model import (
     SinkDiagnosis,
 )
 from epochal.reports.status import live_of, require_record
-from epochal.reports.surveying import AFTER_COMMIT, committer_of, list_found, told
 from epochal.terms import Ability, Mark, quantity
 
 CLOCK_SKEW_MAX_S = 5.0

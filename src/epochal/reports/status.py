@@ -9,7 +9,7 @@ from epochal.contract import EpochLog
 from epochal.coordinator.reading import Numbered, newest_record
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.state import State
-from epochal.reports.finding import find_logs
+from epochal.reports.discover import find_logs
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
     DoubtCount,

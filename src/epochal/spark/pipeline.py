@@ -47,7 +47,7 @@ from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
 from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.spark.query_options import QueryOptions, read_options
 from epochal.spark.versions import require_classic, require_streaming, require_supported
-from epochal.telemetry.switchboard import attach, serve_metrics
+from epochal.telemetry.exporters import attach, serve_metrics
 from epochal.terms import EpochNumber, Generation, Identity, SinkName
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
-"""What a driver leaves for operators: a history, metrics, traces, structured logs.
+"""Telemetry of drivers: history of epochs, metrics, traces and JSON logs.
 
-Nothing here is on the path of an epoch. A listener takes note on the driver's thread and works on
-another one; what goes wrong is logged and forgotten, and the epoch log alone says what is true.
+None of it can delay or fail an epoch. Listeners take notes on the driver's thread and do their I/O
+on another thread; their errors are logged and otherwise ignored. Only the epoch log is
+authoritative.
 """
 
-from epochal.telemetry.switchboard import log_as_json, push_otlp, serve_metrics
+from epochal.telemetry.exporters import push_otlp, serve_metrics
+from epochal.telemetry.json_logs import log_as_json
 
 __all__ = ["log_as_json", "push_otlp", "serve_metrics"]

@@ -1,15 +1,15 @@
 """
-The history of a pipeline: one line an epoch that came to rest, in segments of a few hundred.
+The history of a pipeline: a JSON line per ended epoch, in segments of a few hundred lines.
 
     00000000000000000120-0000000003-0000.jsonl    first epoch, generation, part
-    live.json                                     what the driver does now, put every few seconds
+    live.json                                     heartbeat: the driver's state, every few seconds
 
-A segment begins with a line that says whose it is. Only the newest of a driver is still written to,
-and each time as a whole, so a reader never sees half a line. Names sort as time went, because epoch
-numbers never fall within one log: a page is found by one listing, whatever the number of epochs.
+The first line of a segment identifies its driver. Only a driver's newest segment is still written,
+each time as a whole, so a reader never sees half a line. Names sort by time, because epoch numbers
+never decrease within a log: one listing finds a page, whatever the number of epochs.
 
-The history is for people. It may lack the last seconds of a driver that was killed, and nothing is
-ever decided by it.
+The history is for people. The last seconds of a killed driver may be missing, and no decision
+depends on it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PastSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastEpoch:
-    """One attempt at one epoch, as its driver saw it end."""
+    """One ended attempt at one epoch."""
 
     epoch: EpochNumber
     generation: Generation
     outcome: str
-    """committed, aborted (tried again under the same number) or failed (decided, goes on later)."""
+    """committed, aborted (tried again under its number) or failed (decided, committed later)."""
     opened_at: float
     finished_at: float | None
     seconds: Mapping[str, float]
@@ -63,20 +63,20 @@ class PastEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Epochs, newest first, and where the next page begins."""
+    """A page of epochs, newest first, and the cursor of the next page."""
 
     epochs: Sequence[PastEpoch]
     cursor: str | None
-    """None where there is nothing older."""
+    """None if there is nothing older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a driver said about itself, and when."""
+    """The heartbeat of a driver."""
 
     at: float
     every_s: float
-    """How often it says so: one that has been silent for much longer is gone."""
+    """The interval between heartbeats; 0 in the last one of a driver that ended."""
     generation: Generation
     driver: str
     epoch: EpochNumber | None = None
@@ -84,7 +84,7 @@ class Live:
     opened_at: float | None = None
     rows: int = 0
     rows_per_s: float = 0.0
-    """Over its last epochs, up to now."""
+    """Over its last epochs, until now."""
     epochs_per_minute: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
     in_doubt: Mapping[SinkName, InDoubtFigures] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def _rounded(seconds: Mapping[Phase, float]) -> dict[str, float]:
     return {phase.value: round(spent_s, _DIGITS) for phase, spent_s in seconds.items()}
 
 
-# The written form
+# The format
 
 
 def segment_name(first: EpochNumber, generation: Generation, part: int) -> str:
@@ -119,8 +119,8 @@ def segment_name(first: EpochNumber, generation: Generation, part: int) -> str:
 
 
 def header(*, uid: str, pipeline: str, generation: Generation, driver: str) -> bytes:
-    told = {"history": _VERSION, "uid": uid, "pipeline": pipeline}
-    return _line({**told, "generation": generation, "driver": driver})
+    identity = {"history": _VERSION, "uid": uid, "pipeline": pipeline}
+    return _line({**identity, "generation": generation, "driver": driver})
 
 
 def epoch_line(epoch: PastEpoch) -> bytes:
@@ -131,8 +131,8 @@ def live_bytes(live: Live) -> bytes:
     return _line({"live": _VERSION, **asdict(live)})
 
 
-def _line(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _epoch_in(line: bytes) -> PastEpoch:
@@ -147,7 +147,7 @@ def _epoch_in(line: bytes) -> PastEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a place holds, for readers."""
+    """Reads the history of one log."""
 
     place: HistoryPlace
 
@@ -156,10 +156,10 @@ class History:
 
     def page(self, *, limit: int, cursor: str | None = None, only: str | None = None) -> Page:
         """
-        The newest epochs, or those older than a cursor; of one outcome, where `only` names it.
+        Return the newest epochs, or those older than a cursor; `only` selects one outcome.
 
-        What is rare is looked for in a bounded part of the history: a page may then hold less than
-        `limit`, or nothing, and the next one goes on from there.
+        With `only`, a bounded part of the history is searched: the page may then hold fewer epochs
+        than `limit`, or none, and the next page continues from there.
         """
         segments, below = self._before(cursor)
         searched_max = len(segments) if only is None else _SEGMENTS_SEARCHED_MAX
@@ -175,7 +175,7 @@ class History:
         return Page(epochs=taken, cursor=None if is_all else f"{segments[-searched_max]}:0")
 
     def _before(self, cursor: str | None) -> tuple[list[str], int | None]:
-        """The segments up to a cursor, and how many lines of the newest of them."""
+        """Return the segments up to a cursor, and the number of lines of the newest to read."""
         segments = self.segments()
         if cursor is None:
             return segments, None
@@ -191,14 +191,14 @@ class History:
         lines = self._lines(segment)
         mark = b"" if only is None else b'"%s"' % only.encode()
         for at in reversed(range(len(lines))[:below]):
-            # Most lines of a long search are not wanted: to look for the word costs far less.
+            # A search in the bytes first: decoding costs far more, and most lines don't match.
             if mark in lines[at]:
                 epoch = _decoded(segment, lines[at])
                 if only in (None, epoch.outcome):
                     yield at, epoch
 
     def attempts(self, epoch: EpochNumber) -> list[PastEpoch]:
-        """Every attempt at one epoch, oldest first."""
+        """Return every attempt at one epoch, oldest first."""
         found: list[PastEpoch] = []
         for name in reversed([name for name in self.segments() if _first(name) <= epoch]):
             found[:0] = [past_ for past_ in self.read(name) if past_.epoch == epoch]
@@ -210,7 +210,7 @@ class History:
         return [_decoded(segment, line) for line in self._lines(segment)]
 
     def _lines(self, segment: str) -> list[bytes]:
-        """All but the first, which says whose they are and how to read them."""
+        """Return all lines but the first, which has the version and the driver."""
         lines = (self.place.read(segment) or b"").splitlines()
         try:
             version = json.loads(lines[0])["history"] if lines else _VERSION
@@ -224,18 +224,18 @@ class History:
         return lines[1:]
 
     def live(self) -> Live | None:
-        """What the newest driver said last; None where nothing readable is there."""
+        """Return the last heartbeat; None if there is no readable one."""
         try:
             read = json.loads(self.place.read(LIVE) or b"null")
             if read is None or read.pop("live") > _VERSION:
                 return None
-            doubts = {name: InDoubtFigures(**told) for name, told in read["in_doubt"].items()}
+            doubts = {name: InDoubtFigures(**figures) for name, figures in read["in_doubt"].items()}
             return Live(**{**read, "in_doubt": doubts})
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
     def all(self) -> Iterator[PastEpoch]:
-        """Every epoch, oldest first."""
+        """Yield every epoch, oldest first."""
         for name in self.segments():
             yield from self.read(name)
 
@@ -249,8 +249,8 @@ def _decoded(segment: str, line: bytes) -> PastEpoch:
 
 def _unreadable(segment: str, error: Exception) -> CorruptRecord:
     return CorruptRecord(
-        f"{segment}: not a readable part of a history: {error!r}",
-        "the history is for people: the file may be removed, nothing depends on it",
+        f"{segment}: this part of the history can't be read: {error!r}",
+        "remove the file: the history is for people, and nothing depends on it",
     )
 
 

@@ -1,8 +1,8 @@
 """
-Every metric by its name, which stays: what it counts, in which unit, by which labels.
+The definitions of all metrics: name, kind, labels, description. Names and labels are stable.
 
-No label holds an epoch: series must not grow with time. `sink` is empty where a phase is the whole
-epoch's. Dashboards and alert rules beside this file name only what is listed here.
+No label holds an epoch, so the number of series does not grow over time. The label `sink` is empty
+for a phase of the whole epoch. The dashboard and the alert rules in this folder use only these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kind(Enum):
 class Instrument:
     kind: Kind
     labels: tuple[str, ...]
-    told: str
+    description: str
 
 
 INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
@@ -34,64 +34,64 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
         "epochal_epochs_total": Instrument(
             kind=Kind.COUNTER,
             labels=("pipeline", "outcome"),
-            told="Epochs that came to rest: committed, aborted (tried again), failed (goes on at "
-            "the next start).",
+            description="Ended epochs by outcome: committed, aborted (tried again), failed (the "
+            "next start commits it).",
         ),
         "epochal_phase_seconds": Instrument(
             kind=Kind.HISTOGRAM,
             labels=("pipeline", "sink", "phase"),
-            told="Seconds that an epoch spent in a phase; with a sink, what that sink alone took.",
+            description="Duration of a phase of an epoch; with a sink, the duration at that sink.",
         ),
         "epochal_rows_total": Instrument(
-            kind=Kind.COUNTER, labels=("pipeline", "sink"), told="Rows committed."
+            kind=Kind.COUNTER, labels=("pipeline", "sink"), description="Rows committed."
         ),
         "epochal_bytes_total": Instrument(
-            kind=Kind.COUNTER, labels=("pipeline", "sink"), told="Bytes committed."
+            kind=Kind.COUNTER, labels=("pipeline", "sink"), description="Bytes committed."
         ),
         "epochal_errors_total": Instrument(
             kind=Kind.COUNTER,
             labels=("pipeline", "code"),
-            told="Errors by their code: fenced, gate-refused, unsettled …",
+            description="Errors by code: fenced, gate-refused, unsettled …",
         ),
         "epochal_in_doubt": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),
-            told="Prepared things that the last sweep found at the target and could not clear.",
+            description="Prepared handles that the last clean-up left at the target.",
         ),
         "epochal_oldest_in_doubt_seconds": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),
-            told="Age of the oldest of them; 0 where there is none.",
+            description="Age of the oldest of them; 0 if there is none.",
         ),
         "epochal_decided_unsettled": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline",),
-            told="1 while an epoch is decided and not carried out everywhere.",
+            description="1 while an epoch is decided and not committed on every sink.",
         ),
         "epochal_generation": Instrument(
-            kind=Kind.GAUGE, labels=("pipeline",), told="Which driver may speak."
+            kind=Kind.GAUGE, labels=("pipeline",), description="Generation of the driver."
         ),
         "epochal_last_epoch": Instrument(
-            kind=Kind.GAUGE, labels=("pipeline",), told="The newest epoch that was begun."
+            kind=Kind.GAUGE, labels=("pipeline",), description="The newest epoch that has begun."
         ),
         "epochal_kafka_lso_pinned_seconds": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),
-            told="How long readers with read_committed have waited for an open transaction of a "
-            "Kafka sink.",
+            description="How long an open transaction of a Kafka sink has blocked read_committed "
+            "consumers.",
         ),
     }
 )
 
 
 class Meters(Protocol):
-    """Where measurements go. Labels are given in the order of the instrument."""
+    """A backend that receives measurements. Labels are in the order of the instrument."""
 
     def add(self, name: str, labels: tuple[str, ...], amount: float) -> None: ...
 
     def observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None: ...
 
     def watch(self, name: str, labels: tuple[str, ...], ask: Callable[[], float]) -> None:
-        """From here on a gauge is what `ask` says whenever somebody looks."""
+        """From now on, the value of a gauge is the result of `ask` at each scrape."""
 
     def unwatch(self, name: str, labels: tuple[str, ...]) -> None: ...

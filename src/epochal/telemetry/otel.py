@@ -1,4 +1,4 @@
-"""OpenTelemetry: the same metrics pushed by OTLP, and a span for every epoch and phase."""
+"""OpenTelemetry: the same metrics pushed by OTLP, and a span per epoch and per phase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Labels = tuple[str, ...]
 
 
 class OtelMeters:
-    """All instruments of one meter. Names are Prometheus', as they are the ones that stay."""
+    """All instruments of one meter, under the same names as in Prometheus."""
 
     def __init__(self, meter: Meter) -> None:
         self._counters: dict[str, Counter] = {}
@@ -35,18 +35,18 @@ class OtelMeters:
         self._guard = threading.Lock()
         for name, one in INSTRUMENTS.items():
             if one.kind is Kind.COUNTER:
-                self._counters[name] = meter.create_counter(name, description=one.told)
+                self._counters[name] = meter.create_counter(name, description=one.description)
             elif one.kind is Kind.HISTOGRAM:
                 self._histograms[name] = meter.create_histogram(
                     name,
                     unit="s",
-                    description=one.told,
+                    description=one.description,
                     explicit_bucket_boundaries_advisory=PHASE_BUCKETS_S,
                 )
             else:
                 self._asked[name] = {}
                 meter.create_observable_gauge(
-                    name, callbacks=[self._callback(name)], description=one.told
+                    name, callbacks=[self._callback(name)], description=one.description
                 )
 
     def add(self, name: str, labels: Labels, amount: float) -> None:
@@ -78,28 +78,28 @@ def _named(name: str, labels: Labels) -> dict[str, str]:
 
 class Tracing:
     """
-    A span an epoch, with one below it a phase, told when the epoch has come to rest.
+    Emits a span per epoch, with a child span per phase, when the epoch has ended.
 
-    The epoch's number is an attribute of a span, where it may be; it is never a metric's label.
+    The epoch's number is an attribute of the span. It is never the label of a metric.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer or trace.get_tracer("epochal")
-        self._who: dict[str, str | int] = {}
+        self._identity: dict[str, str | int] = {}
 
     def claimed(self, state: State) -> None:
-        self._who = {
+        self._identity = {
             "epochal.pipeline": state.pipeline,
             "epochal.uid": state.uid,
             "epochal.generation": state.generation,
         }
 
     def troubled(self, trouble: Trouble) -> None:
-        """An epoch's trouble is told with its span."""
+        """The span of the epoch carries the error."""
 
     def ended(self, epoch: EpochFigures) -> None:
         attributes = {
-            **self._who,
+            **self._identity,
             "epochal.epoch": epoch.epoch,
             "epochal.outcome": epoch.phase.value,
             "epochal.rows": epoch.rows,
@@ -114,7 +114,7 @@ class Tracing:
                 f"epochal {phase.value}",
                 context=within,
                 start_time=_nanos(entered_at),
-                attributes={**self._who, "epochal.epoch": epoch.epoch},
+                attributes={**self._identity, "epochal.epoch": epoch.epoch},
             )
             part.end(_nanos(entered_at + spent_s))
         if epoch.trouble is not None:
@@ -125,7 +125,7 @@ class Tracing:
         span.end(_nanos(epoch.finished_at or epoch.opened_at))
 
     def close(self) -> None:
-        """Spans end with their epochs."""
+        """Nothing to do: spans end with their epochs."""
 
 
 def _nanos(at: float) -> int:
@@ -133,11 +133,11 @@ def _nanos(at: float) -> int:
 
 
 class Push:
-    """Metrics and spans on their way to a collector, until `close`."""
+    """Pushes metrics and spans to a collector until `close`."""
 
     def __init__(self, *, endpoint: str | None = None, every_s: float = 15.0) -> None:
         """
-        Without an endpoint the usual variables say where: OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS.
+        Without an endpoint the usual variables apply: OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS.
         """
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
@@ -168,6 +168,6 @@ class Push:
         self.tracing = Tracing(self._tracers.get_tracer("epochal"))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Push the rest and stop."""
         self._meters.shutdown()
         self._tracers.shutdown()

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: in the client library's own registry, and an endpoint to scrape."""
+"""Prometheus: metrics in a registry of its client library, and an endpoint to scrape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except ImportError as error:
 
 
 class PrometheusMeters:
-    """All instruments, registered once a registry."""
+    """All instruments of one registry."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._counters: dict[str, Counter] = {}
@@ -33,13 +33,13 @@ class PrometheusMeters:
         self._gauges: dict[str, Gauge] = {}
         for name, one in INSTRUMENTS.items():
             if one.kind is Kind.COUNTER:
-                self._counters[name] = Counter(name, one.told, one.labels, registry=registry)
+                self._counters[name] = Counter(name, one.description, one.labels, registry=registry)
             elif one.kind is Kind.HISTOGRAM:
                 self._histograms[name] = Histogram(
-                    name, one.told, one.labels, registry=registry, buckets=PHASE_BUCKETS_S
+                    name, one.description, one.labels, registry=registry, buckets=PHASE_BUCKETS_S
                 )
             else:
-                self._gauges[name] = Gauge(name, one.told, one.labels, registry=registry)
+                self._gauges[name] = Gauge(name, one.description, one.labels, registry=registry)
 
     def add(self, name: str, labels: tuple[str, ...], amount: float) -> None:
         self._counters[name].labels(*labels).inc(amount)
@@ -60,7 +60,7 @@ _served: dict[tuple[str, int], int] = {}
 
 
 def prometheus_meters(registry: CollectorRegistry = REGISTRY) -> PrometheusMeters:
-    """The meters of a registry, made at the first call."""
+    """Return the meters of a registry; the first call creates them."""
     with _guard:
         if id(registry) not in _meters:
             _meters[id(registry)] = PrometheusMeters(registry)
@@ -69,10 +69,10 @@ def prometheus_meters(registry: CollectorRegistry = REGISTRY) -> PrometheusMeter
 
 def serve(port: int, host: str = "127.0.0.1") -> int:
     """
-    Serve what this process measures at `/metrics`, once a host and port; gives the port.
+    Serve the metrics of this process at `/metrics`, and return the port. A second call with the
+    same host and port does nothing.
 
-    Loopback unless another host is named, as the figures name pipelines and sinks. 0 takes a free
-    port.
+    Loopback by default, as labels name pipelines and sinks. 0 takes a free port.
     """
     prometheus_meters()
     with _guard:
@@ -83,7 +83,7 @@ def serve(port: int, host: str = "127.0.0.1") -> int:
         except OSError as error:
             raise Misconfigured(
                 f"metrics can't be served at {host}:{port}: {error.strerror}",
-                "another driver of this machine may have the port: give each its own, or 0",
+                "another driver on this machine may use the port: give each driver its own, or 0",
             ) from error
         _served[host, port] = int(server.server_port)
         return _served[host, port]

@@ -48,7 +48,7 @@ class _Collector:
         )
         for metric, figure in _TOTALS.items():
             family = CounterMetricFamily(
-                metric, INSTRUMENTS[metric].told, labels=INSTRUMENTS[metric].labels
+                metric, INSTRUMENTS[metric].description, labels=INSTRUMENTS[metric].labels
             )
             sums: Counter[tuple[str, ...]] = Counter()
             for one in pipelines:
@@ -60,7 +60,7 @@ class _Collector:
 
 
 def _gauge(name: str, values: list[tuple[list[str], float]]) -> Metric:
-    family = GaugeMetricFamily(name, INSTRUMENTS[name].told, labels=INSTRUMENTS[name].labels)
+    family = GaugeMetricFamily(name, INSTRUMENTS[name].description, labels=INSTRUMENTS[name].labels)
     # Runs of one pipeline share its name, and a series may be told only once: the highest counts.
     highest: dict[tuple[str, ...], float] = {}
     for labels, value in values:

@@ -1,4 +1,4 @@
-"""From what a driver does to its metrics: counted when an epoch ends, asked when somebody looks."""
+"""The listener that feeds metrics: counters at the end of an epoch, gauges at each scrape."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OPEN = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.DECIDED, Phase.COMMITT
 _KAFKA = "kafka"
 
 
-class Measuring:
-    """One driver's measurements, to any number of meters."""
+class MetricsListener:
+    """Sends the measurements of one driver to any number of meters."""
 
     def __init__(
         self,
@@ -37,16 +37,18 @@ class Measuring:
         self._unwatch()
         self._pipeline, self._generation = state.pipeline, state.generation
         for outcome in (Phase.COMMITTED, Phase.ABORTED, Phase.FAILED):
-            # A rate is only seen where the series was there before the first event.
+            # A rate is visible only if the series exists before the first event.
             self._add("epochal_epochs_total", (outcome.value,), 0)
         self._watch("epochal_generation", (), lambda: float(self._generation))
         self._watch("epochal_decided_unsettled", (), self._unsettled)
         self._watch("epochal_last_epoch", (), self._last_epoch)
         for sink, described in state.sinks.items():
-            self._watch("epochal_in_doubt", (sink,), self._asking(sink, _count))
-            self._watch("epochal_oldest_in_doubt_seconds", (sink,), self._asking(sink, self._age_s))
+            self._watch("epochal_in_doubt", (sink,), self._doubt_gauge(sink, _count))
+            self._watch(
+                "epochal_oldest_in_doubt_seconds", (sink,), self._doubt_gauge(sink, self._age_s)
+            )
             if described.get("kind") == _KAFKA:
-                self._watch("epochal_kafka_lso_pinned_seconds", (sink,), self._pinning(sink))
+                self._watch("epochal_kafka_lso_pinned_seconds", (sink,), self._pinned_gauge(sink))
 
     def troubled(self, trouble: Trouble) -> None:
         self._add("epochal_errors_total", (trouble.code,), 1)
@@ -87,7 +89,7 @@ class Measuring:
                 meters.unwatch(name, labels)
         self._watched = []
 
-    # What gauges say
+    # Values of gauges
 
     def _unsettled(self) -> float:
         figures = self._tracker.current()
@@ -97,20 +99,20 @@ class Measuring:
         figures = self._tracker.current()
         return -1.0 if figures is None else float(figures.epoch)
 
-    def _asking(
-        self, sink: SinkName, told: Callable[[InDoubtFigures], float]
+    def _doubt_gauge(
+        self, sink: SinkName, value: Callable[[InDoubtFigures], float]
     ) -> Callable[[], float]:
         def ask() -> float:
             found = self._tracker.in_doubt().get(sink)
-            return 0.0 if found is None else told(found)
+            return 0.0 if found is None else value(found)
 
         return ask
 
     def _age_s(self, found: InDoubtFigures) -> float:
         return 0.0 if found.oldest_since is None else max(0.0, self._now() - found.oldest_since)
 
-    def _pinning(self, sink: SinkName) -> Callable[[], float]:
-        """An open transaction pins what readers see from the first row on, until it is ended."""
+    def _pinned_gauge(self, sink: SinkName) -> Callable[[], float]:
+        """From its first row to its end, an open transaction blocks read_committed consumers."""
 
         def ask() -> float:
             figures = self._tracker.current()
@@ -129,7 +131,7 @@ def _count(found: InDoubtFigures) -> float:
 
 
 def measure(tracker: Tracker, meters: Iterable[Meters]) -> None:
-    """Send what this tracker sees to meters, if there are any."""
+    """Send the events of a tracker to meters, if there are any."""
     chosen = tuple(meters)
     if chosen:
-        tracker.listen(Measuring(tracker, chosen))
+        tracker.listen(MetricsListener(tracker, chosen))

@@ -18,10 +18,10 @@ from epochal.coordinator.sweeping import abort_judged
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
+from epochal.reports.inspect import committer_of, told
 from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import DropReport
 from epochal.reports.status import history_of, live_of, require_record
-from epochal.reports.surveying import committer_of, told
 from epochal.terms import quantity
 
 _NOT_REACHED = "not reached: "

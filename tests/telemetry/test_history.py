@@ -17,7 +17,7 @@ from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry import log_as_json
 from epochal.telemetry.history import History
-from epochal.telemetry.recording import Recorder
+from epochal.telemetry.history_writer import Recorder
 from epochal.terms import EpochNumber, Generation, Uid
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -94,7 +94,7 @@ def test_the_history_is_bounded(place):
 
 
 def test_a_storage_that_hangs_delays_no_epoch_and_no_end(place, monkeypatch):
-    monkeypatch.setattr("epochal.telemetry.recording._CLOSE_WAIT_MAX_S", 0.1)
+    monkeypatch.setattr("epochal.telemetry.history_writer._CLOSE_WAIT_MAX_S", 0.1)
     place.may_go_on.clear()
     tracker = recorded(place)
     began_s = time.monotonic()

@@ -1,8 +1,9 @@
 """
-Starting the driver, killing it, and starting it again until the source is drained.
+The loop that starts the driver, kills it, and starts it again until the source is drained.
 
-Two ways to die, in turn: the driver kills itself right after a step of the protocol, leaving its
-JVM to find out; or everything it started is killed from outside at a moment left to chance.
+Two kinds of kill alternate: the driver sends itself SIGKILL right after a step of the protocol, so
+that its JVM outlives it; or the whole process group is killed from outside at a random moment after
+that step.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from epochal.demo.place import Place
+from epochal.demo.workspace import Workspace
 from epochal.errors import EpochalError
 
 STEPS = ("begun", "prepared", "rehearsed", "gated", "decided", "committed", "settled")
 
 _STARTS_BEYOND_KILLS_MAX = 5
-_SILENCE_S = 180.0
+_SILENCE_MAX_S = 180.0
 
 
 class DemoFailed(EpochalError):
-    """The driver ended by itself before its work was done."""
+    """A driver ended without being killed and before the source was drained."""
 
     code = "demo-failed"
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What the audience sees."""
+    """What is shown while the demonstration runs."""
 
     drivers: int = 0
     kills: int = 0
@@ -46,8 +47,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Killing:
-    """When one driver is to die."""
+class Kill:
+    """When and how one driver is killed: at the `epochs`-th time that it reaches `step`."""
 
     step: str
     epochs: int
@@ -55,14 +56,14 @@ class Killing:
     delay_s: float
 
     def __str__(self) -> str:
-        where = "from outside, all it started" if self.is_from_outside else "by its own hand"
+        where = "the whole process group" if self.is_from_outside else "the driver alone"
         return f"SIGKILL after {self.step!r} ({where})"
 
 
-def plan_killings(kills: int, seed: int) -> Iterator[Killing]:
+def plan_kills(kills: int, seed: int) -> Iterator[Kill]:
     chance = random.Random(seed)
     for number in range(kills):
-        yield Killing(
+        yield Kill(
             step=chance.choice(STEPS),
             epochs=chance.randint(1, 3),
             is_from_outside=number % 2 == 1,
@@ -71,32 +72,32 @@ def plan_killings(kills: int, seed: int) -> Iterator[Killing]:
 
 
 def run_until_drained(
-    place: Place, *, kills: int, seed: int, show: Callable[[Progress], None]
+    workspace: Workspace, *, kills: int, seed: int, show: Callable[[Progress], None]
 ) -> Progress:
     """Run drivers one after the other; all but the last are killed."""
     progress = Progress()
-    planned = plan_killings(kills, seed)
+    planned = plan_kills(kills, seed)
     for _ in range(kills + _STARTS_BEYOND_KILLS_MAX):
-        killing = next(planned, None)
+        kill = next(planned, None)
         progress.drivers += 1
         progress.step = "starting Spark"
         show(progress)
-        if _run_one(place, killing, progress, show):
+        if _run_one(workspace, kill, progress, show):
             return progress
     raise DemoFailed(
         f"the source was not drained after {progress.drivers} drivers",
-        f"the drivers' own words are in {place.driver_log}",
+        f"the drivers' output is in {workspace.driver_log}",
     )
 
 
 def _run_one(
-    place: Place, killing: Killing | None, progress: Progress, show: Callable[[Progress], None]
+    workspace: Workspace, kill: Kill | None, progress: Progress, show: Callable[[Progress], None]
 ) -> bool:
-    """True if this driver drained the source before it could be killed."""
-    with place.driver_log.open("ab") as log:
-        driver = _start(place, killing, log.fileno())
+    """Return True if this driver drained the source before it was killed."""
+    with workspace.driver_log.open("ab") as log:
+        driver = _start(workspace, kill, log.fileno())
     try:
-        _follow(driver, killing, progress, show)
+        _follow(driver, kill, progress, show)
     except BaseException:
         _kill_all(driver)
         raise
@@ -107,44 +108,44 @@ def _run_one(
     if code != -signal.SIGKILL:
         raise DemoFailed(
             f"driver {progress.drivers} ended with exit code {code}",
-            f"its own words are in {place.driver_log}",
+            f"its output is in {workspace.driver_log}",
         )
     progress.kills += 1
-    progress.last_kill = str(killing)
+    progress.last_kill = str(kill)
     show(progress)
     return False
 
 
-def _start(place: Place, killing: Killing | None, log: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "epochal.demo.driver", str(place.root)]
-    if killing is not None and not killing.is_from_outside:
-        command += ["--die-at", f"{killing.step}/{killing.epochs}"]
-    # A session of its own: its JVM and workers can be killed with it, and Ctrl-C is ours alone.
+def _start(workspace: Workspace, kill: Kill | None, log: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "epochal.demo.driver", str(workspace.root)]
+    if kill is not None and not kill.is_from_outside:
+        command += ["--die-at", f"{kill.step}/{kill.epochs}"]
+    # In its own session: its JVM and workers are killed with it, and Ctrl-C does not reach it.
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
 
 
 def _follow(
     driver: subprocess.Popen[bytes],
-    killing: Killing | None,
+    kill: Kill | None,
     progress: Progress,
     show: Callable[[Progress], None],
 ) -> None:
-    """Read the driver's steps, and kill it from outside where that is planned."""
-    epochs_left = killing.epochs if killing is not None and killing.is_from_outside else 0
+    """Read the driver's steps, and kill its process group where that is planned."""
+    epochs_left = kill.epochs if kill is not None and kill.is_from_outside else 0
     for step, epoch in _steps(driver):
         progress.step = step
         progress.epoch = progress.epoch if epoch is None else epoch
         show(progress)
-        if killing is None or not epochs_left or not step.startswith(killing.step):
+        if kill is None or not epochs_left or not step.startswith(kill.step):
             continue
         epochs_left -= 1
         if epochs_left == 0:
-            time.sleep(killing.delay_s)
+            time.sleep(kill.delay_s)
             _kill_all(driver)
 
 
 def _steps(driver: subprocess.Popen[bytes]) -> Iterator[tuple[str, int | None]]:
-    """The driver's steps until it ends; a driver that says nothing for long is given up."""
+    """Yield the driver's steps until it ends. Raises after a long time without any."""
     lines: queue.Queue[bytes | None] = queue.Queue()
 
     def read() -> None:
@@ -155,14 +156,14 @@ def _steps(driver: subprocess.Popen[bytes]) -> Iterator[tuple[str, int | None]]:
     threading.Thread(target=read, daemon=True).start()
     while True:
         try:
-            line = lines.get(timeout=_SILENCE_S)
+            line = lines.get(timeout=_SILENCE_MAX_S)
         except queue.Empty:
-            raise DemoFailed(f"the driver has said nothing for {_SILENCE_S:.0f} s") from None
+            raise DemoFailed(f"the driver has printed nothing for {_SILENCE_MAX_S:.0f} s") from None
         if line is None:
             return
         if line.startswith(b"{"):
-            told = json.loads(line)
-            yield told["step"], told["epoch"]
+            printed = json.loads(line)
+            yield printed["step"], printed["epoch"]
 
 
 def _kill_all(driver: subprocess.Popen[bytes]) -> None:

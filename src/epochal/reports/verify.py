@@ -17,10 +17,10 @@ from epochal.contract import Operable, Recount, Sink
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
+from epochal.reports.inspect import committer_of, told
 from epochal.reports.model import AuditReport, SinkAudit
-from epochal.reports.sourcing import against_source
 from epochal.reports.status import hash_told, require_record
-from epochal.reports.surveying import committer_of, told
+from epochal.reports.verify_source import against_source
 from epochal.terms import SinkName, quantity
 
 _DIFFERENCES_SHOWN = 20

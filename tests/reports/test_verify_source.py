@@ -12,7 +12,7 @@ import pytest
 
 from epochal import Files, Memory, Pipeline
 from epochal.assembly import Reached
-from epochal.reports.auditing import audit
+from epochal.reports.verify import audit
 
 SCHEMA = "id bigint, v string"
 

@@ -6,7 +6,7 @@ import pytest
 
 from epochal import Memory
 from epochal.errors import Misconfigured, Refused, Unsettled
-from epochal.reports.recovering import plan_recovery, recover
+from epochal.reports.recover import plan_recovery, recover
 from epochal.reports.status import pipeline_status
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from epochal import Memory, Postgres
 from epochal.errors import Refused
-from epochal.reports.dropping import drop
-from epochal.reports.recovering import recover
+from epochal.reports.drop import drop
+from epochal.reports.recover import recover
 from epochal.telemetry.places import history_place
 
 

@@ -15,9 +15,9 @@ from epochal.contract import Sink
 from epochal.coordinator.rejecting import takers
 from epochal.errors import EpochalError
 from epochal.protocol.state import LastEpoch, State, Total
+from epochal.reports.inspect import told
 from epochal.reports.model import SourceAudit
 from epochal.reports.status import hash_told
-from epochal.reports.surveying import told
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.source_replay import NotReplayable, Sums, replay
 from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity

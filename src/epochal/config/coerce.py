@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from epochal.config.shapes import Shape, is_required, named, shape_of
 from epochal.config.tree import Entries, Items, Node, Place, Text, plain
+from epochal.config.type_hints import Shape, is_required, named, shape_of
 from epochal.errors import EpochalError, Misconfigured
 
 T = TypeVar("T")

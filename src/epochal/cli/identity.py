@@ -1,4 +1,4 @@
-"""`epochal adopt`, `fork`, `rename`: a person's word on a checkpoint and its log."""
+"""`epochal adopt`, `fork` and `rename`: change which pipeline a checkpoint belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import State
 from epochal.spark.checkpoint import open_checkpoint
 
-Place = Annotated[
+_Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
@@ -24,21 +24,22 @@ Place = Annotated[
 
 
 def adopt(
-    checkpoint: Place,
+    checkpoint: _Checkpoint,
     unfinished: Annotated[
         Unfinished,
         typer.Option(
-            help="A batch that other code planned and did not finish: are its rows there?"
+            help="A batch that other code planned and did not finish: `skip` it if its rows are in "
+            "the targets, `redo` it if not."
         ),
     ] = Unfinished.ASK,
 ) -> None:
     """
-    Bind a moved checkpoint to where it is now, or follow one that other code ran meanwhile.
+    Bind a moved checkpoint to its new location, or catch up with batches that other code ran.
 
-    A driver that still runs on it is fenced. Stop it first.
+    A driver that still runs on the checkpoint is fenced: stop it first.
     """
     found = open_checkpoint(checkpoint)
-    _tell(
+    _print_state(
         life.adopt(
             log_at(checkpoint),
             location=found.location,
@@ -50,34 +51,36 @@ def adopt(
 
 
 def fork(
-    checkpoint: Place,
+    checkpoint: _Checkpoint,
     is_original_alive: Annotated[
         bool,
         typer.Option(
             "--original-lives",
-            help="The original is there and will carry out what it has decided.",
+            help="The original still exists and will commit the epoch that it has decided.",
         ),
     ] = False,
 ) -> None:
     """
-    Make a copied checkpoint a pipeline of its own, under a new uid.
+    Make a copied checkpoint an independent pipeline with a new uid.
 
-    What the original has decided and not yet carried out stays the original's.
+    An epoch that the original has decided and not yet committed remains the original's.
     """
     location = open_checkpoint(checkpoint).location
-    _tell(life.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive))
+    _print_state(
+        life.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive)
+    )
 
 
 def rename(
-    checkpoint: Place,
+    checkpoint: _Checkpoint,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's new name.")],
 ) -> None:
-    """Give the pipeline of a checkpoint another name."""
-    _tell(life.rename(log_at(checkpoint), pipeline=name))
+    """Rename the pipeline of a checkpoint."""
+    _print_state(life.rename(log_at(checkpoint), pipeline=name))
 
 
-def _tell(state: State) -> None:
+def _print_state(state: State) -> None:
     sys.stderr.write(
         f"pipeline {state.pipeline!r}, uid {state.uid}, at {state.location}: "
-        f"goes on at epoch {state.expected}\n"
+        f"next epoch {state.expected}\n"
     )

@@ -1,4 +1,4 @@
-"""Log lines as JSON objects, each with the pipeline, epoch and sink it is about."""
+"""Log lines as JSON objects, with the pipeline, epoch and sink they belong to."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _LOGGER = "epochal"
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, message, and what the line is about as far as is known."""
+    """Formats a record as a JSON object: time, level, message, pipeline, epoch, sink."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, object] = {
+        entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            # Messages hold no secrets; a library's own, quoted in one, might hold a URL with some.
+            # A library's message that is quoted here may hold a URL with secrets.
             "message": without_secrets(record.getMessage()),
             **ABOUT.get(),
         }
         if record.exc_info:
-            told["error"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(told, ensure_ascii=False, default=str)
+            entry["error"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def log_as_json(level: int = logging.INFO) -> logging.Handler:
-    """Write this package's log to stderr as JSON lines. Gives the handler, to take it off again."""
+    """Write this package's log to stderr as JSON lines. Returns the handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logger = logging.getLogger(_LOGGER)

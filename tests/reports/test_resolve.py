@@ -7,14 +7,14 @@ import pytest
 from epochal.coordinator.reading import newest_record
 from epochal.errors import Refused
 from epochal.protocol.state import GivenUp, RecordKind
-from epochal.reports import resolving
-from epochal.reports.recovering import recover
+from epochal.reports import resolve
+from epochal.reports.recover import recover
 from epochal.reports.status import pipeline_status
 from epochal.terms import EpochNumber
 
 
 def finish(shop, sink="orders", epoch=0, **more):
-    return resolving.finish(shop.reached, sink=sink, epoch=epoch, by="ann", **more)
+    return resolve.finish(shop.reached, sink=sink, epoch=epoch, by="ann", **more)
 
 
 def listed(shop):
@@ -63,9 +63,9 @@ def test_a_sink_that_is_given_up_is_counted_out_and_says_where_its_rows_are(shop
     word = GivenUp(
         epoch=EpochNumber(1), sink="orders", kept_at="s3://kept/1", by="ann", because="gone"
     )
-    assert resolving.give_up(shop.log_alone, word, dry_run=True).step.startswith("would give")
+    assert resolve.give_up(shop.log_alone, word, dry_run=True).step.startswith("would give")
     assert pipeline_status(shop.log).given_up == []
-    resolving.give_up(shop.reached, word, dry_run=False)
+    resolve.give_up(shop.reached, word, dry_run=False)
     report = pipeline_status(shop.log)
     assert (report.given_up[0].kept_at, report.given_up[0].by) == ("s3://kept/1", "ann")
     assert "the target proves: 1 unknown" in report.given_up[0].evidence
@@ -78,10 +78,10 @@ def test_a_sink_that_is_given_up_is_counted_out_and_says_where_its_rows_are(shop
 def test_an_undecided_handle_is_aborted_after_a_claim_and_on_record(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
-    shown = resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=True)
+    shown = resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=True)
     assert "no decision names it" in shown.evidence[0]
     assert listed(shop) == [name]
-    resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
     newest = newest_record(shop.log).record
     assert (newest.kind, newest.state.generation) == (RecordKind.RESOLVED, 2)
     assert f"ann aborted {name}" in newest.note
@@ -94,7 +94,7 @@ def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
     driver = shop.die("decided")
     (name,) = listed(shop)
     with pytest.raises(Refused, match="nothing there may be aborted"):
-        resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=dry_run)
+        resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=dry_run)
     recover(shop.reached)
     assert shop.orders.rows().num_rows == 2
     assert driver is not None
@@ -103,20 +103,20 @@ def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
 def test_what_is_not_listed_can_not_be_aborted(shop):
     shop.run(epochs=1)
     with pytest.raises(Refused, match="lists nothing named"):
-        resolving.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+        resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
 
 
 def test_nobody_settles_over_the_head_of_a_driver_at_work(shop):
     with shop.session() as session:
         session.begin(0)
         with pytest.raises(Refused, match="seems to be at work"):
-            resolving.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+            resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
 
 
 def test_aborting_one_thing_by_hand_does_not_say_that_all_is_in_good_order(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
-    resolving.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
     assert shop.audit._place.store()._prepared
     assert not newest_record(shop.log).record.state.is_stopped
     assert driver is not None

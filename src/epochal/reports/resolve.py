@@ -11,10 +11,10 @@ from epochal.coordinator import life, resolving
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.state import GivenUp, State
+from epochal.reports.inspect import committer_of, told
 from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import ResolutionReport
 from epochal.reports.status import live_of, require_record
-from epochal.reports.surveying import committer_of, told
 from epochal.terms import EpochNumber, quantity
 
 

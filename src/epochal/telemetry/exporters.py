@@ -1,11 +1,10 @@
 """
-What this process tells to whom, for every pipeline that starts from here on.
+The exporters of this process. They apply to every pipeline that starts after they were enabled.
 
     serve_metrics(9464)            Prometheus scrapes this driver
     push_otlp("http://otel:4318")  this driver pushes metrics and spans
-    log_as_json()                  log lines of this package are JSON objects
 
-Spans go to the program's own OpenTelemetry, too, where it has set one up.
+If the program has configured OpenTelemetry itself, spans go to its provider too.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import EpochLog, Limits
 from epochal.coordinator import Listener, Tracker
+from epochal.telemetry.history_writer import record_history
 from epochal.telemetry.instruments import Meters
-from epochal.telemetry.measuring import measure
-from epochal.telemetry.recording import record_history
-from epochal.telemetry.structured import log_as_json
+from epochal.telemetry.metrics import measure
 
 if TYPE_CHECKING:
     from epochal.telemetry.otel import Push
-
-__all__ = ["attach", "log_as_json", "push_otlp", "serve_metrics"]
 
 _guard = threading.Lock()
 _meters: list[Meters] = []
@@ -32,7 +28,7 @@ _tracing: list[Listener] = []
 
 
 def serve_metrics(port: int, host: str = "127.0.0.1") -> int:
-    """Serve this process's metrics for Prometheus at `/metrics`; gives the port that it has."""
+    """Serve the metrics of this process for Prometheus at `/metrics`; returns the port."""
     from epochal.telemetry.prometheus import (  # noqa: PLC0415  needs epochal[metrics]
         prometheus_meters,
         serve,
@@ -44,7 +40,7 @@ def serve_metrics(port: int, host: str = "127.0.0.1") -> int:
 
 
 def push_otlp(endpoint: str | None = None, *, every_s: float = 15.0) -> Push:
-    """Push this process's metrics and spans to an OpenTelemetry collector until `close()`."""
+    """Push the metrics and spans of this process to an OpenTelemetry collector until `close()`."""
     from epochal.telemetry.otel import Push  # noqa: PLC0415  needs epochal[otel]
 
     push = Push(endpoint=endpoint, every_s=every_s)
@@ -55,17 +51,17 @@ def push_otlp(endpoint: str | None = None, *, every_s: float = 15.0) -> Push:
 
 
 def attach(tracker: Tracker, log: EpochLog, limits: Limits) -> None:
-    """Let all who were switched on listen to one driver, and keep its history."""
+    """Attach the enabled exporters and the history writer to the tracker of a driver."""
     record_history(tracker, log, epochs_kept=limits.history_epochs_kept)
     with _guard:
         meters, tracing = tuple(_meters), tuple(_tracing)
     measure(tracker, meters)
-    for listener in (*tracing, *_programs_own()):
+    for listener in (*tracing, *_programs_provider()):
         tracker.listen(listener)
 
 
-def _programs_own() -> list[Listener]:
-    """Only where the program has loaded OpenTelemetry: then its provider decides what to do."""
+def _programs_provider() -> list[Listener]:
+    """Return a listener for the program's own OpenTelemetry provider, if it has one."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return []
     from opentelemetry import trace  # noqa: PLC0415  loaded already

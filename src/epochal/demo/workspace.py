@@ -1,9 +1,9 @@
-"""Where a demonstration keeps its things, and the pipeline that both its processes know."""
+"""The folder of a demonstration and the pipeline that is declared in it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from epochal.contract import Sink
@@ -19,14 +19,16 @@ TOPIC = "orders"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Of the servers that run as long as the demonstration does."""
+    """Of the servers of a demonstration."""
 
     postgres: str
     kafka: str
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Workspace:
+    """The paths of a demonstration, which its drivers derive from `root` too."""
+
     root: Path
 
     @property
@@ -49,16 +51,16 @@ class Place:
     def addresses(self) -> Addresses:
         return Addresses(**json.loads(self._addresses.read_text()))
 
-    def tell_addresses(self, addresses: Addresses) -> None:
-        told = {"postgres": addresses.postgres, "kafka": addresses.kafka}
-        self._addresses.write_text(json.dumps(told))
+    def save_addresses(self, addresses: Addresses) -> None:
+        """For the drivers, which are other processes."""
+        self._addresses.write_text(json.dumps(asdict(addresses)))
 
     @property
     def _addresses(self) -> Path:
         return self.root / "addresses.json"
 
     def sinks(self) -> list[Sink]:
-        """Three under one decision: a table, a topic, and three of the columns as CSV."""
+        """Three sinks under one decision: a table, a topic, and three of the columns as CSV."""
         from epochal.sinks.files import Files  # noqa: PLC0415  drivers are the demo's extras
         from epochal.sinks.kafka import Kafka  # noqa: PLC0415  the same
         from epochal.sinks.postgres import Postgres  # noqa: PLC0415  the same

@@ -1,4 +1,4 @@
-"""What the verbs share: their arguments, and how a report goes to stdout."""
+"""The arguments that verbs share, and the output of reports."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="A pipeline: module:object, its YAML file, or its checkpoint (then the log alone).",
+        help="The pipeline: module:object, its YAML file, or its checkpoint (the log only).",
     ),
 ]
 Named = Annotated[
     str,
-    typer.Argument(
-        metavar="PIPELINE", help="A pipeline whose targets are reached: module:object or YAML."
-    ),
+    typer.Argument(metavar="PIPELINE", help="The pipeline: module:object or its YAML file."),
 ]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        help="Where its log is, if the pipeline does not declare it: the checkpoint, the folder of "
-        "a once-only load, or the log of a session."
+        help="The location of the log, if the pipeline does not declare it: the checkpoint, the "
+        "folder of a once-only load, or the log of a session."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with a version.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; do nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a versioned JSON object on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 TakeOver = Annotated[
     bool,
     typer.Option(
-        "--take-over", help="Also where a driver seems to be at work: it is fenced and stops."
+        "--take-over", help="Proceed if a driver seems to be running: it is fenced and stops."
     ),
 ]
 
@@ -59,7 +57,7 @@ def show_json(report: object) -> None:
 
 
 def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table of which nothing is cut: a terminal that is too narrow breaks its lines."""
+    """Print a table without truncating cells: on a narrow terminal lines wrap."""
     table = Table(*head, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
@@ -69,27 +67,28 @@ def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def _columns_for(table: Table) -> int:
     if not sys.stdout.isatty():
         return _PIPED_COLUMNS
-    # Measured without the padding that the last column is then given all the same.
+    # The measure leaves out the last column's padding, which is printed.
     narrowest = Console(width=_PIPED_COLUMNS).measure(table).minimum + _GAP
     return max(Console().width, narrowest)
 
 
-def say(text: str) -> None:
-    """Talk, which is not data."""
+def message(text: str) -> None:
+    """Print a message for people to stderr."""
     sys.stderr.write(f"{text}\n")
 
 
-def lines(told: Iterable[str]) -> None:
-    for line in told:
+def lines(text: Iterable[str]) -> None:
+    """Print lines of data to stdout."""
+    for line in text:
         sys.stdout.write(f"{line}\n")
 
 
 def person() -> str:
-    """Who speaks, for the log."""
+    """Return the user's name, for the log."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        return "somebody without a name"
+        return "unknown user"
 
 
 def age(seconds: float | None) -> str:

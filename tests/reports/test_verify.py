@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from epochal import Files, Memory, Postgres
-from epochal.reports.auditing import audit
+from epochal.reports.verify import audit
 
 
 def only(report, sink="orders"):

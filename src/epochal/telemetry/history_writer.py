@@ -1,7 +1,7 @@
-"""Writes a history: takes note on the driver's thread, and puts on one of its own.
+"""The writer of a pipeline's history: queues lines on the driver's thread, stores them on its own.
 
-A storage that hangs or fails costs lines of history and nothing else: they wait in a bounded queue,
-and the oldest go first.
+A storage that hangs or fails delays no epoch. Lines wait in a bounded queue; when it is full, the
+oldest are dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger("epochal")
 
 FLUSH_EVERY_S = 5.0
 REMOTE_FLUSH_EVERY_S = 15.0
-"""Object stores charge for every put, and a database keeps what was replaced for its vacuum."""
+"""Less often: object stores charge per put, and databases keep replaced rows until vacuum."""
 _CLOSE_WAIT_MAX_S = 3.0
 _SEGMENT_EPOCHS = 500
 _WAITING_MAX = 10_000
@@ -49,9 +49,9 @@ _lasting: dict[str, Tracker] = {}
 
 def lasting_tracker(log: EpochLog, *, epochs_kept: int) -> Tracker:
     """
-    The tracker of a log in a process that opens it anew for every epoch, with its history.
+    Return the tracker of a log, with its history, in a process that opens the log per epoch.
 
-    Nobody tells such a process when the pipeline stops, so it gives no word that a driver lives.
+    Such a process does not learn when the pipeline stops, so it writes no heartbeat (`live.json`).
     """
     if log.place not in _lasting:
         tracker = Tracker(SystemClock())
@@ -63,12 +63,12 @@ def lasting_tracker(log: EpochLog, *, epochs_kept: int) -> Tracker:
 def record_history(
     tracker: Tracker, log: EpochLog, *, epochs_kept: int, is_lasting: bool = False
 ) -> None:
-    """Keep a history of what this tracker sees, where the log's storage has room for one."""
+    """Write a history of the tracker's events, if the log's storage supports one."""
     if epochs_kept <= 0:
         return
     try:
         place = history_place(log)
-    except Exception as error:  # noqa: BLE001  never the reason why a pipeline does not start
+    except Exception as error:  # noqa: BLE001  must not keep a pipeline from starting
         logger.warning("%s: no history will be kept: %s", log.place, error)
         return
     if place is not None:
@@ -94,7 +94,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """Compared by identity: a full queue may drop its oldest while they are written."""
+    """Compared by identity: a full queue may drop its oldest lines while they are written."""
 
     epoch: EpochNumber
     generation: Generation
@@ -102,7 +102,7 @@ class _Line:
 
 
 class Recorder:
-    """One driver's history. Every put is made by one thread, which ends with the driver."""
+    """Writes the history of one driver. One thread makes every put; it ends with the driver."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Recorder:
         flush_every_s: float,
         is_lasting: bool = False,
     ) -> None:
-        """One that is lasting is never closed: it writes each epoch when it ends, and no word."""
+        """With `is_lasting` it is never closed: it writes each epoch at once, and no heartbeat."""
         self._tracker = tracker
         self._place = place
         self._segments_kept = max(1, -(-epochs_kept // _SEGMENT_EPOCHS))
@@ -138,7 +138,7 @@ class Recorder:
             self._thread.start()
 
     def troubled(self, trouble: Trouble) -> None:
-        """An epoch's trouble is in its own line."""
+        """The line of the epoch carries the error."""
 
     def ended(self, epoch: EpochFigures) -> None:
         line = epoch_line(past(epoch, self._generation))
@@ -153,24 +153,24 @@ class Recorder:
         if self._thread is not None:
             self._thread.join(_CLOSE_WAIT_MAX_S)
 
-    # On a thread of its own
+    # On its own thread
 
     def _run(self) -> None:
         while not self._is_closing:
-            self._say(is_last=False)
+            self._write(is_last=False)
             self._is_woken.wait(self._flush_every_s)
             self._is_woken.clear()
-        self._say(is_last=True)
+        self._write(is_last=True)
 
-    def _say(self, *, is_last: bool) -> None:
+    def _write(self, *, is_last: bool) -> None:
         try:
             self._flush()
             if not self._is_lasting:
-                self._tell_live(is_last=is_last)
+                self._put_live(is_last=is_last)
             self._is_failing = False
-        except Exception as error:  # noqa: BLE001  a history must not stop what it tells about
+        except Exception as error:  # noqa: BLE001  a history must not stop the pipeline
             level = logging.DEBUG if self._is_failing else logging.WARNING
-            logger.log(level, "the history can't be written for now: %s", error)
+            logger.log(level, "the history can't be written now, it is tried again: %s", error)
             self._is_failing = True
 
     def _flush(self) -> None:
@@ -188,29 +188,29 @@ class Recorder:
             self._segment = segment if len(segment.lines) <= _SEGMENT_EPOCHS else None
 
     def _segment_for(self, first: _Line) -> _Segment:
-        """The one that is written to, or a new one: a segment is of one generation."""
+        """Return the current segment, or a new one: a segment belongs to one generation."""
         if self._segment is not None and self._segment.generation == first.generation:
             return self._segment
         state = self._state
         if state is None:
-            raise RuntimeError("an epoch ended before its driver claimed")
+            raise RuntimeError("an epoch ended before its driver had claimed")
         name = segment_name(first.epoch, first.generation, self._parts)
         self._parts += 1
-        told = header(
+        first_line = header(
             uid=state.uid,
             pipeline=state.pipeline,
             generation=first.generation,
             driver=state.driver,
         )
         self._forget_old()
-        return _Segment(name, first.generation, [told])
+        return _Segment(name, first.generation, [first_line])
 
     def _forget_old(self) -> None:
         segments = History(place=self._place).segments()
         if len(segments) >= self._segments_kept:
             self._place.delete(segments[: len(segments) - self._segments_kept + 1])
 
-    def _tell_live(self, *, is_last: bool) -> None:
+    def _put_live(self, *, is_last: bool) -> None:
         state = self._state
         if state is None:
             return
@@ -242,12 +242,12 @@ class Recorder:
 
 
 def _of_one_generation(lines: Iterable[_Line]) -> Iterator[_Line]:
-    """The first ones, up to where another driver's begin."""
+    """Yield the first lines, up to those of another generation."""
     return next((some for _, some in groupby(lines, attrgetter("generation"))), iter(()))
 
 
 def _rates(epochs: Sequence[EpochFigures], now: float) -> tuple[float, float]:
-    """Rows a second and epochs a minute, from the first of these epochs up to now."""
+    """Return rows per second and epochs per minute, from the first of these epochs until now."""
     done = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED]
     if not done:
         return 0.0, 0.0

@@ -18,11 +18,11 @@ from epochal.errors import Unsettled
 from epochal.protocol.admission import Start
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
+from epochal.reports.inspect import AFTER_COMMIT, proofs_told, survey
 from epochal.reports.liveness import driver_report, require_nobody_at_work
 from epochal.reports.model import RecoveryReport, SinkSurvey
 from epochal.reports.status import live_of, require_record
-from epochal.reports.surveying import AFTER_COMMIT, proofs_told, survey
-from epochal.telemetry.recording import record_history
+from epochal.telemetry.history_writer import record_history
 from epochal.terms import quantity
 
 

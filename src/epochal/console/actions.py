@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from epochal.assembly import Reached, log_at, reach
 from epochal.errors import Refused
 from epochal.protocol.state import GivenUp
-from epochal.reports import resolving
+from epochal.reports import resolve
 from epochal.reports.model import PipelineReport, RecoveryReport, ResolutionReport
-from epochal.reports.recovering import plan_recovery, recover
+from epochal.reports.recover import plan_recovery, recover
 from epochal.terms import EpochNumber, SinkName
 
 _BY = "the console"
@@ -38,7 +38,7 @@ class Actions:
     def finish(
         self, one: PipelineReport, sink: str, epoch: int, *, dry_run: bool
     ) -> ResolutionReport:
-        return resolving.finish(self._reached(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
+        return resolve.finish(self._reached(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
 
     def give_up(
         self,
@@ -58,7 +58,7 @@ class Actions:
             because=because,
         )
         reached = self._reached(one) if self.can_reach(one) else self._log_alone(one)
-        return resolving.give_up(reached, word, dry_run=dry_run)
+        return resolve.give_up(reached, word, dry_run=dry_run)
 
     def _all(self) -> list[Reached]:
         return [reach(target) for target in self.targets]
