@@ -106,7 +106,7 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
 
     code, out, _ = epochal("verify", "jobs:pipeline")
     assert code == 0
-    assert out.count("epoch 2 (3 rows) is decided and not carried out yet") == 2
+    assert out.count("epoch 2 (3 rows) is decided and not committed yet") == 2
 
     code, out, err = epochal("recover", "jobs:pipeline", "--dry-run")
     assert code == 0
@@ -145,13 +145,13 @@ def test_the_doctor_lists_problems_until_they_are_resolved(killed, epochal):
     assert "problem: epoch 2 is decided and not settled" in err
     assert "hint: `epochal recover jobs:pipeline --dry-run`" in err
     finish = ["resolve", "finish", "jobs:pipeline", "--sink", "orders", "--epoch", "2"]
-    assert epochal(*finish)[:2] == (0, "epoch 2 is on 'orders'\n")
-    assert epochal(*finish)[:2] == (0, "epoch 2 is on 'orders' already\n")
+    assert epochal(*finish)[:2] == (0, "epoch 2 is committed on 'orders'\n")
+    assert epochal(*finish)[:2] == (0, "epoch 2 is committed on 'orders' already\n")
     give_up = ["resolve", "give-up", "jobs:pipeline", "--sink", "audit", "--epoch", "2"]
     code, out, err = epochal(*give_up, "--kept-at", "backup", "--because", "gone", "--dry-run")
     assert (code, out) == (
         0,
-        "would give sink 'audit' of epoch 2 up; its rows are kept at backup\n",
+        "would give up sink 'audit' of epoch 2; its rows are kept at backup\n",
     )
     assert epochal(*give_up, "--kept-at", "backup", "--because", "gone")[0] == 0
     code, out, err = epochal(*give_up, "--kept-at", "elsewhere", "--because", "twice")
@@ -190,7 +190,7 @@ def test_a_running_driver_is_not_fenced_unless_requested(place, epochal):
         jobs.run(session, 1)
         code, out, err = epochal("recover", "jobs:pipeline")
         assert (code, out) == (1, "")
-        assert "seems to be at work" in err
+        assert "seems to be running" in err
         assert "hint: stop that driver first" in err
         jobs.run(session, 1)
 

@@ -1,4 +1,4 @@
-"""A pipeline's file: what it may say, and what is told about each mistake."""
+"""A pipeline's file: its keys, and the message of each mistake."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_the_shortest_file_has_a_name_a_checkpoint_a_source_and_a_sink(read):
     assert isinstance(file.sinks[0], Memory)
 
 
-def test_a_sink_takes_its_own_options_and_words_for_what_is_no_plain_value(read):
+def test_a_sink_takes_its_own_options_and_calls(read):
     file = read(
         HEAD
         + POSTGRES
@@ -100,7 +100,7 @@ def test_a_sink_may_name_another_for_what_its_table_refuses(read):
     assert file.sinks[0].on_reject.name == "refused"
 
 
-def test_a_word_may_hold_another_one(read):
+def test_a_call_may_be_an_argument_of_another(read):
     file = read(
         HEAD + "sinks:\n  kind: kafka\n  bootstrap: b:9092\n  topic: orders\n"
         "  value:\n    avro: {registry: 'http://r:8081', auto_register: false, username: etl,"
@@ -111,7 +111,7 @@ def test_a_word_may_hold_another_one(read):
     assert (value.registry.username, value.auto_register) == ("etl", False)
 
 
-def test_options_of_spark_are_texts_however_they_are_written(read):
+def test_options_of_spark_are_converted_to_text(read):
     file = read(
         "pipeline: p\ncheckpoint: c\n"
         "source: {format: kafka, options: {subscribe: a, failOnDataLoss: false, n: 3}}\n" + MEMORY
@@ -119,12 +119,12 @@ def test_options_of_spark_are_texts_however_they_are_written(read):
     assert file.source.options == {"subscribe": "a", "failOnDataLoss": "false", "n": "3"}
 
 
-def test_words_that_old_yaml_takes_for_booleans_or_dates_stay_text(read):
+def test_booleans_and_dates_of_old_yaml_are_text(read):
     file = read("pipeline: no\ncheckpoint: 2026-01-01\nsource: {format: on}\n" + MEMORY)
     assert (file.pipeline, file.checkpoint, file.source.format) == ("no", "2026-01-01", "on")
 
 
-def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
+def test_environment_variables_are_substituted_before_types_are_resolved(read, monkeypatch):
     monkeypatch.setenv("LIMIT", "7")
     monkeypatch.delenv("NOWHERE", raising=False)
     file = read(
@@ -137,7 +137,7 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             HEAD.replace("checkpoint", "chekpoint") + MEMORY,
@@ -166,26 +166,26 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
         ),
         (
             HEAD + "sinks: {kind: postgers}\n",
-            ["p.yaml:4:15: sinks[0]: no sink is of kind 'postgers' (did you mean 'postgres'?)"],
+            ["p.yaml:4:15: sinks[0]: unknown kind 'postgers' (did you mean 'postgres'?)"],
         ),
         (
             HEAD + MEMORY + "limits: {commit_timeout_s: soon}\n",
-            ["p.yaml:5:28: limits.commit_timeout_s: 'soon' where a number belongs"],
+            ["p.yaml:5:28: limits.commit_timeout_s: 'soon', expected a number"],
         ),
         (
             HEAD.replace("orders", "7") + MEMORY,
-            ["p.yaml:1:11: pipeline: 7 where text belongs (put it in quotes)"],
+            ["p.yaml:1:11: pipeline: 7, expected text (put it in quotes)"],
         ),
         (
             HEAD + MEMORY + "steps: [{where: a > 1, select: [b]}]\n",
             [
-                "p.yaml:5:9: steps[0]: a step does one thing, and this one does select and where "
-                "(one of sql, select, where, watermark a step)"
+                "p.yaml:5:9: steps[0]: a step has exactly one key, and this one has select and "
+                "where (one of sql, select, where, watermark)"
             ],
         ),
         (
             HEAD + MEMORY + "pipeline: again\n",
-            ["p.yaml:5:1: 'pipeline' is there twice (the first is at p.yaml:1:1)"],
+            ["p.yaml:5:1: 'pipeline' occurs twice (the first is at p.yaml:1:1)"],
         ),
         (
             HEAD + "sinks: [\n",
@@ -197,7 +197,7 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
         ),
         (
             HEAD + MEMORY + "metrics: {port: 70000}\n",
-            ["p.yaml:5:10: metrics: there is no port 70000 (0 to 65535)"],
+            ["p.yaml:5:10: metrics: port 70000 is out of range (0 to 65535)"],
         ),
         ("", ["p.yaml:1:1: the file is empty (`epochal init` writes one)"]),
         (
@@ -213,8 +213,8 @@ def test_the_environment_is_filled_in_with_its_types(read, monkeypatch):
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_the_way_out(mistakes, text, told):
-    assert mistakes(text) == told
+def test_a_mistake_is_reported_with_its_line_and_a_hint(mistakes, text, expected):
+    assert mistakes(text) == expected
 
 
 CALLED = """\
@@ -228,23 +228,23 @@ def test_a_function_is_named_where_a_sink_takes_one(read):
     assert sink.target == "shutil.which"
 
 
-def test_a_gate_that_is_not_there_is_a_mistake_for_who_runs_the_file_only(tmp_path):
+def test_a_missing_gate_is_a_mistake_only_where_the_file_is_run(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(HEAD + CALLED, encoding="utf-8")
     assert read_file(path, vocabulary()).gates[0].python == "no_such_module:gate"
     with pytest.raises(Mistakes) as caught:
         read_file(path, vocabulary(finds_names=True))
     (found,) = caught.value.found
-    assert (found.place.line, found.place.column) == (5, 18)
+    assert (found.position.line, found.position.column) == (5, 18)
     assert "there is no module 'no_such_module'" in found.message
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(mistakes):
-    told = mistakes(HEAD + POSTGRES + "    tabel: t\n    mode: x\nlimits: {nonsense: 1}\n")
-    assert [line.split(":")[1] for line in told] == ["5", "7", "8", "9"]
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(mistakes):
+    found = mistakes(HEAD + POSTGRES + "    tabel: t\n    mode: x\nlimits: {nonsense: 1}\n")
+    assert [line.split(":")[1] for line in found] == ["5", "7", "8", "9"]
 
 
-def test_a_file_that_is_not_there_is_told_so(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(Misconfigured, match="can't be read: No such file"):
         read_file(tmp_path / "nowhere.yaml", vocabulary())
 

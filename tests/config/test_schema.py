@@ -1,4 +1,4 @@
-"""The schema that editors use says the same as the reader of files."""
+"""The schema for editors agrees with the reader of files."""
 
 from importlib.resources import files
 

@@ -1,4 +1,4 @@
-"""A console process, pipelines below it that real sessions made, and a Chromium to look at it."""
+"""A console process over pipelines of real sessions, and a Chromium."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """Pipelines, made once."""
+    """The folder of the pipelines."""
     root = tmp_path_factory.mktemp("pipelines")
     stage.healthy(root, "orders", epochs=120, refuse=117)
     return root
@@ -36,7 +36,7 @@ def made(tmp_path_factory):
 class Console:
     def __init__(self, root, *more, environment=None):
         self.port = free_port()
-        self.told = ""
+        self.output = ""
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "epochal.cli", "console"]
         self.process = subprocess.Popen(
@@ -56,13 +56,13 @@ class Console:
             except OSError:
                 time.sleep(0.1)
         self.stop()
-        raise AssertionError(f"the console did not start: {self.told}")
+        raise AssertionError(f"the console did not start: {self.output}")
 
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
-        self.told = self.told or self.process.stderr.read()
+        self.output = self.output or self.process.stderr.read()
         self.process.stderr.close()
 
 
@@ -82,7 +82,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def shown(made):
-    """A console that only shows."""
+    """The URL of a read-only console."""
     console = Console(made)
     yield console.url
     console.stop()

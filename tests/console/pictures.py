@@ -3,7 +3,7 @@ Takes the pictures of docs/images: `python tests/console/pictures.py <new folder
 
 The first folder's name is in the pictures; the second one gets every page in both colours and at
 both widths, to be looked at. One pipeline is at work while they are taken, one has stopped
-in good order, one is in doubt.
+cleanly, one is in doubt.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def rows(epoch: int, count: int = 400) -> pa.RecordBatch:
 
 
 def healthy(root: Path, name: str, *, epochs: int = 40, refuse: int | None = None) -> None:
-    """Runs and stops in good order; one epoch is refused by a gate, then passes."""
+    """Runs and stops cleanly; one epoch is refused by a gate, then passes."""
     refused = {refuse}
 
     def gate(epoch):

@@ -1,4 +1,4 @@
-"""The console in a real browser: what it shows, that it stays fresh, and what it lets people do."""
+"""The console in a real browser: pages, refreshing, access and actions."""
 
 import json
 import shutil
@@ -41,12 +41,11 @@ def test_history_is_paged_on_the_server_from_the_newest_to_the_oldest(shown, pag
     assert seen == sorted([*range(120), 117], reverse=True)
 
 
-def test_an_epoch_that_was_refused_tells_why_and_nothing_of_it_is_markup(shown, page):
+def test_a_refused_epoch_is_shown_with_its_reason_escaped(shown, page):
     page.goto(shown)
     page.click("a:has-text('orders')")
     page.click("a:text-is('117')")
-    told = page.inner_text("main")
-    assert "fewer rows than yesterday <b>by far</b>" in told
+    assert "fewer rows than yesterday <b>by far</b>" in page.inner_text("main")
     assert {"aborted", "committed"} <= set(page.locator(".outcome").all_inner_texts())
 
 
@@ -57,7 +56,7 @@ def test_receipts_are_shown_while_the_log_keeps_them(shown, page):
     assert page.locator("td code").count() == 2
 
 
-def test_a_page_takes_over_what_has_changed(tmp_path, start, page):
+def test_a_page_refreshes_itself(tmp_path, start, page):
     stage.healthy(tmp_path, "clicks", epochs=3)
     page.goto(start(tmp_path))
     page.click("a:has-text('clicks')")
@@ -81,11 +80,11 @@ def test_it_is_usable_on_a_phone_by_keyboard_and_in_the_dark(shown, chromium):
     context.close()
 
 
-def test_what_is_in_doubt_is_told_first_and_recovered_after_a_confirmation(doubtful, page, sign_in):
+def test_an_epoch_in_doubt_is_shown_first_and_recovered_on_confirmation(doubtful, page, sign_in):
     url, root = doubtful
     sign_in(url)
     page.click("a:has-text('payments')")
-    assert "is decided and not carried out" in page.inner_text(".alert h2")
+    assert "is decided and not committed everywhere" in page.inner_text(".alert h2")
     assert "epoch 1, decided" in page.inner_text("tr:has(b:text-is('warehouse'))")
     assert "none" in page.inner_text("tr:has(b:text-is('ledger'))")
     assert read_epochs(root / "payments" / "away").count_rows() == 400
@@ -93,12 +92,12 @@ def test_what_is_in_doubt_is_told_first_and_recovered_after_a_confirmation(doubt
     page.click("text=Plan a recovery")
     assert "commit epoch 1 on warehouse" in page.inner_text(".steps")
     assert read_epochs(root / "payments" / "away").count_rows() == 400, "a plan changes nothing"
-    page.click("button:has-text('Do it')")
+    page.click("button:has-text('Recover')")
     page.wait_for_selector("h1:has-text('Recovered')")
     assert read_epochs(root / "payments" / "away").count_rows() == 800
 
 
-def test_a_sink_is_given_up_with_the_evidence_and_the_words_of_a_person(doubtful, page, sign_in):
+def test_a_sink_is_given_up_with_the_evidence_and_a_reason(doubtful, page, sign_in):
     url, _ = doubtful
     sign_in(url)
     page.click("a:has-text('payments')")
@@ -107,12 +106,12 @@ def test_a_sink_is_given_up_with_the_evidence_and_the_words_of_a_person(doubtful
     page.fill("input[name=because]", "the warehouse burned down")
     page.click("button:has-text('Give up')")
     assert "400 rows" in page.inner_text("main")
-    page.click("button:has-text('Do it')")
+    page.click("button:has-text('Confirm')")
     page.click("text=Back to the pipeline")
     assert "s3://backup/away-1.parquet" in page.inner_text("main")
 
 
-def asked(url, data=None, **headers):
+def fetch(url, data=None, **headers):
     request = urllib.request.Request(
         url, data, {name.replace("_", "-"): value for name, value in headers.items()}
     )
@@ -124,36 +123,36 @@ def asked(url, data=None, **headers):
 
 
 def test_without_a_token_nothing_can_be_done(shown):
-    status, text = asked(shown + "/api/status")
+    status, text = fetch(shown + "/api/status")
     assert status == 200
     assert json.loads(text)["pipelines"][0]["pipeline"] == "orders"
-    page = asked(shown)[1]
+    page = fetch(shown)[1]
     key = page.split('href="/pipelines/')[1].split('"')[0]
     for verb in ("recover", "resolve"):
-        assert asked(f"{shown}/pipelines/{key}/{verb}", b"confirmed=yes")[0] == 403
-        assert asked(f"{shown}/pipelines/{key}/{verb}")[0] == 403
+        assert fetch(f"{shown}/pipelines/{key}/{verb}", b"confirmed=yes")[0] == 403
+        assert fetch(f"{shown}/pipelines/{key}/{verb}")[0] == 403
 
 
-def test_with_a_token_every_page_asks_for_it(doubtful):
+def test_with_a_token_every_page_requires_it(doubtful):
     url, _ = doubtful
-    assert asked(url + "/api/status")[0] == 401
-    assert asked(url + "/metrics")[0] == 401
-    assert "The console's token" in asked(url + "/")[1]
-    assert asked(url + "/login", b"token=wrong")[0] == 403
-    assert asked(url + "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
-    status, text = asked(url + "/metrics", Authorization=f"Bearer {TOKEN}")
+    assert fetch(url + "/api/status")[0] == 401
+    assert fetch(url + "/metrics")[0] == 401
+    assert "The console's token" in fetch(url + "/")[1]
+    assert fetch(url + "/login", b"token=wrong")[0] == 403
+    assert fetch(url + "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
+    status, text = fetch(url + "/metrics", Authorization=f"Bearer {TOKEN}")
     assert status == 200
     assert 'epochal_decided_unsettled{pipeline="payments"} 1.0' in text
 
 
-def test_a_form_of_another_page_is_refused_even_with_the_session(doubtful, page, sign_in):
+def test_a_form_of_another_site_is_refused_even_with_the_session(doubtful, page, sign_in):
     url, root = doubtful
     sign_in(url)
     page.click("a:has-text('payments')")
     key = page.url.rpartition("/")[2]
     (cookie,) = page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-    status, _ = asked(
+    status, _ = fetch(
         f"{url}/pipelines/{key}/recover",
         b"take_over=yes",
         Cookie=f"{cookie['name']}={cookie['value']}",
@@ -162,11 +161,11 @@ def test_a_form_of_another_page_is_refused_even_with_the_session(doubtful, page,
     assert read_epochs(root / "payments" / "away").count_rows() == 400
 
 
-def test_another_name_that_points_here_is_not_answered(shown):
-    assert asked(shown, Host="evil.example")[0] == 421
+def test_another_host_name_is_refused(shown):
+    assert fetch(shown, Host="evil.example")[0] == 421
 
 
-def test_it_does_not_listen_for_everybody_without_a_token(tmp_path):
+def test_without_a_token_it_listens_on_loopback_only(tmp_path):
     command = [sys.executable, "-m", "epochal.cli", "console", "--checkpoints", str(tmp_path)]
     command += ["--host", "0.0.0.0"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -178,8 +177,8 @@ def test_it_does_not_listen_for_everybody_without_a_token(tmp_path):
     "address",
     ["/pipelines/nowhere", "/pipelines/%2e%2e", "/static/../app.py", "/?page=x", "/?page=-1"],
 )
-def test_an_address_that_leads_nowhere_is_told_so(shown, address):
-    status, text = asked(shown + address)
+def test_a_wrong_address_is_refused(shown, address):
+    status, text = fetch(shown + address)
     assert status in (400, 404)
     assert "Traceback" not in text
 

@@ -1,4 +1,4 @@
-"""A small shop: two sinks in memory, a log on disk, and drivers that die where they are told to."""
+"""A pipeline with two sinks in memory, a log on disk, and drivers that die at a given step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELSEWHERE = "another-host pid 4711"
 
 
 class Killed(BaseException):
-    """A driver that dies: nothing of it runs any more, not even what clears up."""
+    """The death of a driver: none of its code runs afterwards, not even its clean-up."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Shop:
         session.commit()
 
     def die(self, at="decided", *, driver=DEAD) -> Session:
-        """A driver that dies in an epoch; it said nothing beside the log. Keep it from ending."""
+        """Let a driver without heartbeat die in an epoch. Keep a reference, or it is closed."""
         session = self.session(driver=driver, die_at=at, limits=Limits(history_epochs_kept=0))
         with pytest.raises(Killed):
             self.epoch(session)

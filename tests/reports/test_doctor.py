@@ -1,4 +1,4 @@
-"""The doctor asks everything, and one target that fails keeps no other from being asked."""
+"""The doctor queries every target, even if one of them fails."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from epochal import Memory, Postgres
 from epochal.assembly import Reached
 from epochal.errors import Misconfigured
-from epochal.reports.doctor import examine
+from epochal.reports.doctor import diagnose
 from epochal.reports.grants import grants
 from epochal.reports.log_export import export
 
 
-def test_all_is_well_and_the_doctor_says_so(shop):
+def test_a_healthy_pipeline_has_no_problems(shop):
     shop.run(epochs=1)
-    report = examine(shop.reached)
+    report = diagnose(shop.reached)
     assert report.problems == []
     assert [one.is_reached for one in report.sinks] == [True, True]
     assert report.sinks[0].newest == "proves epoch 0; the log has decided 0"
@@ -26,47 +26,47 @@ def test_all_is_well_and_the_doctor_says_so(shop):
     }
 
 
-def test_what_lingers_is_listed_with_what_would_become_of_it(shop):
+def test_leftovers_are_listed_with_the_verdict_of_recovery(shop):
     driver = shop.die("prepared")
-    report = examine(shop.reached)
+    report = diagnose(shop.reached)
     assert [one.found[0].verdict for one in report.sinks] == ["abort", "abort"]
     assert len(report.problems) == 2
     assert "no decision names it" in report.problems[0]
     assert driver is not None
 
 
-def test_a_decided_epoch_that_nobody_carries_out_needs_somebody(shop):
+def test_a_decided_epoch_without_a_driver_is_a_problem(shop):
     driver = shop.die("decided")
-    report = examine(shop.reached)
+    report = diagnose(shop.reached)
     assert report.problems[0].startswith("epoch 0 is decided and not settled on orders, audit")
     assert {one.found[0].verdict for one in report.sinks} == {"commit"}
     assert driver is not None
 
 
-def test_the_epoch_of_a_driver_at_work_needs_nobody(shop):
+def test_the_epoch_of_a_running_driver_is_no_problem(shop):
     with shop.session() as session:
         shop.epoch(session)
-        assert examine(shop.reached).problems == []
+        assert diagnose(shop.reached).problems == []
 
 
-def test_a_target_that_fails_keeps_no_other_from_being_asked(shop):
+def test_a_target_that_fails_keeps_no_other_from_being_queried(shop):
     shop.run(epochs=1)
     broken = Postgres("postgresql://nobody@127.0.0.1:1/none", table="t", name="away")
-    report = examine(replace(shop.reached, sinks=[*shop.sinks, broken]))
+    report = diagnose(replace(shop.reached, sinks=[*shop.sinks, broken]))
     assert [one.is_reached for one in report.sinks] == [True, True, False]
     assert [problem.partition(":")[0] for problem in report.problems] == ["away"]
 
 
-def test_without_a_checkpoint_the_targets_are_asked_all_the_same(shop):
-    report = examine(Reached(target="jobs:p", log=None, pipeline="shop", sinks=shop.sinks))
-    assert report.log.startswith("not asked")
+def test_without_a_checkpoint_the_targets_are_queried_too(shop):
+    report = diagnose(Reached(target="jobs:p", log=None, pipeline="shop", sinks=shop.sinks))
+    assert report.log.startswith("not read")
     assert all(one.is_reached for one in report.sinks)
 
 
 def test_with_the_log_alone_the_doctor_reads_the_log(shop):
     shop.run(epochs=1)
-    report = examine(shop.log_alone)
-    assert "can be read" in report.log
+    report = diagnose(shop.log_alone)
+    assert "is readable" in report.log
     assert report.sinks == []
 
 
@@ -74,10 +74,10 @@ def test_a_corrupt_log_is_a_problem_by_name(shop):
     shop.run(epochs=1)
     last = max((shop.root / "chk" / "epochal" / "log").glob("*.json"))
     last.write_bytes(b"torn")
-    assert "not a readable record" in examine(shop.reached).problems[0]
+    assert "not a readable record" in diagnose(shop.reached).problems[0]
 
 
-def test_a_server_tells_the_time_and_what_a_prepared_transaction_blocks(shop, postgres):
+def test_a_server_reports_its_time_and_what_a_prepared_transaction_blocks(shop, postgres):
     with postgres.connect() as connection:
         connection.execute("CREATE TABLE doctored (id bigint)")
     shop.orders = Postgres(
@@ -88,13 +88,13 @@ def test_a_server_tells_the_time_and_what_a_prepared_transaction_blocks(shop, po
         meta_schema="doctored_meta",
     )
     driver = shop.die("prepared")
-    (diagnosis, _) = examine(shop.reached).sinks
+    (diagnosis, _) = diagnose(shop.reached).sinks
     assert abs(diagnosis.clock_skew_s) < 5
     assert "vacuum" in diagnosis.found[0].blocks
     assert driver is not None
 
 
-def test_grants_are_told_in_the_targets_own_words(shop):
+def test_grants_are_statements_of_the_target(shop):
     shop.audit = Postgres("postgresql://etl@db/shop", table="public.audit", name="audit")
     report = grants(shop.reached)
     assert any("GRANT" in statement for statement in report.sinks["audit"])

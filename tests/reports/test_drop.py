@@ -1,4 +1,4 @@
-"""Dropping removes what a pipeline left and never its rows, nor a pipeline that lives."""
+"""Dropping removes what a dead pipeline left, and never rows or a running pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ledgers(shop):
     return shop.orders._place.store()._ledgers
 
 
-def test_a_dry_run_shows_what_would_go_and_removes_nothing(shop):
+def test_a_dry_run_shows_what_would_be_removed_and_removes_nothing(shop):
     shop.run(epochs=1)
     driver = shop.die("prepared")
     before = shop.log.numbers()
@@ -25,7 +25,7 @@ def test_a_dry_run_shows_what_would_go_and_removes_nothing(shop):
     assert driver is not None
 
 
-def test_everything_goes_but_the_rows(shop):
+def test_everything_is_removed_but_the_rows(shop):
     shop.run(epochs=1)
     driver = shop.die("prepared")
     report = drop(shop.reached, dry_run=False)
@@ -40,7 +40,7 @@ def test_everything_goes_but_the_rows(shop):
     assert driver is not None
 
 
-def test_a_drop_that_was_cut_short_is_finished_by_the_next(shop, monkeypatch):
+def test_an_interrupted_drop_is_finished_by_the_next(shop, monkeypatch):
     shop.run(epochs=1)
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -53,7 +53,7 @@ def test_a_drop_that_was_cut_short_is_finished_by_the_next(shop, monkeypatch):
     assert shop.log.numbers() == []
 
 
-def test_the_log_stays_as_long_as_a_target_was_not_reached(shop, monkeypatch):
+def test_the_log_is_kept_while_a_target_is_not_reached(shop, monkeypatch):
     shop.run(epochs=1)
     whole = Memory.committer
 
@@ -71,17 +71,17 @@ def test_the_log_stays_as_long_as_a_target_was_not_reached(shop, monkeypatch):
     assert shop.log.numbers() == []
 
 
-def test_a_living_pipeline_can_not_be_dropped_whatever_one_says(shop):
+def test_a_running_pipeline_can_not_be_dropped_even_if_declared_dead(shop):
     with shop.session() as session:
         shop.epoch(session)
         for is_dead in (False, True):
-            with pytest.raises(Refused, match="is at work"):
+            with pytest.raises(Refused, match="is running"):
                 drop(shop.reached, dry_run=False, is_dead=is_dead)
         shop.epoch(session)
     assert shop.orders.rows().num_rows == 4
 
 
-def test_a_decided_epoch_is_carried_out_before_anything_is_dropped(shop):
+def test_a_decided_epoch_is_committed_before_anything_is_dropped(shop):
     driver = shop.die("decided")
     with pytest.raises(Refused, match="would lose rows"):
         drop(shop.reached, dry_run=False)
@@ -91,9 +91,9 @@ def test_a_decided_epoch_is_carried_out_before_anything_is_dropped(shop):
     assert driver is not None
 
 
-def test_a_driver_elsewhere_needs_a_persons_word(shop):
+def test_a_driver_on_another_machine_must_be_declared_dead(shop):
     driver = shop.die("prepared", driver=shop.elsewhere)
-    with pytest.raises(Refused, match="runs elsewhere"):
+    with pytest.raises(Refused, match="is on another machine"):
         drop(shop.reached, dry_run=False)
     drop(shop.reached, dry_run=False, is_dead=True)
     assert shop.log.numbers() == []

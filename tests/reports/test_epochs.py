@@ -1,4 +1,4 @@
-"""The history: a page at a time, whatever its length, and filled up from the log."""
+"""Pages of the history: bounded time at any length, completed from the log."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def line(epoch: int, outcome: str = "committed") -> bytes:
 
 
 def segment(place, first: int, count: int, part: int = 0) -> None:
-    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    first_line = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
     lines = b"".join(line(first + at) for at in range(count))
-    place.put(segment_name(EpochNumber(first), Generation(1), part), told + lines)
+    place.put(segment_name(EpochNumber(first), Generation(1), part), first_line + lines)
 
 
-def test_every_epoch_is_told_with_its_phases_and_sinks(shop):
+def test_every_epoch_is_reported_with_its_phases_and_sinks(shop):
     shop.run(epochs=3, rows=2)
-    told = epochs(shop.log).epochs
-    assert [one.epoch for one in told] == [2, 1, 0]
-    assert {one.outcome for one in told} == {"committed"}
-    assert {"preparing", "prepared", "decided", "committing"} <= set(told[0].seconds)
-    assert told[0].sinks["orders"]["rows"] == 2
-    assert "committing" in told[0].sinks["orders"]["seconds"]
+    found = epochs(shop.log).epochs
+    assert [one.epoch for one in found] == [2, 1, 0]
+    assert {one.outcome for one in found} == {"committed"}
+    assert {"preparing", "prepared", "decided", "committing"} <= set(found[0].seconds)
+    assert found[0].sinks["orders"]["rows"] == 2
+    assert "committing" in found[0].sinks["orders"]["seconds"]
 
 
-def test_an_epoch_that_was_aborted_tells_why_and_is_told_beside_its_next_attempt(shop):
+def test_an_aborted_epoch_is_reported_with_its_error_beside_its_next_attempt(shop):
     with shop.session() as session:
         session.begin(0)
         session.write([{"id": "not a number"}])
         with pytest.raises(ArrowInvalid):
             session.commit()
         shop.epoch(session)
-    told = epoch_attempts(shop.log, 0)
-    assert [one.outcome for one in told] == ["aborted", "committed"]
-    assert told[0].trouble["code"] == "ArrowInvalid"
+    found = epoch_attempts(shop.log, 0)
+    assert [one.outcome for one in found] == ["aborted", "committed"]
+    assert found[0].trouble["code"] == "ArrowInvalid"
     assert [one.outcome for one in epochs(shop.log, only="aborted").epochs] == ["aborted"]
 
 
@@ -79,9 +79,9 @@ def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
     shop.run(epochs=1)
     place = history_place(shop.log)
     full = b"".join(line(at) for at in range(500))
-    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    first_line = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
     for at in range(2000):
-        place.put(segment_name(EpochNumber(1 + at * 500), Generation(1), at), told + full)
+        place.put(segment_name(EpochNumber(1 + at * 500), Generation(1), at), first_line + full)
     began_s = time.monotonic()
     page = epochs(shop.log, limit=50)
     older = epochs(shop.log, limit=50, cursor="00000000000000500001-0000000001-1000.jsonl:7")
@@ -89,14 +89,14 @@ def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
     assert (len(page.epochs), len(older.epochs)) == (50, 50)
 
 
-def test_what_is_rare_is_found_far_below_in_pages_that_end(shop):
+def test_a_rare_outcome_is_found_by_bounded_pages(shop):
     shop.run(epochs=1)
     place = history_place(shop.log)
-    told = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
+    first_line = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
     for at in range(50):
         first, rare = 1 + at * 500, 7 if at in (2, 45) else None
         lines = [line(first + n, "aborted" if n == rare else "committed") for n in range(500)]
-        place.put(segment_name(EpochNumber(first), Generation(1), at), told + b"".join(lines))
+        place.put(segment_name(EpochNumber(first), Generation(1), at), first_line + b"".join(lines))
     found, cursors = [], [None]
     while len(cursors) == 1 or cursors[-1] is not None:
         page = epochs(shop.log, limit=5, cursor=cursors[-1], only="aborted")
@@ -104,32 +104,32 @@ def test_what_is_rare_is_found_far_below_in_pages_that_end(shop):
         cursors.append(page.cursor)
         assert page.because == ""
     assert found == [45 * 500 + 8, 2 * 500 + 8]
-    assert len(cursors) == 4, "51 segments are looked through in three pages"
+    assert len(cursors) == 4, "51 segments are searched in three pages"
     assert epochs(shop.log, only="failed").epochs == []
 
 
-def test_what_the_history_lacks_is_told_from_the_log(shop):
+def test_epochs_that_the_history_lacks_are_read_from_the_log(shop):
     shop.run(epochs=1)
     driver = shop.die("decided")
-    told = epochs(shop.log).epochs
-    assert [(one.epoch, one.outcome, one.told_by) for one in told] == [
+    found = epochs(shop.log).epochs
+    assert [(one.epoch, one.outcome, one.read_from) for one in found] == [
         (1, "decided", "log"),
         (0, "committed", "history"),
     ]
-    assert told[0].rows == 4
+    assert found[0].rows == 4
     assert driver is not None
 
 
-def test_a_log_that_has_no_room_for_a_history_tells_what_it_knows_and_says_so(shop):
+def test_without_a_history_the_epochs_of_the_log_are_reported(shop):
     driver = shop.die("decided")
     report = epochs(shop.log)
-    assert [one.told_by for one in report.epochs] == ["log"]
+    assert [one.read_from for one in report.epochs] == ["log"]
     assert "only the epochs of the log's newest records" in report.because
     assert driver is not None
 
 
 @pytest.mark.parametrize(("limit", "cursor"), [(0, None), (10**6, None), (5, "nonsense")])
-def test_a_page_that_is_no_page_is_refused(shop, limit, cursor):
+def test_an_invalid_page_is_refused(shop, limit, cursor):
     shop.run(epochs=1)
     with pytest.raises(Misconfigured):
         epochs(shop.log, limit=limit, cursor=cursor)
@@ -138,18 +138,18 @@ def test_a_page_that_is_no_page_is_refused(shop, limit, cursor):
 def test_a_torn_segment_is_refused_by_name_and_may_be_removed(shop):
     shop.run(epochs=1)
     history_place(shop.log).put(segment_name(EpochNumber(9), Generation(1), 0), b"{torn")
-    with pytest.raises(CorruptRecord, match=r"00000000000000000009.*not a readable part") as caught:
+    with pytest.raises(CorruptRecord, match=r"00000000000000000009.*can't be read") as caught:
         epochs(shop.log)
-    assert "may be removed" in caught.value.hint
+    assert "remove the file" in caught.value.hint
 
 
-def test_sqlite_logs_have_a_history_of_their_own(tmp_path, shop, monkeypatch):
+def test_sqlite_logs_have_a_history(tmp_path, shop, monkeypatch):
     monkeypatch.setattr(type(shop), "log_path", f"sqlite://{tmp_path}/log.db")
     shop.run(epochs=2)
     assert [one.epoch for one in epochs(open_log(shop.log_path)).epochs] == [1, 0]
 
 
-def test_a_pipeline_that_has_decided_nothing_yet_says_so(shop):
+def test_a_pipeline_without_decisions_is_reported_as_such(shop):
     with shop.session():
         report = epochs(shop.log)
         assert (report.epochs, report.because) == ([], "no epoch has been decided yet")

@@ -13,10 +13,10 @@ from epochal.coordinator.reading import newest_record
 from epochal.coordinator.starting import identity_of
 from epochal.errors import Refused
 from epochal.reports import resolve
-from epochal.reports.doctor import examine
+from epochal.reports.doctor import diagnose
 from epochal.reports.drop import drop
 from epochal.reports.recover import plan_recovery, recover
-from epochal.reports.verify import audit
+from epochal.reports.verify import verify
 from epochal.testing import broker
 
 
@@ -51,7 +51,7 @@ def read(shop) -> list[bytes]:
 
 def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_elsewhere(on_kafka):
     driver = on_kafka.die("decided")
-    diagnosis = examine(on_kafka.reached).sinks[0]
+    diagnosis = diagnose(on_kafka.reached).sinks[0]
     (found,) = diagnosis.found
     assert found.verdict in {"commit", "judged after the commit"}
     assert "committed records" in found.blocks
@@ -70,7 +70,7 @@ def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_els
 def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
     driver = on_kafka.die("prepared")
     assert "abort 1 attempt on orders that no decision names" in recover(on_kafka.reached).steps
-    assert examine(on_kafka.reached).sinks[0].found == []
+    assert diagnose(on_kafka.reached).sinks[0].found == []
     assert read(on_kafka) == []
     driver._coordinator.leave()
 
@@ -88,11 +88,11 @@ def write_beside_the_log(shop, epoch) -> None:
     committer.close()
 
 
-def test_a_topic_is_counted_and_a_record_that_nobody_decided_is_found(on_kafka):
+def test_a_topic_is_counted_and_an_undecided_record_is_found(on_kafka):
     on_kafka.run(epochs=3, rows=2)
-    assert not audit(on_kafka.reached).differs
+    assert not verify(on_kafka.reached).differs
     write_beside_the_log(on_kafka, 3)
-    report = audit(on_kafka.reached)
+    report = verify(on_kafka.reached)
     assert report.differs
     assert report.sinks[0].differences == ["1 row too many: 6 decided, 7 visible"]
 

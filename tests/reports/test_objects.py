@@ -36,7 +36,7 @@ def test_pipelines_in_a_bucket_are_found_with_their_history(shop, stores, monkey
     shop.run(epochs=2)
     (found,) = status("s3://bucket/chk").pipelines
     assert (found.pipeline, found.last_epoch, found.log) == ("shop", 1, url)
-    assert [one.told_by for one in epochs(log).epochs] == ["history", "history"]
+    assert [one.read_from for one in epochs(log).epochs] == ["history", "history"]
     assert pipeline_status(log).driver.seen_at is not None
 
 
@@ -51,7 +51,7 @@ def test_a_history_of_objects_replaces_lists_and_forgets():
     assert list(place.names()) == ["b"]
 
 
-def test_a_store_that_does_not_answer_is_told_shortly(monkeypatch):
+def test_a_store_that_does_not_answer_is_reported_in_one_line(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")

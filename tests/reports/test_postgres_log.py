@@ -34,7 +34,7 @@ def test_a_log_in_postgresql_has_a_history_in_a_table_beside_it(shop, place, log
     shop.run(epochs=3)
     shop.run(epochs=1)
     report = epochs(log, limit=2)
-    assert [(one.epoch, one.rows, one.told_by) for one in report.epochs] == [
+    assert [(one.epoch, one.rows, one.read_from) for one in report.epochs] == [
         (3, 4, "history"),
         (2, 4, "history"),
     ]
@@ -69,7 +69,7 @@ def test_pieces_of_a_table_are_replaced_listed_and_forgotten_log_by_log(postgres
     assert other.read("a") == b"theirs"
 
 
-def test_a_history_that_is_locked_by_somebody_delays_no_epoch(shop, log, postgres, monkeypatch):
+def test_a_history_that_is_locked_delays_no_epoch(shop, log, postgres, monkeypatch):
     monkeypatch.setattr("epochal.telemetry.history_writer.REMOTE_FLUSH_EVERY_S", 0.01)
     shop.run(epochs=1)
     with shop.session() as session, postgres.connect() as connection, connection.transaction():
@@ -80,11 +80,11 @@ def test_a_history_that_is_locked_by_somebody_delays_no_epoch(shop, log, postgre
         done.join(20)
         assert not done.is_alive(), "an epoch waited for its history"
     assert [one.epoch for one in epochs(log).epochs] == [3, 2, 1, 0]
-    assert {one.told_by for one in epochs(log).epochs} == {"history"}
+    assert {one.read_from for one in epochs(log).epochs} == {"history"}
 
 
 def await_one_that_waits(postgres):
-    """The recorder hangs at the lock."""
+    """The history writer hangs at the lock."""
     waiting = (
         "SELECT 1 FROM pg_locks WHERE relation = 'epochal.epoch_history'::regclass AND NOT granted"
     )

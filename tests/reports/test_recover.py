@@ -1,4 +1,4 @@
-"""Recovery by hand: shown first, then done, and never to the cost of a driver at work."""
+"""Recovery: planned, done, and refused while a driver is running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from epochal.reports.recover import plan_recovery, recover
 from epochal.reports.status import pipeline_status
 
 
-def test_a_dry_run_says_what_would_be_done_and_changes_nothing(shop):
+def test_a_dry_run_lists_the_steps_and_changes_nothing(shop):
     driver = shop.die("decided")
     before = shop.log.numbers()
     report = plan_recovery(shop.reached)
@@ -49,32 +49,32 @@ def test_recovery_aborts_what_no_decision_names(shop):
     assert driver is not None
 
 
-def test_a_driver_at_work_is_not_pushed_aside_by_accident(shop):
+def test_a_running_driver_is_not_fenced_by_accident(shop):
     with shop.session() as session:
         shop.epoch(session)
-        with pytest.raises(Refused, match="seems to be at work") as caught:
+        with pytest.raises(Refused, match="seems to be running") as caught:
             recover(shop.reached)
         assert "--take-over" in caught.value.hint
         shop.epoch(session)
     assert shop.orders.rows().num_rows == 4
 
 
-def test_a_driver_elsewhere_of_which_nothing_is_known_is_not_pushed_aside_either(shop):
+def test_a_driver_of_unknown_state_on_another_machine_is_not_fenced_either(shop):
     driver = shop.die("decided", driver=shop.elsewhere)
-    with pytest.raises(Refused, match="runs elsewhere"):
+    with pytest.raises(Refused, match="is on another machine"):
         recover(shop.reached)
     recover(shop.reached, take_over=True)
     assert shop.orders.rows().num_rows == 2
     assert driver is not None
 
 
-def test_with_the_log_alone_recovery_says_what_it_can_not_do(shop):
+def test_recovery_needs_more_than_the_log(shop):
     shop.run(epochs=1)
     with pytest.raises(Misconfigured, match="holds no credentials"):
         recover(shop.log_alone)
 
 
-def test_a_target_that_can_not_be_reached_is_told_and_needs_a_person(shop, monkeypatch):
+def test_a_target_that_can_not_be_reached_needs_a_person(shop, monkeypatch):
     driver = shop.die("decided")
 
     def unreachable(self, identity, limits):
@@ -83,15 +83,15 @@ def test_a_target_that_can_not_be_reached_is_told_and_needs_a_person(shop, monke
     monkeypatch.setattr(Memory, "committer", unreachable)
     report = plan_recovery(shop.reached)
     assert report.needs_a_person == ["orders: connection refused", "audit: connection refused"]
-    assert [sink.receipts[0].proof for sink in report.sinks] == ["not asked", "not asked"]
+    assert [sink.receipts[0].proof for sink in report.sinks] == ["not queried", "not queried"]
     assert driver is not None
 
 
-def test_rows_that_a_target_threw_away_are_told_and_stay_decided(shop):
+def test_rows_that_a_target_discarded_are_reported_and_stay_decided(shop):
     driver = shop.die("decided")
     place = shop.orders._place.store()
     place.abort(list(place._prepared))
-    assert any("thrown away" in need for need in plan_recovery(shop.reached).needs_a_person)
+    assert any("discarded" in need for need in plan_recovery(shop.reached).needs_a_person)
     with pytest.raises(Unsettled, match=r"orders \(1\)"):
         recover(shop.reached)
     assert pipeline_status(shop.log).unsettled.epoch == 0

@@ -1,4 +1,4 @@
-"""A person settles what is left; what is not decided can't be committed by anybody."""
+"""Settling by hand. An undecided epoch can't be committed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(sho
         "the target proves: 1 unknown",
     ]
     assert shop.orders.rows().num_rows == 0
-    assert finish(shop, dry_run=False).step == "epoch 0 is on 'orders'"
+    assert finish(shop, dry_run=False).step == "epoch 0 is committed on 'orders'"
     assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 0)
     assert list(newest_record(shop.log).record.state.pending) == ["audit"]
     assert "ann finished sink 'orders'" in newest_record(shop.log).record.note
@@ -41,8 +41,8 @@ def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(sho
     assert driver is not None
 
 
-@pytest.mark.parametrize(("sink", "epoch"), [("orders", 1), ("nobody", 0)])
-def test_what_does_not_wait_can_not_be_finished(shop, sink, epoch):
+@pytest.mark.parametrize(("sink", "epoch"), [("orders", 1), ("unknown", 0)])
+def test_a_sink_that_is_not_pending_can_not_be_finished(shop, sink, epoch):
     driver = shop.die("decided")
     with pytest.raises(Refused):
         finish(shop, sink, epoch, dry_run=False)
@@ -51,21 +51,21 @@ def test_what_does_not_wait_can_not_be_finished(shop, sink, epoch):
 
 def test_an_undecided_epoch_can_not_be_finished(shop):
     driver = shop.die("prepared")
-    with pytest.raises(Refused, match="does not wait"):
+    with pytest.raises(Refused, match="is not waiting"):
         finish(shop, dry_run=False)
     assert shop.orders.rows().num_rows == 0
     assert driver is not None
 
 
-def test_a_sink_that_is_given_up_is_counted_out_and_says_where_its_rows_are(shop):
+def test_a_sink_that_is_given_up_is_not_counted_and_its_rows_are_on_record(shop):
     shop.run(epochs=1)
     driver = shop.die("decided")
-    word = GivenUp(
+    given_up = GivenUp(
         epoch=EpochNumber(1), sink="orders", kept_at="s3://kept/1", by="ann", because="gone"
     )
-    assert resolve.give_up(shop.log_alone, word, dry_run=True).step.startswith("would give")
+    assert resolve.give_up(shop.log_alone, given_up, dry_run=True).step.startswith("would give")
     assert pipeline_status(shop.log).given_up == []
-    resolve.give_up(shop.reached, word, dry_run=False)
+    resolve.give_up(shop.reached, given_up, dry_run=False)
     report = pipeline_status(shop.log)
     assert (report.given_up[0].kept_at, report.given_up[0].by) == ("s3://kept/1", "ann")
     assert "the target proves: 1 unknown" in report.given_up[0].evidence
@@ -90,7 +90,7 @@ def test_an_undecided_handle_is_aborted_after_a_claim_and_on_record(shop):
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
+def test_a_handle_that_a_decision_names_can_not_be_aborted(shop, dry_run):
     driver = shop.die("decided")
     (name,) = listed(shop)
     with pytest.raises(Refused, match="nothing there may be aborted"):
@@ -100,20 +100,20 @@ def test_what_a_decision_names_can_not_be_aborted(shop, dry_run):
     assert driver is not None
 
 
-def test_what_is_not_listed_can_not_be_aborted(shop):
+def test_a_handle_that_is_not_listed_can_not_be_aborted(shop):
     shop.run(epochs=1)
     with pytest.raises(Refused, match="lists nothing named"):
         resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
 
 
-def test_nobody_settles_over_the_head_of_a_driver_at_work(shop):
+def test_nothing_is_settled_by_hand_while_a_driver_is_running(shop):
     with shop.session() as session:
         session.begin(0)
-        with pytest.raises(Refused, match="seems to be at work"):
+        with pytest.raises(Refused, match="seems to be running"):
             resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
 
 
-def test_aborting_one_thing_by_hand_does_not_say_that_all_is_in_good_order(shop):
+def test_aborting_one_handle_does_not_record_a_clean_stop(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
     resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)

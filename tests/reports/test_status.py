@@ -1,4 +1,4 @@
-"""What the log and its history tell, without a target."""
+"""The status from the log and its history, without a target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from epochal.telemetry.places import history_place
 from epochal.terms import Generation
 
 
-def speak(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
+def put_heartbeat(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
     live = Live(
         at=time.time() - age_s,
         every_s=every_s,
@@ -27,7 +27,7 @@ def speak(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
     history_place(shop.log).put("live.json", live_bytes(live))
 
 
-def test_a_pipeline_that_stopped_tells_its_last_epoch_and_totals(shop):
+def test_a_stopped_pipeline_is_reported_with_its_last_epoch_and_totals(shop):
     shop.run(epochs=3, rows=2)
     report = pipeline_status(shop.log)
     assert (report.pipeline, report.last_epoch, report.phase) == ("shop", 2, "committed")
@@ -39,7 +39,7 @@ def test_a_pipeline_that_stopped_tells_its_last_epoch_and_totals(shop):
     }
 
 
-def test_a_driver_at_work_is_alive_and_tells_its_phase_and_rates(shop, monkeypatch):
+def test_a_running_driver_is_reported_with_its_phase_and_rates(shop, monkeypatch):
     monkeypatch.setattr("epochal.telemetry.history_writer.FLUSH_EVERY_S", 0.1)
     with shop.session() as session:
         shop.epoch(session)
@@ -52,7 +52,7 @@ def test_a_driver_at_work_is_alive_and_tells_its_phase_and_rates(shop, monkeypat
         assert report.rows_per_s > 0
 
 
-def test_an_epoch_that_is_decided_and_left_alone_is_in_doubt_with_its_age(shop):
+def test_a_decided_epoch_without_a_driver_is_in_doubt_with_its_age(shop):
     driver = shop.die("decided")
     report = pipeline_status(shop.log)
     assert (report.health, report.driver.liveness) == (Health.IN_DOUBT, Liveness.GONE)
@@ -74,17 +74,17 @@ def test_an_epoch_that_is_decided_and_left_alone_is_in_doubt_with_its_age(shop):
         (1.0, 0.0, Liveness.GONE),
     ],
 )
-def test_a_driver_elsewhere_is_known_by_its_word_beside_the_log(shop, age_s, every_s, expected):
+def test_a_driver_on_another_machine_is_judged_by_its_heartbeat(shop, age_s, every_s, expected):
     driver = shop.die("decided", driver=shop.elsewhere)
     assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
-    speak(shop, age_s=age_s, every_s=every_s)
+    put_heartbeat(shop, age_s=age_s, every_s=every_s)
     assert pipeline_status(shop.log).driver.liveness is expected
     assert driver is not None
 
 
-def test_the_word_of_an_earlier_driver_says_nothing_about_the_newest(shop):
+def test_the_heartbeat_of_an_earlier_generation_is_ignored(shop):
     driver = shop.die("decided", driver=shop.elsewhere)
-    speak(shop, generation=0, every_s=0.0)
+    put_heartbeat(shop, generation=0, every_s=0.0)
     assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
     history_place(shop.log).put("live.json", b"{torn")
     assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
@@ -105,20 +105,20 @@ def test_all_pipelines_below_a_root_are_found_and_a_corrupt_one_hides_none(shop)
     assert "nothing was overwritten" in report.unreadable[0].hint
 
 
-def test_a_folder_without_a_log_is_refused_with_the_way_out(tmp_path):
+def test_a_folder_without_a_log_is_refused_with_a_hint(tmp_path):
     with pytest.raises(Refused, match="holds no epoch log") as caught:
         status(str(tmp_path))
     assert "started with epochal before" in caught.value.hint
 
 
-def test_a_report_as_json_says_its_name_and_version(shop):
+def test_a_report_as_json_has_its_name_and_version(shop):
     shop.run(epochs=1)
-    told = json.loads(json.dumps(to_json(status(str(shop.root)))))
-    assert (told["report"], told["version"]) == ("status", VERSION)
-    assert told["pipelines"][0]["driver"]["liveness"] == "stopped"
+    report = json.loads(json.dumps(to_json(status(str(shop.root)))))
+    assert (report["report"], report["version"]) == ("status", VERSION)
+    assert report["pipelines"][0]["driver"]["liveness"] == "stopped"
 
 
-def test_a_thousand_pipelines_are_told_within_seconds(shop):
+def test_a_thousand_pipelines_are_reported_within_seconds(shop):
     shop.run(epochs=1)
     record = next((shop.root / "chk" / "epochal" / "log").glob("*.json")).read_bytes()
     many = shop.root / "many"

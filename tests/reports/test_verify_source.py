@@ -12,7 +12,7 @@ import pytest
 
 from epochal import Files, Memory, Pipeline
 from epochal.assembly import Reached
-from epochal.reports.verify import audit
+from epochal.reports.verify import verify
 
 SCHEMA = "id bigint, v string"
 
@@ -58,15 +58,15 @@ class Lake:
         query.awaitTermination()
         pipeline.close()
 
-    def audited(self, stream: Any = None, **options: Any) -> Any:
+    def verified(self, stream: Any = None, **options: Any) -> Any:
         pipeline = self.pipeline
         reached = Reached(
             target="lake", log=pipeline.log_of(None), pipeline="lake", sinks=pipeline.sinks
         )
-        return audit(reached, stream=self.stream if stream is None else stream, **options)
+        return verify(reached, stream=self.stream if stream is None else stream, **options)
 
     def against_source(self, stream: Any = None) -> dict[str, Any]:
-        return {one.sink: one for one in self.audited(stream).sources}
+        return {one.sink: one for one in self.verified(stream).sources}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_the_source_gave_is_what_was_decided(lake):
     lake.add(6, 7)
     lake.run()
     lake.add(8, 9)  # of no epoch yet
-    report = lake.audited(spark=lake.spark)
+    report = lake.verified(spark=lake.spark)
     assert not report.differs
     found = {one.sink: one for one in report.sources}
     assert verdicts(found) == {"all": ("agrees", 6), "odd": ("agrees", 4)}
@@ -98,16 +98,16 @@ def test_a_row_that_is_gone_from_the_source_and_one_that_was_changed_are_found(l
     lake.run()
     whole = first.read_text()
     first.write_text(whole.rpartition("\n")[0])
-    report = lake.audited()
+    report = lake.verified()
     assert report.differs
     assert [one.verdict for one in report.sinks] == ["agrees", "agrees"]
-    (said,) = report.sources[0].differences
-    assert said.startswith("the source gives 1 row fewer than were decided: 5 decided, 4 read")
+    (difference,) = report.sources[0].differences
+    assert difference.startswith("the source returns 1 row fewer than were decided: 5 decided, 4")
     first.write_text(whole)
     second.write_text(second.read_text().replace("v4", "v9"))
     found = lake.against_source()
     assert verdicts(found) == {"all": ("differs", 5), "odd": ("agrees", 3)}
-    assert "rows of the source were changed since" in found["all"].differences[0]
+    assert "rows of the source or the query have changed" in found["all"].differences[0]
 
 
 def test_a_sink_that_came_later_is_compared_from_its_first_epoch_on(lake):
@@ -133,7 +133,7 @@ def test_files_that_are_gone_can_not_be_read_again(lake):
     lake.add(3)
     lake.run()
     gone.unlink()
-    report = lake.audited()
+    report = lake.verified()
     assert not report.differs
     (because,) = {one.because for one in report.sources}
     assert because.startswith("1 of 2 files of the source are gone: ")
@@ -164,7 +164,7 @@ def test_a_query_whose_rows_hang_on_more_than_its_source_is_not_compared(lake):
         assert because in found["all"].because
 
 
-def test_a_checkpoint_that_no_longer_says_where_epochs_ended_is_not_compared(lake):
+def test_a_checkpoint_without_the_offsets_of_an_epoch_is_not_compared(lake):
     lake.add(1)
     lake.run()
     (lake.root / "chk" / "offsets" / "0").unlink()

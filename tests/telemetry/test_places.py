@@ -52,7 +52,7 @@ def test_what_spark_wrote_through_hadoop_is_read_from_the_disk(spark, tmp_path):
             session.write([{"id": 1}])
             session.commit()
     report = epochs(open_log(tmp_path / "chk" / "epochal" / "log"))
-    assert [(one.epoch, one.told_by) for one in report.epochs] == [(1, "history"), (0, "history")]
+    assert [(one.epoch, one.read_from) for one in report.epochs] == [(1, "history"), (0, "history")]
 
 
 def test_a_session_tells_how_long_each_sink_took_to_prepare_and_to_commit(tmp_path):

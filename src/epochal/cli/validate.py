@@ -57,9 +57,9 @@ def validate(
 def _print_json(mistakes: Sequence[Mistake]) -> None:
     found = [
         {
-            "file": one.place.file,
-            "line": one.place.line,
-            "column": one.place.column,
+            "file": one.position.file,
+            "line": one.position.line,
+            "column": one.position.column,
             "message": one.message,
             "hint": one.hint,
         }

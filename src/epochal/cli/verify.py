@@ -20,8 +20,8 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
-from epochal.reports.model import AuditReport, SinkAudit, SourceAudit
-from epochal.reports.verify import audit
+from epochal.reports.model import SinkVerification, SourceVerification, VerificationReport
+from epochal.reports.verify import verify as verify_now
 from epochal.spark.local_session import quiet_session
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def verify(
     if stream is not None:
         reached = replace(reached, streaming=streaming_by(stream))
     with _engine(reached, hashes=hashes, source=source or stream is not None) as engine:
-        report = audit(
+        report = verify_now(
             reached,
             shared=shared or (),
             spark=engine.session if hashes else None,
@@ -109,7 +109,7 @@ def _engine(reached: Reached, *, hashes: bool, source: bool) -> Iterator[_Engine
         session.stop()
 
 
-def _show(report: AuditReport) -> None:
+def _show(report: VerificationReport) -> None:
     show_table(
         ["sink", "verdict", "decided", "visible", "what was counted"],
         [_row(one) for one in report.sinks],
@@ -127,9 +127,9 @@ def _show(report: AuditReport) -> None:
     message(f"source: {report.source}")
 
 
-def _row(one: SinkAudit) -> list[str]:
+def _row(one: SinkVerification) -> list[str]:
     return [one.sink, one.verdict, number(one.decided_rows), number(one.visible_rows), one.because]
 
 
-def _source_row(one: SourceAudit) -> list[str]:
+def _source_row(one: SourceVerification) -> list[str]:
     return [one.sink, one.verdict, number(one.decided_rows), number(one.source_rows), one.because]

@@ -1,9 +1,10 @@
-"""Pipelines in YAML: read with the line of every value, fitted to types, refused with the way out.
+"""Pipelines in YAML: parsing, checking against types, and errors with line and hint.
 
-tree      YAML text to values that know their place; environment variables filled in
-fitting   such values to the types that dataclasses declare; every mistake is collected
-file      what a pipeline's file may say
-schema    the same as a JSON schema, for editors
+tree        parses YAML to nodes with positions, and substitutes environment variables
+type_hints  classifies type hints
+coerce      converts nodes to the types of dataclass fields, and collects all mistakes
+file        the keys of a pipeline's file
+schema      the same keys as a JSON schema, for editors
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
-Values of a file to the types that dataclasses declare.
+Conversion of a file's nodes to the types of dataclass fields.
 
-What a class takes is read off its fields, so a sink's options are named once, in its own folder.
-Every mistake is collected with its line before any is told. A value that is no plain one is written
-as a word with what it is told: `password: {env: PGPASSWORD}` is what `env("PGPASSWORD")` is in
-Python; the vocabulary says which words there are.
+The fields of a class define its keys, so a sink's options are declared once, in its own folder. All
+mistakes are collected with their lines before any is raised. A value that is not a plain one is
+written as a function and its arguments: `password: {env: PGPASSWORD}` is `env("PGPASSWORD")` in
+Python. The vocabulary lists these functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from epochal.config.tree import Entries, Items, Node, Place, Text, plain
+from epochal.config.tree import Entries, Items, Node, Position, Text, plain
 from epochal.config.type_hints import Shape, is_required, named, shape_of
 from epochal.errors import EpochalError, Misconfigured
 
@@ -28,16 +28,16 @@ _KIND = "kind"
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    place: Place
+    position: Position
     message: str
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}{f' ({self.hint})' if self.hint else ''}"
+        return f"{self.position}: {self.message}{f' ({self.hint})' if self.hint else ''}"
 
 
 class Mistakes(Misconfigured):
-    """All that is wrong with a file, by line."""
+    """All mistakes of a file, by line."""
 
     def __init__(self, message: str, hint: str = "", found: Sequence[Mistake] = ()) -> None:
         super().__init__(message, hint)
@@ -45,41 +45,41 @@ class Mistakes(Misconfigured):
 
     @classmethod
     def of(cls, found: Iterable[Mistake]) -> Mistakes:
-        told = sorted(found, key=lambda mistake: mistake.place)
-        return cls("\n".join(str(mistake) for mistake in told), found=told)
+        ordered = sorted(found, key=lambda mistake: mistake.position)
+        return cls("\n".join(str(mistake) for mistake in ordered), found=ordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What a file may name that is neither text nor number."""
+    """The sinks, functions and names that a file can use."""
 
     sinks: Mapping[str, Callable[[], type[Any]]] = field(default_factory=dict)
-    """A sink's class by its kind, loaded when it is asked for: its driver may not be there."""
+    """The class of a sink by its kind, imported on use: its driver may not be installed."""
     words: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
-    """Words such as `env` and `json`, by what they call."""
+    """Functions such as `env` and `json`, by their names."""
     find: Callable[[str], object] | None = None
-    """Looks up what `module:name` names; None where a file is read by who may not have it."""
+    """Imports `module:name`; None if the reader of the file need not have the module."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Other names of a sink's options; a dot is a mapping inside: `pool.max_connections`."""
+    """Other names of options; a dot means a nested mapping: `pool.max_connections`."""
 
 
-class Fitter:
-    """One pass over a file. What can't be fitted is noted, and stands as a missing value."""
+class Coercer:
+    """One pass over a file. A value with a mistake becomes `_MISSING`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.mistakes: list[Mistake] = []
 
-    def note(self, place: Place, message: str, hint: str = "") -> Any:
-        self.mistakes.append(Mistake(place, message, hint))
+    def note(self, position: Position, message: str, hint: str = "") -> Any:
+        self.mistakes.append(Mistake(position, message, hint))
         return _MISSING
 
-    def fit(self, kind: type[T], node: Node, path: str) -> T:
-        """An instance of a dataclass. Raises `Mistakes` with all that was found."""
-        fitted = self._dataclass(kind, node, path)
+    def coerce(self, kind: type[T], node: Node, path: str) -> T:
+        """Return an instance of a dataclass. Raises `Mistakes` with all mistakes."""
+        value = self._dataclass(kind, node, path)
         if self.mistakes:
             raise Mistakes.of(self.mistakes)
-        return typing.cast("T", fitted)
+        return typing.cast("T", value)
 
     # By type
 
@@ -102,27 +102,27 @@ class Fitter:
 
     def _one_of(self, union: Any, node: Node, path: str) -> Any:
         hints = get_args(union)
-        word = self._word(node)
-        if word is not None and not any(shape_of(hint) is Shape.MAPPING for hint in hints):
-            return self._spoken(word, _entries(node), path)
+        function = self._function(node)
+        if function is not None and not any(shape_of(hint) is Shape.MAPPING for hint in hints):
+            return self._call(function, _entries(node), path)
         for hint in sorted(hints, key=_by_strictness):
-            attempt = Fitter(self._vocabulary)
+            attempt = Coercer(self._vocabulary)
             value = attempt._value(hint, node, path)
             if not attempt.mistakes:
                 return value
         likely = [hint for hint in hints if _suits(hint, node)]
         if len(likely) == 1:
             return self._value(likely[0], node, path)
-        told = ", ".join(sorted({named(hint) for hint in hints}))
-        return self.note(node.place, f"{path}: {_shown(node)} is none of: {told}")
+        allowed = ", ".join(sorted({named(hint) for hint in hints}))
+        return self.note(node.position, f"{path}: {_shown(node)} is none of: {allowed}")
 
     def _choice(self, hint: Any, node: Node, path: str) -> Any:
         choices = get_args(hint)
         if isinstance(node, Text) and node.value in choices:
             return node.value
-        told = ", ".join(str(choice) for choice in choices)
+        allowed = ", ".join(str(choice) for choice in choices)
         nearest = _nearest(str(plain(node)), [str(choice) for choice in choices])
-        return self.note(node.place, f"{path}: {_shown(node)} is none of {told}", nearest)
+        return self.note(node.position, f"{path}: {_shown(node)} is none of {allowed}", nearest)
 
     def _plain(self, hint: Any, node: Node, path: str) -> Any:
         value = node.value if isinstance(node, Text) else _MISSING
@@ -132,8 +132,8 @@ class Fitter:
             return value
         is_scalar = hint is str and isinstance(value, (int, float))
         return self.note(
-            node.place,
-            f"{path}: {_shown(node)} where {named(hint)} belongs",
+            node.position,
+            f"{path}: {_shown(node)}, expected {named(hint)}",
             "put it in quotes" if is_scalar else "",
         )
 
@@ -141,17 +141,19 @@ class Fitter:
         name = self._plain(str, node, path)
         find = self._vocabulary.find
         if name is not _MISSING and find is not None:
-            self._called(lambda: find(name), node.place, path)
+            self._called(lambda: find(name), node.position, path)
         return name
 
     def _anything(self, _hint: Any, node: Node, path: str) -> Any:
-        word = self._word(node)
-        return plain(node) if word is None else self._spoken(word, _entries(node), path)
+        function = self._function(node)
+        return plain(node) if function is None else self._call(function, _entries(node), path)
 
     def _several(self, hint: Any, node: Node, path: str) -> Any:
         if not isinstance(node, Items):
             return self.note(
-                node.place, f"{path}: {_shown(node)} where a list belongs", "- one line for each"
+                node.position,
+                f"{path}: {_shown(node)}, expected a list",
+                "one `- item` per line",
             )
         inner = next(iter(get_args(hint)), Any)
         return tuple(
@@ -160,9 +162,9 @@ class Fitter:
 
     def _mapping(self, hint: Any, node: Node, path: str) -> Any:
         if not isinstance(node, Entries):
-            return self.note(node.place, f"{path}: {_shown(node)} where a mapping belongs")
+            return self.note(node.position, f"{path}: {_shown(node)}, expected a mapping")
         inner = (*get_args(hint), Any, Any)[1]
-        # Spark's options are texts all: what looks like a number is meant as one of them.
+        # All options of Spark are strings: a number or boolean is converted to one.
         return {
             key: _spark_text(value)
             if inner is str and isinstance(value, Text) and value.value is not None
@@ -175,7 +177,7 @@ class Fitter:
     def _dataclass(self, kind: type[Any], node: Node, path: str) -> Any:
         if not isinstance(node, Entries):
             return self.note(
-                node.place, f"{path or 'the file'}: {_shown(node)} where a mapping belongs"
+                node.position, f"{path or 'the file'}: {_shown(node)}, expected a mapping"
             )
         return self._made(kind, dict(node.entries), node, path)
 
@@ -186,39 +188,39 @@ class Fitter:
         values = {}
         for key, value in entries.items():
             if key not in fields:
-                place = node.keys.get(key, value.place)
+                position = node.keys.get(key, value.position)
                 self.note(
-                    place, f"{path or 'the file'}: unknown key {key!r}", _nearest(key, fields)
+                    position, f"{path or 'the file'}: unknown key {key!r}", _nearest(key, fields)
                 )
                 continue
             values[key] = self._value(hints[key], value, f"{path}.{key}".lstrip("."))
         for name, one in fields.items():
             if is_required(one) and name not in entries:
-                self.note(node.place, f"{path or 'the file'}: {name!r} is missing")
+                self.note(node.position, f"{path or 'the file'}: {name!r} is missing")
         if len(self.mistakes) > before:
             return _MISSING
-        return self._called(lambda: kind(**values), node.place, path)
+        return self._called(lambda: kind(**values), node.position, path)
 
     def _sink(self, _hint: Any, node: Node, path: str) -> Any:
         if not isinstance(node, Entries) or not isinstance(node.entries.get(_KIND), Text):
             known = ", ".join(self._vocabulary.sinks)
-            return self.note(node.place, f"{path}: a sink says its kind", f"kind: one of {known}")
+            return self.note(node.position, f"{path}: a sink needs a kind", f"kind: one of {known}")
         entries = dict(node.entries)
         kind = plain(entries.pop(_KIND))
         make = self._vocabulary.sinks.get(str(kind))
         if make is None:
             return self.note(
-                node.entries[_KIND].place,
-                f"{path}: no sink is of kind {kind!r}",
+                node.entries[_KIND].position,
+                f"{path}: unknown kind {kind!r}",
                 _nearest(str(kind), self._vocabulary.sinks),
             )
-        sink_class = self._called(make, node.entries[_KIND].place, path)
+        sink_class = self._called(make, node.entries[_KIND].position, path)
         if sink_class is _MISSING:
             return _MISSING
-        return self._made(sink_class, self._by_our_names(entries, sink_class), node, path)
+        return self._made(sink_class, self._without_synonyms(entries, sink_class), node, path)
 
-    def _by_our_names(self, entries: Mapping[str, Node], kind: type[Any]) -> dict[str, Node]:
-        """Options under their other names, where this sink has the option that is meant."""
+    def _without_synonyms(self, entries: Mapping[str, Node], kind: type[Any]) -> dict[str, Node]:
+        """Return the entries with synonyms replaced by the options of this sink."""
         fields = {one.name for one in dataclasses.fields(kind) if one.init}
         ours: dict[str, Node] = {}
         for key, value in entries.items():
@@ -231,39 +233,40 @@ class Fitter:
             ours[other if key not in fields and other in fields else key] = value
         return ours
 
-    def _word(self, node: Node) -> str | None:
+    def _function(self, node: Node) -> str | None:
+        """Return the function's name if a node is a call such as `{env: PGPASSWORD}`."""
         if isinstance(node, Entries) and len(node.entries) == 1:
-            word = next(iter(node.entries))
-            return word if word in self._vocabulary.words else None
+            name = next(iter(node.entries))
+            return name if name in self._vocabulary.words else None
         return None
 
-    def _spoken(self, word: str, node: Entries, path: str) -> Any:
-        told = self._told(node.entries[word], f"{path}.{word}")
+    def _call(self, name: str, node: Entries, path: str) -> Any:
+        arguments = self._arguments(node.entries[name], f"{path}.{name}")
 
         def call() -> Any:
-            say = self._vocabulary.words[word]()
-            return say(**told) if isinstance(told, dict) else say(told)
+            function = self._vocabulary.words[name]()
+            return function(**arguments) if isinstance(arguments, dict) else function(arguments)
 
-        return self._called(call, node.place, f"{path}.{word}")
+        return self._called(call, node.position, f"{path}.{name}")
 
-    def _told(self, node: Node, path: str) -> Any:
-        """What a word is called with; there may be words among it: a registry's password."""
+    def _arguments(self, node: Node, path: str) -> Any:
+        """Return the arguments of a call; they may be calls too: the password of a registry."""
         if not isinstance(node, Entries):
             return plain(node)
         return {
             key: plain(value)
-            if (word := self._word(value)) is None or not isinstance(value, Entries)
-            else self._spoken(word, value, f"{path}.{key}")
+            if (name := self._function(value)) is None or not isinstance(value, Entries)
+            else self._call(name, value, f"{path}.{key}")
             for key, value in node.entries.items()
         }
 
-    def _called(self, make: Callable[[], Any], place: Place, path: str) -> Any:
+    def _called(self, make: Callable[[], Any], position: Position, path: str) -> Any:
         try:
             return make()
         except EpochalError as error:
-            return self.note(place, f"{path or 'the file'}: {error.message}", error.hint)
+            return self.note(position, f"{path or 'the file'}: {error.message}", error.hint)
         except TypeError as error:
-            return self.note(place, f"{path}: {error}")
+            return self.note(position, f"{path}: {error}")
 
 
 def _entries(node: Node) -> Entries:
@@ -271,7 +274,7 @@ def _entries(node: Node) -> Entries:
 
 
 def _by_strictness(hint: Any) -> int:
-    """The narrower type first: a text is any text, and only some are one of a few words."""
+    """Sort narrower types first: every text is a `str`, and few are one of a `Literal`."""
     shape = shape_of(hint)
     if shape in (Shape.PLAIN, Shape.OTHER):
         return 2 if hint is str or shape is Shape.OTHER else 1
@@ -279,7 +282,7 @@ def _by_strictness(hint: Any) -> int:
 
 
 def _suits(hint: Any, node: Node) -> bool:
-    """Whether a mistake inside `node` is best told in terms of this type."""
+    """Return whether a mistake inside `node` is best described in terms of this type."""
     shape = shape_of(hint)
     if isinstance(node, Items):
         return shape is Shape.LIST
@@ -300,7 +303,7 @@ def _spark_text(node: Text) -> str:
     return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""The same as a JSON schema, so that editors complete and check a pipeline's file."""
+"""The JSON schema of a pipeline's file, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
-    """The schema of a pipeline's file, with every sink that this vocabulary has."""
+    """Return the schema of a pipeline's file, with all sinks of the vocabulary."""
     writer = _SchemaWriter(vocabulary)
     schema = writer.of_class(PipelineFile)
     for key in LISTS_OF_ONE:
@@ -52,7 +52,7 @@ class _SchemaWriter:
                     for kind, schema in sinks.items()
                 ],
             },
-            "word": {
+            "call": {
                 "type": "object",
                 "minProperties": 1,
                 "maxProperties": 1,
@@ -68,7 +68,7 @@ class _SchemaWriter:
         schema = self.of_class(sink_class)
         schema["properties"] = {"kind": {"const": kind}, **schema["properties"]}
         schema["properties"].update(self._synonyms(schema["properties"]))
-        # An option that has another name may be given under that one instead.
+        # An option with a synonym may be given under that name instead.
         schema["required"] = [
             name for name in schema["required"] if name not in self._vocabulary.synonyms.values()
         ]
@@ -88,12 +88,12 @@ class _SchemaWriter:
         return added
 
     def of_class(self, kind: type[Any]) -> dict[str, Any]:
-        hints, told = typing.get_type_hints(kind), _docstrings(kind)
+        hints, docstrings = typing.get_type_hints(kind), _docstrings(kind)
         properties, required = {}, []
         for one in dataclasses.fields(kind):
             if not one.init:
                 continue
-            about = {"description": told[one.name]} if one.name in told else {}
+            about = {"description": docstrings[one.name]} if one.name in docstrings else {}
             properties[one.name] = {**self._of(hints[one.name]), **about}
             if is_required(one):
                 required.append(one.name)
@@ -123,25 +123,25 @@ class _SchemaWriter:
 
     def _mapping(self, hint: Any) -> dict[str, Any]:
         inner = get_args(hint)[1]
-        # Options of Spark may be written as they look: a number, true.
+        # Options of Spark may also be written as numbers or booleans.
         values = {"type": ["string", "number", "boolean"]} if inner is str else self._of(inner)
         return {"type": "object", "additionalProperties": values}
 
     def _one_of(self, hints: Sequence[Any]) -> dict[str, Any]:
         several = [schema for schema in map(self._of, hints) if schema]
-        if len(several) < len(hints) or any(_is_word(hint) for hint in hints):
-            several.append({"$ref": "#/$defs/word"})
+        if len(several) < len(hints) or any(_is_made_by_call(hint) for hint in hints):
+            several.append({"$ref": "#/$defs/call"})
         return several[0] if len(several) == 1 else {"anyOf": several}
 
 
-def _is_word(hint: Any) -> bool:
-    """A value that only a word makes: a secret's place, an encoding."""
+def _is_made_by_call(hint: Any) -> bool:
+    """Return whether only a call makes such a value: a secret, an encoding."""
     return shape_of(hint) is Shape.RECORD
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    """What stands below each field, of this class and of those it is made from."""
-    told: dict[str, str] = {}
+    """Return the docstrings below the fields of a class and its bases."""
+    found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(one):
             continue
@@ -151,8 +151,8 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = _text_of(after)
                 if text:
-                    told[field.target.id] = text
-    return told
+                    found[field.target.id] = text
+    return found
 
 
 def _text_of(statement: ast.stmt) -> str:

@@ -1,9 +1,9 @@
 """
-YAML text to values that know their place.
+The YAML parser: text to nodes with positions.
 
-Of YAML only what configuration needs: mappings with text as keys, lists, texts, numbers, `true` and
-`false`. Words such as `on` and `no`, and dates, stay the text that they are. `${NAME}` and
-`${NAME:-default}` are filled in from the environment, `$${` is a plain `${`.
+It accepts the part of YAML that configuration needs: mappings with text as keys, lists, text,
+numbers, `true` and `false`. `on`, `no` and dates are text. `${NAME}` and `${NAME:-default}` are
+replaced from the environment, `$${` is a literal `${`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """Where something stands in a file, both counted from one."""
+class Position:
+    """A position in a file. Line and column count from one."""
 
     file: str
     line: int
@@ -34,34 +34,34 @@ class Place:
 class Text:
     """A scalar."""
 
-    place: Place
+    position: Position
     value: Scalar
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    place: Place
+    position: Position
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A mapping; each key has a place of its own."""
+    """A mapping, with the position of each key."""
 
-    place: Place
+    position: Position
     entries: Mapping[str, Node]
-    keys: Mapping[str, Place]
+    keys: Mapping[str, Position]
 
 
 Node: TypeAlias = "Text | Items | Entries"
 
 
 class Unreadable(Exception):
-    """The text is no YAML of ours."""
+    """The text is not YAML, or not of the accepted part."""
 
-    def __init__(self, place: Place, message: str, hint: str = "") -> None:
+    def __init__(self, position: Position, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
         self.message = message
         self.hint = hint
 
@@ -84,82 +84,82 @@ _VARIABLE = re.compile(r"\$(\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defau
 
 
 def parse(text: str, file: str, environment: Mapping[str, str]) -> Node:
-    """The tree of a file; raises `Unreadable` at the first thing that is no YAML of ours."""
+    """Parse a file. Raises `Unreadable` at the first error."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         raise Unreadable(
-            _place_of(file, text, error.position), f"not YAML: {error.reason}"
+            _position_of(file, text, error.position), f"not YAML: {error.reason}"
         ) from None
     try:
         root = loader.get_single_node()
         if root is None:
-            raise Unreadable(Place(file, 1, 1), "the file is empty", "`epochal init` writes one")
-        return _Grower(file, environment, loader).grow(root)
+            raise Unreadable(Position(file, 1, 1), "the file is empty", "`epochal init` writes one")
+        return _Builder(file, environment, loader).build(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file, 1, 1)
-        raise Unreadable(place, f"not YAML: {error.problem or error.context}") from None
+        position = Position(file, mark.line + 1, mark.column + 1) if mark else Position(file, 1, 1)
+        raise Unreadable(position, f"not YAML: {error.problem or error.context}") from None
     finally:
         loader.dispose()
 
 
-def _place_of(file: str, text: str, position: int) -> Place:
+def _position_of(file: str, text: str, position: int) -> Position:
     before = text[:position]
-    return Place(file, before.count("\n") + 1, position - before.rfind("\n"))
+    return Position(file, before.count("\n") + 1, position - before.rfind("\n"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Grower:
+class _Builder:
     file: str
     environment: Mapping[str, str]
     loader: _Loader
 
-    def grow(self, node: yaml.Node) -> Node:
-        place = self._place(node)
+    def build(self, node: yaml.Node) -> Node:
+        position = self._position(node)
         if isinstance(node, yaml.MappingNode):
-            return self._entries(place, node)
+            return self._entries(position, node)
         if isinstance(node, yaml.SequenceNode):
-            return Items(place, tuple(self.grow(item) for item in node.value))
-        return Text(place, self._scalar(place, cast("yaml.ScalarNode", node)))
+            return Items(position, tuple(self.build(item) for item in node.value))
+        return Text(position, self._scalar(position, cast("yaml.ScalarNode", node)))
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+    def _position(self, node: yaml.Node) -> Position:
+        return Position(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
 
-    def _entries(self, place: Place, node: yaml.MappingNode) -> Entries:
+    def _entries(self, position: Position, node: yaml.MappingNode) -> Entries:
         entries: dict[str, Node] = {}
-        keys: dict[str, Place] = {}
+        keys: dict[str, Position] = {}
         for key, value in node.value:
-            at = self._place(key)
+            at = self._position(key)
             name = str(getattr(key, "value", ""))
             if not isinstance(key, yaml.ScalarNode):
-                raise Unreadable(at, "a key is a word, not a list or a mapping")
+                raise Unreadable(at, "a key must be text, not a list or a mapping")
             if name in entries:
-                raise Unreadable(at, f"{name!r} is there twice", f"the first is at {keys[name]}")
-            entries[name], keys[name] = self.grow(value), at
-        return Entries(place, entries, keys)
+                raise Unreadable(at, f"{name!r} occurs twice", f"the first is at {keys[name]}")
+            entries[name], keys[name] = self.build(value), at
+        return Entries(position, entries, keys)
 
-    def _scalar(self, place: Place, node: yaml.ScalarNode) -> Scalar:
-        text = _VARIABLE.sub(lambda found: self._filled(place, found), node.value)
+    def _scalar(self, position: Position, node: yaml.ScalarNode) -> Scalar:
+        text = _VARIABLE.sub(lambda found: self._substitute(position, found), node.value)
         is_plain = node.style is None
         tag = self.loader.resolve(yaml.ScalarNode, text, (is_plain, not is_plain))  # type: ignore[no-untyped-call]
-        return _valued(str(tag).rpartition(":")[2], text)
+        return _typed(str(tag).rpartition(":")[2], text)
 
-    def _filled(self, place: Place, found: re.Match[str]) -> str:
+    def _substitute(self, position: Position, found: re.Match[str]) -> str:
         if found.group(1):
             return found.group(0)[1:]
         name, default = found.group("name"), found.group("default")
         value = self.environment.get(name, default)
         if value is None:
             raise Unreadable(
-                place,
+                position,
                 f"the environment variable {name} is not set",
                 f"export {name}=…, or give a default: ${{{name}:-…}}",
             )
         return value
 
 
-def _valued(tag: str, text: str) -> Scalar:
+def _typed(tag: str, text: str) -> Scalar:
     if tag == "null":
         return None
     if tag == "bool":
@@ -170,7 +170,7 @@ def _valued(tag: str, text: str) -> Scalar:
 
 
 def plain(node: Node) -> object:
-    """The value without its places."""
+    """Return the value without positions."""
     if isinstance(node, Text):
         return node.value
     if isinstance(node, Items):

@@ -1,4 +1,4 @@
-"""What a type hint asks a file for."""
+"""Classification of type hints by the YAML value that they accept."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PLAIN = {
     bool: "true or false",
     type(None): "null",
 }
-"""Types that a file can say as they are, in words for people."""
+"""The scalar types of a file, with their names in messages."""
 
 
 PythonName = NewType("PythonName", str)
-"""`module:name` of something in Python."""
+"""`module:name` of a Python object."""
 
 
 class Shape(Enum):
-    """By what is said of it to a person who wrote something else."""
+    """The kinds of type hints; the value is the name in messages."""
 
-    CHOICE = "one of a few words"
+    CHOICE = "one of a few choices"
     LIST = "a list"
     MAPPING = "a mapping"
-    RECORD = "a mapping with keys of its own"
+    RECORD = "a mapping with fixed keys"
     SINK = "a sink"
     UNION = "one of several"
     PLAIN = "a value"
@@ -40,7 +40,7 @@ class Shape(Enum):
 
 def shape_of(hint: Any) -> Shape:
     origin = get_origin(hint)
-    for shape, is_it in (
+    for shape, matches in (
         (Shape.UNION, origin in (Union, types.UnionType)),
         (Shape.CHOICE, origin is Literal),
         (Shape.SINK, hint is Sink),
@@ -50,7 +50,7 @@ def shape_of(hint: Any) -> Shape:
         (Shape.PLAIN, hint in PLAIN),
         (Shape.NAMED, hint is PythonName),
     ):
-        if is_it:
+        if matches:
             return shape
     return Shape.OTHER
 

@@ -1,10 +1,10 @@
 """
-Who may come in.
+Access control: host names, the token, sessions, and CSRF tokens.
 
-Without a token the console only shows, and only on loopback. With one, everything asks for it: as a
-bearer for programs, or once in a form for people, who then hold a session in a cookie that scripts
-can't read and other sites can't send. Forms carry a word that only their own session can know, so
-that no other page can post them.
+Without a token the console is read-only and listens on loopback only. With one, every request needs
+it: programs send it as a bearer token; people enter it once, and get a session in a cookie that
+scripts can't read and other sites can't send. Forms carry a CSRF token derived from the session, so
+that no other site can post them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from epochal.errors import Misconfigured
 COOKIE = "epochal_session"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SESSION_MAX_S = 12 * 3600
-_OPEN_TO_ALL = ("/login", "/static/", "/health")
+_PUBLIC_PATHS = ("/login", "/static/", "/health")
 _WRONG_TOKENS_MAX = 20
 _WRONG_WITHIN_S = 60.0
 _SESSIONS_MAX = 1000
@@ -45,16 +45,16 @@ HEADERS = {
 def require_safe(host: str, token: str | None) -> None:
     if host not in LOOPBACK and not token:
         raise Misconfigured(
-            f"the console would listen on {host} for everybody who can reach it",
-            "give it a token: --token-env NAME or --token-file PATH; or stay on 127.0.0.1",
+            f"without a token everybody who can reach {host} could read the console",
+            "give it a token: --token-env NAME or --token-file PATH; or listen on 127.0.0.1",
         )
     if token is not None and len(token) < 16:
-        raise Misconfigured("the console's token has fewer than 16 characters", "a longer one")
+        raise Misconfigured("the token has fewer than 16 characters", "use a longer one")
 
 
 @dataclass(slots=True)
 class Sessions:
-    """Who has shown the token. In memory: a console that restarts asks again."""
+    """The sessions of signed-in users. In memory: after a restart users sign in again."""
 
     token: str | None
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -63,7 +63,7 @@ class Sessions:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, token: str) -> str | None:
-        """A session for whoever knows the token; None for others, and while too many guess."""
+        """Return a new session if the token is right; None if not, or after too many wrong ones."""
         now = time.monotonic()
         with self._lock:
             self._wrong_at = [at for at in self._wrong_at if now - at < _WRONG_WITHIN_S]
@@ -89,19 +89,19 @@ class Sessions:
         if session is not None:
             self._until.pop(session, None)
 
-    def form_word(self, session: str) -> str:
+    def csrf_token(self, session: str) -> str:
         return hmac.new(self._key, session.encode(), hashlib.sha256).hexdigest()
 
-    def is_own_form(self, session: str | None, word: str) -> bool:
+    def is_own_form(self, session: str | None, csrf_token: str) -> bool:
         return (
             session is not None
             and self.holds(session)
-            and hmac.compare_digest(word, self.form_word(session))
+            and hmac.compare_digest(csrf_token, self.csrf_token(session))
         )
 
 
-class Door:
-    """In front of every page: hosts, sessions, and the headers of every answer."""
+class AccessControl:
+    """Middleware that checks host and session, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, *, sessions: Sessions, hosts: frozenset[str]) -> None:
         self._app = app
@@ -116,16 +116,16 @@ class Door:
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
-        # Another name that was made to point here would let a foreign page read along.
+        # DNS rebinding: another site's name that resolves to this host could read the pages.
         if _host(request.headers) not in self._hosts and "*" not in self._hosts:
-            return PlainTextResponse("this console does not answer under that name", 421)
-        if self._sessions.token is None or request.url.path.startswith(_OPEN_TO_ALL):
+            return PlainTextResponse("this console does not serve that host name", 421)
+        if self._sessions.token is None or request.url.path.startswith(_PUBLIC_PATHS):
             return None
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._sessions.holds(request.cookies.get(COOKIE)) or self._sessions.knows(bearer):
             return None
         if request.url.path.startswith(("/api/", "/metrics")):
-            return PlainTextResponse("a token is needed: Authorization: Bearer …", 401)
+            return PlainTextResponse("a token is required: Authorization: Bearer …", 401)
         return RedirectResponse("/login", 303)
 
 

@@ -1,8 +1,8 @@
 """
-What people may do from the console: what the command line does, in the same words.
+The actions of the console: recover and resolve, as on the command line.
 
-Only for pipelines that the console was told how to reach, as a log holds no credentials; only with
-a token; only after the plan was shown on a page of its own and confirmed there.
+They need a token, a confirmation on the page that shows the plan, and, to reach the targets, a
+pipeline named with --pipeline: a log holds no credentials.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY = "the console"
 @dataclass(frozen=True, slots=True)
 class Actions:
     targets: Sequence[str] = ()
-    """`module:pipeline` or YAML files: how targets are reached."""
+    """`module:pipeline` or YAML files, through which targets are reached."""
 
     def can_reach(self, one: PipelineReport) -> bool:
         return any(reached.pipeline == one.pipeline for reached in self._all())
@@ -50,7 +50,7 @@ class Actions:
         because: str,
         dry_run: bool,
     ) -> ResolutionReport:
-        word = GivenUp(
+        given_up = GivenUp(
             epoch=EpochNumber(epoch),
             sink=SinkName(sink),
             kept_at=kept_at,
@@ -58,7 +58,7 @@ class Actions:
             because=because,
         )
         reached = self._reached(one) if self.can_reach(one) else self._log_alone(one)
-        return resolve.give_up(reached, word, dry_run=dry_run)
+        return resolve.give_up(reached, given_up, dry_run=dry_run)
 
     def _all(self) -> list[Reached]:
         return [reach(target) for target in self.targets]
@@ -66,10 +66,10 @@ class Actions:
     def _reached(self, one: PipelineReport) -> Reached:
         for reached in self._all():
             if reached.pipeline == one.pipeline:
-                # By the log that is looked at: a pipeline may have several, one a run.
+                # The log of this report: a pipeline has a log per run.
                 return replace(reached, log=log_at(one.log))
         raise Refused(
-            f"the console was not told how to reach the targets of {one.pipeline!r}",
+            f"the console does not know the targets of {one.pipeline!r}",
             "start it with --pipeline module:object, or use `epochal recover`",
         )
 

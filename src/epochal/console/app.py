@@ -1,4 +1,4 @@
-"""The application: which address leads where, and the forms that change something."""
+"""The ASGI application: routes, and the forms that change something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from epochal.console.access import COOKIE, LOOPBACK, SESSION_MAX_S, Door, Sessions
+from epochal.console.access import COOKIE, LOOPBACK, SESSION_MAX_S, AccessControl, Sessions
 from epochal.console.actions import Actions
 from epochal.console.index import Index
 from epochal.console.pages import Pages
@@ -37,7 +37,7 @@ def console(
     hosts: Sequence[str] = LOOPBACK,
     every_s: float = 2.0,
 ) -> Starlette:
-    """The console of all pipelines below a root, as an ASGI application."""
+    """Return the console of all pipelines below a root as an ASGI application."""
     index = Index(root, every_s=every_s)
     sessions = Sessions(token)
     pages = Pages(index=index, sessions=sessions, actions=Actions(tuple(targets)))
@@ -53,7 +53,7 @@ def console(
 
     return Starlette(
         lifespan=lifespan,
-        middleware=[Middleware(Door, sessions=sessions, hosts=frozenset(hosts))],
+        middleware=[Middleware(AccessControl, sessions=sessions, hosts=frozenset(hosts))],
         exception_handlers={HTTPException: _refused(pages), Exception: _failed(pages)},
         routes=[
             Route("/", pages.pipelines),
@@ -104,15 +104,15 @@ class _Forms:
         return answer
 
     async def recover(self, request: Request) -> Response:
-        """The plan; and, confirmed, what was done."""
+        """GET shows the plan; POST recovers and shows what was done."""
         one = await run_in_threadpool(self._pipeline, request)
         if request.method == "GET":
             self._require_token()
-            report = await _asked(lambda: self.pages.actions.plan(one))
+            report = await _in_thread(lambda: self.pages.actions.plan(one))
             return self._shown(request, "recover.html", one, report)
         form = await self._own_form(request)
         take_over = form.get("take_over") == "yes"
-        report = await _asked(lambda: self.pages.actions.recover(one, take_over=take_over))
+        report = await _in_thread(lambda: self.pages.actions.recover(one, take_over=take_over))
         return self._shown(request, "recover.html", one, report)
 
     async def resolve(self, request: Request) -> Response:
@@ -121,19 +121,19 @@ class _Forms:
             self._require_token()
             return self._shown(request, "resolve.html", one, None)
         form = await self._own_form(request)
-        report = await _asked(lambda: self._resolve(one, form))
+        report = await _in_thread(lambda: self._resolve(one, form))
         return self._shown(request, "resolve.html", one, report, form=form)
 
     def _resolve(self, one: PipelineReport, form: Form) -> ResolutionReport:
         sink, epoch = form.get("sink", ""), form.get("epoch", "")
         if not epoch.isdigit():
-            raise HTTPException(400, "which epoch?")
+            raise HTTPException(400, "the epoch is missing")
         dry_run = form.get("confirmed") != "yes"
         if form.get("action") == "finish":
             return self.pages.actions.finish(one, sink, int(epoch), dry_run=dry_run)
         kept_at, because = (form.get(name, "").strip() for name in ("kept_at", "because"))
         if not kept_at or not because:
-            raise HTTPException(400, "giving up needs where the rows are kept, and why")
+            raise HTTPException(400, "to give up, state where the rows are kept and why")
         return self.pages.actions.give_up(
             one, sink, int(epoch), kept_at=kept_at, because=because, dry_run=dry_run
         )
@@ -141,21 +141,21 @@ class _Forms:
     def _pipeline(self, request: Request) -> PipelineReport:
         found = self.pages.index.snapshot.pipelines.get(request.path_params["key"])
         if found is None:
-            raise HTTPException(404, "no pipeline is known by this address")
+            raise HTTPException(404, "there is no pipeline at this address")
         return found
 
     def _require_token(self) -> None:
         if self.pages.sessions.token is None:
             raise HTTPException(
-                403, "actions are off: start the console with --token-env or --token-file"
+                403, "actions are disabled: start the console with --token-env or --token-file"
             )
 
     async def _own_form(self, request: Request) -> Form:
         self._require_token()
         form = await _form(request)
-        word = form.get("form_word", "")
-        if not self.pages.sessions.is_own_form(request.cookies.get(COOKIE), word):
-            raise HTTPException(403, "this form was not sent from a page of this console")
+        csrf_token = form.get("csrf_token", "")
+        if not self.pages.sessions.is_own_form(request.cookies.get(COOKIE), csrf_token):
+            raise HTTPException(403, "this form was not sent by a page of this console")
         return form
 
     def _shown(
@@ -178,12 +178,12 @@ async def _form(request: Request) -> Form:
     async for piece in request.stream():
         body += piece
         if len(body) > _FORM_BYTES_MAX:
-            raise HTTPException(413, "a form is never that large")
+            raise HTTPException(413, "the form is too large")
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
-async def _asked(work: Callable[[], Any]) -> Any:
-    """Targets are asked in a thread; what they refuse is told on the page."""
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    """Run work that queries targets in a thread; the page shows its errors."""
     try:
         return await run_in_threadpool(work)
     except EpochalError as error:
@@ -204,7 +204,7 @@ def _refused(pages: Pages) -> Callable[[Request, Exception], Response]:
 
 def _failed(pages: Pages) -> Callable[[Request, Exception], Response]:
     def answer(request: Request, error: Exception) -> Response:
-        detail = f"{type(error).__name__}; the console's own output tells more"
+        detail = f"{type(error).__name__}; details are in the console's output"
         return HTMLResponse(pages.render(request, "refused.html", status=500, detail=detail), 500)
 
     return answer

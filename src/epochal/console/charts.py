@@ -1,7 +1,7 @@
 """
-Figures as SVG, drawn on the server: no script is needed to see them.
+Charts as SVG, drawn on the server, so that they need no script.
 
-Nothing is told by colour alone: phases have patterns of lightness and a legend, points have titles.
+Colour is never the only mark: phases differ in lightness and have a legend, points have titles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Scale:
 
 
 def nice_top(value: float) -> float:
-    """The next round number above."""
+    """Return the next round number above."""
     if value <= 0:
         return 1.0
     unit = 1.0
@@ -40,15 +40,20 @@ def nice_top(value: float) -> float:
 
 
 def timeline(epochs: Sequence[EpochReport]) -> str:
-    """Each epoch as a bar of its phases, oldest left."""
-    told = [one for one in reversed(epochs) if one.seconds]
-    if not told:
+    """Draw each epoch as a bar of its phases, oldest left."""
+    drawn = [one for one in reversed(epochs) if one.seconds]
+    if not drawn:
         return ""
-    scale = Scale(nice_top(max(sum(one.seconds.values()) for one in told)))
-    step = (_WIDE - _LEFT) / len(told)
-    bars = "".join(_bar(one, _LEFT + at * step, step, scale) for at, one in enumerate(told))
+    scale = Scale(nice_top(max(sum(one.seconds.values()) for one in drawn)))
+    step = (_WIDE - _LEFT) / len(drawn)
+    bars = "".join(_bar(one, _LEFT + at * step, step, scale) for at, one in enumerate(drawn))
     return _figure(
-        "Seconds of each epoch by phase", bars, scale, told, shown=seconds_told, width=_WIDE
+        "Seconds of each epoch by phase",
+        bars,
+        scale,
+        drawn,
+        shown=seconds_text,
+        width=_WIDE,
     )
 
 
@@ -64,11 +69,11 @@ def _bar(one: EpochReport, x: float, step: float, scale: Scale) -> str:
             f'width="{max(step - 1, 1):.1f}" height="{max(bottom - top, 0.4):.1f}"/>'
         )
         below += spent
-    parts = ", ".join(f"{phase} {seconds_told(spent)}" for phase, spent in one.seconds.items())
+    parts = ", ".join(f"{phase} {seconds_text(spent)}" for phase, spent in one.seconds.items())
     mark = "" if one.outcome == "committed" else f" ({one.outcome})"
     if mark:
         pieces.append(f'<text class="mark" x="{x + step / 2:.1f}" y="{_TOP + 4}">×</text>')
-    title = f"epoch {one.epoch}{mark}: {seconds_told(below)}, {quantity(one.rows, 'row')}; {parts}"
+    title = f"epoch {one.epoch}{mark}: {seconds_text(below)}, {quantity(one.rows, 'row')}; {parts}"
     return f'<g class="bar"><title>{escape(title)}</title>{"".join(pieces)}</g>'
 
 
@@ -78,28 +83,28 @@ def plot(
     value: Callable[[EpochReport], float | None],
     shown: Callable[[float], str],
 ) -> str:
-    """One figure of each epoch as a line."""
-    told = [(one, found) for one in reversed(epochs) if (found := value(one)) is not None]
-    if len(told) < 2:
+    """Draw one value of each epoch as a line."""
+    drawn = [(one, found) for one in reversed(epochs) if (found := value(one)) is not None]
+    if len(drawn) < 2:
         return ""
-    scale = Scale(nice_top(max(found for _, found in told)))
-    step = (_NARROW - _LEFT - _DOT) / (len(told) - 1)
-    points = [(_LEFT + at * step, scale.y(found)) for at, (_, found) in enumerate(told)]
+    scale = Scale(nice_top(max(found for _, found in drawn)))
+    step = (_NARROW - _LEFT - _DOT) / (len(drawn) - 1)
+    points = [(_LEFT + at * step, scale.y(found)) for at, (_, found) in enumerate(drawn)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"><title>epoch {one.epoch}: '
         f"{escape(shown(found))}</title></circle>"
-        for (x, y), (one, found) in zip(points, told, strict=True)
+        for (x, y), (one, found) in zip(points, drawn, strict=True)
     )
     body = f'<polyline class="line" points="{line}"/>{dots}'
-    return _figure(title, body, scale, [one for one, _ in told], shown=shown, width=_NARROW)
+    return _figure(title, body, scale, [one for one, _ in drawn], shown=shown, width=_NARROW)
 
 
 def _figure(
     title: str,
     body: str,
     scale: Scale,
-    told: Sequence[EpochReport],
+    drawn: Sequence[EpochReport],
     *,
     shown: Callable[[float], str],
     width: int,
@@ -112,8 +117,8 @@ def _figure(
         for value in (0.0, scale.top / 2, scale.top)
     )
     ends = (
-        f'<text class="first" x="{_LEFT}" y="{base + 15}">epoch {told[0].epoch}</text>'
-        f'<text class="last" x="{width}" y="{base + 15}">{told[-1].epoch}</text>'
+        f'<text class="first" x="{_LEFT}" y="{base + 15}">epoch {drawn[0].epoch}</text>'
+        f'<text class="last" x="{width}" y="{base + 15}">{drawn[-1].epoch}</text>'
     )
     return (
         f'<svg viewBox="0 0 {width} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -121,7 +126,7 @@ def _figure(
     )
 
 
-def seconds_told(value: float) -> str:
+def seconds_text(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"

@@ -1,4 +1,4 @@
-"""Every pipeline below a root, kept fresh on a thread of its own: pages never wait for a store."""
+"""The index of all pipelines below a root. A thread refreshes it, so pages wait for no storage."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ _ORDER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All pipelines at one moment; the ones that need somebody come first."""
+    """All pipelines at one moment."""
 
     at: float
     pipelines: Mapping[str, PipelineReport] = field(default_factory=dict)
-    """By key: what names a pipeline in an address."""
+    """By the key that identifies a pipeline in a URL."""
     unreadable: Sequence[UnreadableReport] = ()
     error: str = ""
-    """Why the root could not be looked through."""
+    """Why the root could not be searched."""
 
-    def find(self, words: str, health: str) -> list[tuple[str, PipelineReport]]:
-        wanted = words.casefold().split()
+    def find(self, query: str, health: str) -> list[tuple[str, PipelineReport]]:
+        """Return the matching pipelines; those in doubt come first."""
+        terms = query.casefold().split()
         found = [
             (key, one)
             for key, one in self.pipelines.items()
             if (not health or one.health.value == health)
-            and all(word in _searched(one) for word in wanted)
+            and all(term in _searched(one) for term in terms)
         ]
         return sorted(found, key=lambda pair: (_ORDER[pair[1].health], pair[1].pipeline, pair[0]))
 
@@ -67,18 +68,18 @@ def _searched(one: PipelineReport) -> str:
     return f"{one.pipeline} {one.location} {one.run or ''}".casefold()
 
 
-def key_of(place: str) -> str:
-    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+def key_of(location: str) -> str:
+    return hashlib.blake2b(location.encode(), digest_size=8).hexdigest()
 
 
 class Index:
-    """Found anew every half minute, read anew every few seconds."""
+    """Searches the root for logs every half minute, and reads the logs every few seconds."""
 
     def __init__(self, root: str, *, every_s: float = 2.0) -> None:
         self.root = root
         self._every_s = every_s
         self._snapshot = Snapshot(at=0.0)
-        self._places: list[str] = []
+        self._locations: list[str] = []
         self._found_at = float("-inf")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="epochal-index", daemon=True)
@@ -97,9 +98,9 @@ class Index:
             self._thread.join()
 
     def log(self, key: str) -> EpochLog | None:
-        """The log of a pipeline that was found, to be closed by whoever asks."""
-        found = (place for place in self._places if key_of(place) == key)
-        return next((found_log(self.root, place) for place in found), None)
+        """Open the log of a pipeline. The caller closes it."""
+        found = (one for one in self._locations if key_of(one) == key)
+        return next((found_log(self.root, location) for location in found), None)
 
     def refresh(self) -> None:
         try:
@@ -110,37 +111,37 @@ class Index:
             )
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="epochal-index") as readers:
-            told = list(readers.map(self._read, self._places))
+            reports = list(readers.map(self._read, self._locations))
         self._snapshot = Snapshot(
             at=time.time(),
             pipelines={
-                key_of(place): one
-                for place, one in zip(self._places, told, strict=True)
+                key_of(location): one
+                for location, one in zip(self._locations, reports, strict=True)
                 if isinstance(one, PipelineReport)
             },
-            unreadable=[one for one in told if isinstance(one, UnreadableReport)],
+            unreadable=[one for one in reports if isinstance(one, UnreadableReport)],
         )
 
     def _find_if_due(self) -> None:
-        # Where nothing is there yet, somebody may be waiting for the first one to start.
-        if self._places and time.monotonic() - self._found_at < _FIND_EVERY_S:
+        # While there is no pipeline yet, search every time: the first one may be starting.
+        if self._locations and time.monotonic() - self._found_at < _FIND_EVERY_S:
             return
         found = []
         for log in find_logs(self.root):
             found.append(log.place)
             log.close()
-        self._places, self._found_at = found, time.monotonic()
+        self._locations, self._found_at = found, time.monotonic()
 
     def _run(self) -> None:
         while not self._is_over.wait(self._every_s):
             try:
                 self.refresh()
             except Exception:
-                # The page then shows how old its figures are; a thread that died would not.
+                # The thread must go on: the page shows how old its figures are.
                 logger.exception("the pipelines below %s could not be read", self.root)
 
-    def _read(self, place: str) -> PipelineReport | UnreadableReport:
-        log = found_log(self.root, place)
+    def _read(self, location: str) -> PipelineReport | UnreadableReport:
+        log = found_log(self.root, location)
         try:
             return pipeline_status(log)
         except (EpochalError, OSError) as error:

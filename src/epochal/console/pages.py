@@ -1,4 +1,4 @@
-"""What people see, and the same reports as JSON. Every page works without a script."""
+"""The pages, and the same reports as JSON. Every page works without scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from epochal.reports.status import pipeline_status
 from epochal.terms import quantity
 
 PAGE = 50
-_DRAWN = 60
+_EPOCHS_DRAWN = 60
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,9 +41,9 @@ class Pages:
 
     def pipelines(self, request: Request) -> Response:
         snapshot = self.index.snapshot
-        asked = request.query_params
-        found = snapshot.find(asked.get("q", ""), asked.get("health", ""))
-        page = _number(asked.get("page", "1"))
+        query = request.query_params
+        found = snapshot.find(query.get("q", ""), query.get("health", ""))
+        page = _number(query.get("page", "1"))
         shown = found[(page - 1) * PAGE : page * PAGE]
         return self._page(
             request,
@@ -55,14 +55,13 @@ class Pages:
             found=len(found),
             page=page,
             pages=max(1, -(-len(found) // PAGE)),
-            words=asked.get("q", ""),
-            health=asked.get("health", ""),
+            health=query.get("health", ""),
         )
 
     def pipeline(self, request: Request) -> Response:
         with self._log(request) as (key, log):
             report = pipeline_status(log)
-            history = epochs(log, limit=_DRAWN)
+            history = epochs(log, limit=_EPOCHS_DRAWN)
             return self._page(
                 request,
                 "pipeline.html",
@@ -75,20 +74,20 @@ class Pages:
 
     def epochs(self, request: Request) -> Response:
         with self._log(request) as (key, log):
-            asked = request.query_params
+            query = request.query_params
             report = epochs(
                 log,
                 limit=PAGE,
-                cursor=asked.get("cursor") or None,
-                only=asked.get("outcome") or None,
+                cursor=query.get("cursor") or None,
+                only=query.get("outcome") or None,
             )
             return self._page(
                 request,
                 "epochs.html",
                 key=key,
                 history=report,
-                outcome=asked.get("outcome", ""),
-                is_newest=not asked.get("cursor"),
+                outcome=query.get("outcome", ""),
+                is_newest=not query.get("cursor"),
             )
 
     def epoch(self, request: Request) -> Response:
@@ -97,7 +96,7 @@ class Pages:
             attempts = epoch_attempts(log, number)
             receipts = epoch_receipts(log, number)
             if not attempts and not receipts:
-                raise HTTPException(404, f"nothing is remembered of epoch {number}")
+                raise HTTPException(404, f"neither log nor history has epoch {number}")
             return self._page(
                 request,
                 "epoch.html",
@@ -119,10 +118,10 @@ class Pages:
 
     def api_epochs(self, request: Request) -> Response:
         with self._log(request) as (_, log):
-            asked = request.query_params
-            limit = _number(asked.get("limit", str(PAGE)))
+            query = request.query_params
+            limit = _number(query.get("limit", str(PAGE)))
             return JSONResponse(
-                to_json(epochs(log, limit=limit, cursor=asked.get("cursor") or None))
+                to_json(epochs(log, limit=limit, cursor=query.get("cursor") or None))
             )
 
     def metrics(self, request: Request) -> Response:  # noqa: ARG002
@@ -136,14 +135,14 @@ class Pages:
     def health(self, request: Request) -> Response:  # noqa: ARG002
         return PlainTextResponse("ok")
 
-    # Inside
+    # Shared by the pages
 
     @contextmanager
     def _log(self, request: Request) -> Iterator[tuple[str, EpochLog]]:
         key = request.path_params["key"]
         log = self.index.log(key)
         if log is None:
-            raise HTTPException(404, "no pipeline is known by this address")
+            raise HTTPException(404, "there is no pipeline at this address")
         try:
             yield key, log
         except EpochalError as error:
@@ -163,25 +162,25 @@ class Pages:
             now=time.time(),
             is_signed_in=is_signed_in,
             has_token=self.sessions.token is not None,
-            form_word=self.sessions.form_word(session) if is_signed_in and session else "",
+            csrf_token=self.sessions.csrf_token(session) if is_signed_in and session else "",
             Health=Health,
             **values,
         )
 
 
 def _figures(history: EpochsReport) -> dict[str, Markup]:
-    """Drawn by us: every text in them is escaped where it is put in."""
-    told = history.epochs
+    """Return the charts by title. `charts` escapes every text in them."""
+    shown = history.epochs
     drawn = {
-        "Seconds by phase": charts.timeline(told),
+        "Seconds by phase": charts.timeline(shown),
         "Rows per second": charts.plot(
-            "Rows per second", told, charts.rows_per_second, lambda rows: f"{rows:,.0f}"
+            "Rows per second", shown, charts.rows_per_second, lambda rows: f"{rows:,.0f}"
         ),
         "From decision to visible": charts.plot(
             "Seconds from decision to visible",
-            told,
+            shown,
             charts.seconds_to_commit,
-            charts.seconds_told,
+            charts.seconds_text,
         ),
     }
     return {title: Markup(figure) for title, figure in drawn.items() if figure}  # noqa: S704  escaped
@@ -189,7 +188,7 @@ def _figures(history: EpochsReport) -> dict[str, Markup]:
 
 def _number(text: str, least: int = 1) -> int:
     if not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise HTTPException(400, f"{text!r} is not a number here")
+        raise HTTPException(400, f"{text!r} is not a valid number")
     return int(text)
 
 
@@ -203,7 +202,7 @@ def _age(seconds: float | None) -> str:
 
 
 def _when(at: float | None) -> str:
-    """A moment that breaks, if it must, between its day and its time."""
+    """Return a time as HTML that may break between date and time."""
     if at is None:
         return ""
     day, hour = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)).split()
@@ -238,5 +237,5 @@ _TEMPLATES.filters |= {
     "bytes": _bytes,
     "named": _named,
     "quantity": quantity,
-    "spent": charts.seconds_told,
+    "spent": charts.seconds_text,
 }

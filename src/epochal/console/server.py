@@ -1,4 +1,4 @@
-"""The console beside a program that does something else, on a thread of its own."""
+"""The console inside another program, on a thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import uvicorn
 from epochal.console.app import console
 
 _HOST = "127.0.0.1"
-_GOODBYE_MAX_S = 1
+_SHUTDOWN_MAX_S = 1
 
 
 @contextmanager
 def served(root: str) -> Iterator[str]:
-    """A console that only shows, on a free port of loopback, while the block lasts: its address."""
-    # Listening from here on: whoever asks before the server is up waits, and is not refused.
+    """Serve a read-only console on a free loopback port until the block ends; yields its URL."""
+    # The socket listens already: requests before the server is up wait and are not refused.
     with socket.create_server((_HOST, 0)) as listening:
         config = uvicorn.Config(
             console(root),
             log_level="warning",
             server_header=False,
-            timeout_graceful_shutdown=_GOODBYE_MAX_S,
+            timeout_graceful_shutdown=_SHUTDOWN_MAX_S,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(

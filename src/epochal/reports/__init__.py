@@ -1,10 +1,17 @@
-"""
-What an operator sees. `--json` of the command line and the console serve exactly these values.
+"""Reports for operators: the values that `--json` prints and the console serves.
 
-`status` and `epochs` read the log and its history, and change nothing; `surveying` and `doctor` ask
-the targets too; `recovering`, `resolving` and `dropping` do what a person wants, in the words in
-which it was shown before; `auditing` counts what readers see. Every report says its version: keys
-are added within one, never changed.
+model       the report types, and their JSON form
+status      all pipelines, from their logs and histories
+epochs      a page of the history
+liveness    whether a driver is running
+discover    the logs below a folder or URL
+inspect     what the targets hold of a pipeline
+doctor      abilities, clocks and leftovers of all targets
+verify      visible rows against decided totals; verify_source: the source against them
+recover, resolve, drop, grants, log_export, metrics_export    the verbs of the same names
+
+Everything up to `verify` changes nothing. Within a version, keys of a report are added and never
+changed.
 """
 
 from epochal.reports.model import VERSION, to_json

@@ -1,4 +1,4 @@
-"""Which pipelines lie below a root: every folder that holds records of an epoch log."""
+"""Finds the epoch logs below a root: every folder that holds records of a log."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _DEPTH_MAX = 6
 _NEVER_A_LOG = frozenset(
     {"offsets", "commits", "sources", "state", "_spark_metadata", "history", "_epochal"}
 )
-"""Folders that may hold many files and never a log: Spark's own, histories, a sink's manifests."""
+"""Folders that may hold many files and never a log: Spark's, histories, manifests of sinks."""
 
 
 _DATABASES = ("sqlite:", "postgres:", "postgresql:")
 
 
 def found_log(root: str, place: str) -> EpochLog:
-    """A log that was found below a root, opened anew: its place tells no user and no password."""
+    """Reopen a log that was found below a root. For a database, by the root, which has the user."""
     return log_at(root) if root.startswith(_DATABASES) else open_log(place)
 
 
 def find_logs(root: str) -> Iterator[EpochLog]:
-    """Every epoch log below a folder or a prefix, in the order of names."""
+    """Yield every epoch log below a folder or a prefix, in the order of names."""
     if root.startswith(_DATABASES):
         yield log_at(root)
     elif "://" in root and not root.startswith("file:"):
-        # First what refuses a place that no command can reach, with the way out.
+        # Raises, with a hint, for a location that no command can reach.
         open_log(root).close()
         for place in _find_objects(root.rstrip("/")):
             yield open_log(place)
@@ -58,7 +58,7 @@ def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
     if depth == _DEPTH_MAX:
         return
     for entry in entries:
-        if _is_promising(entry.name) and entry.is_dir(follow_symlinks=False):
+        if _may_hold_logs(entry.name) and entry.is_dir(follow_symlinks=False):
             yield from _find_folders(folder / entry.name, depth + 1)
 
 
@@ -83,9 +83,9 @@ def _object_folders(store: ObjectStore, prefix: str, depth: int) -> Iterator[str
     if depth == _DEPTH_MAX:
         return
     for folder in sorted(listed["common_prefixes"]):
-        if _is_promising(folder.rstrip("/").rpartition("/")[2]):
+        if _may_hold_logs(folder.rstrip("/").rpartition("/")[2]):
             yield from _object_folders(store, folder.rstrip("/"), depth + 1)
 
 
-def _is_promising(name: str) -> bool:
+def _may_hold_logs(name: str) -> bool:
     return name not in _NEVER_A_LOG and not name.startswith(".")

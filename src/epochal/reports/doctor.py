@@ -1,8 +1,8 @@
 """
-Asking everything that can be asked: the log, the driver, every target.
+The doctor: queries the log, the driver and every target, and lists problems.
 
-What a target can promise, how its clock goes, what it holds of this pipeline and for how long, and
-what that blocks. Changes nothing that a reader sees.
+For each target: its abilities, its clock, the handles it holds of this pipeline, their age and what
+they block. Changes nothing that readers see.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from epochal.coordinator.surroundings import mint_uid
 from epochal.errors import EpochalError
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
-from epochal.reports.inspect import AFTER_COMMIT, committer_of, list_found, told
+from epochal.reports.inspect import AFTER_COMMIT, committer_of, error_text, list_found
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
     DoctorReport,
@@ -32,24 +32,24 @@ from epochal.terms import Ability, Mark, quantity
 CLOCK_SKEW_MAX_S = 5.0
 
 
-def examine(reached: Reached, *, now: float | None = None) -> DoctorReport:
-    """One diagnosis a sink; a target that fails does not keep the others from being asked."""
+def diagnose(reached: Reached, *, now: float | None = None) -> DoctorReport:
+    """Diagnose every sink. A target that fails does not keep the others from being queried."""
     now = time.time() if now is None else now
-    state, log_told, log_problems = _log(reached, now)
+    state, log_text, log_problems = _log(reached, now)
     driver = None
     if state is not None:
         driver = driver_report(state, live_of(reached.require_log()), now=now)
-    who = state or State(uid=mint_uid(), pipeline=reached.pipeline or "", location="")
+    identity = state or State(uid=mint_uid(), pipeline=reached.pipeline or "", location="")
     sinks = [] if reached.sinks is None else list(by_name(reached.sinks).values())
-    diagnoses = [_diagnose(sink, who, state, reached.limits) for sink in sinks]
+    diagnoses = [_diagnose(sink, identity, state, reached.limits) for sink in sinks]
     problems = [
         *log_problems,
         *(problem for one in diagnoses for problem in _problems(one, driver, reached.limits)),
     ]
     return DoctorReport(
         target=reached.target,
-        pipeline=who.pipeline,
-        log=log_told,
+        pipeline=identity.pipeline,
+        log=log_text,
         driver=driver,
         sinks=diagnoses,
         problems=problems,
@@ -58,11 +58,11 @@ def examine(reached: Reached, *, now: float | None = None) -> DoctorReport:
 
 def _log(reached: Reached, now: float) -> tuple[State | None, str, list[str]]:
     if reached.log is None:
-        return None, "not asked: no checkpoint is named (--checkpoint)", []
+        return None, "not read: no checkpoint is named (--checkpoint)", []
     try:
         newest = require_record(reached.log)
     except (EpochalError, OSError) as error:
-        return None, told(error), [f"the epoch log: {told(error)}"]
+        return None, error_text(error), [f"the epoch log: {error_text(error)}"]
     state = newest.record.state
     problems = []
     if state.unsettled is not None:
@@ -74,19 +74,19 @@ def _log(reached: Reached, now: float) -> tuple[State | None, str, list[str]]:
         live = live_of(reached.log)
         if driver_report(state, live, now=now).liveness is Liveness.ALIVE:
             problems = []
-    return state, f"{reached.log.place}: record {newest.number} can be read", problems
+    return state, f"{reached.log.place}: record {newest.number} is readable", problems
 
 
-def _diagnose(sink: Sink, who: State, state: State | None, limits: Limits) -> SinkDiagnosis:
+def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) -> SinkDiagnosis:
     try:
-        with committer_of(sink, who, limits) as committer:
-            return _asked(sink, committer, who, state)
+        with committer_of(sink, identity, limits) as committer:
+            return _query(sink, committer, identity, state)
     except (EpochalError, OSError) as error:
         return SinkDiagnosis(
             sink=sink.name,
             described=sink.describe(),
             is_reached=False,
-            error=told(error),
+            error=error_text(error),
             hint=getattr(error, "hint", ""),
             abilities=[],
             newest="",
@@ -95,7 +95,7 @@ def _diagnose(sink: Sink, who: State, state: State | None, limits: Limits) -> Si
         )
 
 
-def _asked(sink: Sink, committer: Committer, who: State, state: State | None) -> SinkDiagnosis:
+def _query(sink: Sink, committer: Committer, identity: State, state: State | None) -> SinkDiagnosis:
     abilities: Sequence[Ability] = committer.check(None)
     return SinkDiagnosis(
         sink=sink.name,
@@ -106,13 +106,13 @@ def _asked(sink: Sink, committer: Committer, who: State, state: State | None) ->
         abilities=abilities,
         newest=_newest(committer.newest(), state, sink.name),
         clock_skew_s=_skew(committer),
-        found=list_found(sink.name, committer.in_doubt(), who),
+        found=list_found(sink.name, committer.in_doubt(), identity),
     )
 
 
 def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str:
     if marks is None:
-        return "the target keeps no proof of epochs"
+        return "the target stores no proof of epochs"
     if state is None:
         have = "has" if len(marks) == 1 else "have"
         return f"{quantity(len(marks), 'pipeline')} of this name {have} written here"
@@ -148,7 +148,7 @@ def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -
 
 
 def _is_lingering(found: FoundReport, *, is_alive: bool, alarm_s: float) -> bool:
-    """An epoch that is being written is in doubt by nature; what nobody works on is not."""
+    """Handles of a running driver are expected until they are too old; others are a problem."""
     if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT):
         return True
     return not is_alive or (found.age_s or 0.0) > alarm_s

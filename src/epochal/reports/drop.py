@@ -1,9 +1,9 @@
 """
-Removing all that a dead pipeline left at its targets and in its log; the rows stay.
+Removal of everything a dead pipeline left at its targets and in its log, except the rows.
 
-In an order that may be cut short and begun again: nobody may be at work; the pipeline is claimed,
-so that no sleeping driver decides any more; what is in doubt is aborted; each target forgets; the
-log goes last, as it says what there is to remove.
+The order allows an interrupted removal to be repeated: require that no driver is running; claim the
+pipeline, so that no sleeping driver can decide any more; abort what is in doubt; remove ids, ledger
+rows and staging at each target; remove the log last, because it says what there is to remove.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from epochal.coordinator.sweeping import abort_judged
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
-from epochal.reports.inspect import committer_of, told
-from epochal.reports.liveness import driver_report, require_nobody_at_work
+from epochal.reports.inspect import committer_of, error_text
+from epochal.reports.liveness import driver_report, require_no_driver
 from epochal.reports.model import DropReport
 from epochal.reports.status import history_of, live_of, require_record
 from epochal.terms import quantity
@@ -29,15 +29,15 @@ _NOT_REACHED = "not reached: "
 
 def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropReport:
     """
-    Remove it, or show what would go. `is_dead` is a person's word on a driver of which nothing can
-    be known from here; one that is seen to be alive is refused all the same.
+    Remove it, or show what would be removed. With `is_dead` a person confirms that a driver is dead
+    whose state can't be found out from here; a driver that is seen to be alive is refused anyway.
     """
     log = reached.require_log()
     state = require_record(log).record.state
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
     _require_nothing_decided(state)
     state = resolving.as_successor(state) if dry_run else resolving.take_over(log, reached.limits)
-    # Again: a driver that was thought dead may have decided before the claim.
+    # Again: a driver that seemed dead may have decided before the claim.
     _require_nothing_decided(state)
     removed, left = _at_targets(reached, state, dry_run=dry_run)
     return DropReport(
@@ -53,9 +53,9 @@ def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropRepor
 def _require_nothing_decided(state: State) -> None:
     if state.unsettled is not None and state.pending:
         raise Refused(
-            f"epoch {state.unsettled.epoch} is decided and not carried out on "
+            f"epoch {state.unsettled.epoch} is decided and not committed on "
             f"{', '.join(state.pending)}: to drop it would lose rows (I4)",
-            "`epochal recover` carries it out; `epochal resolve give-up` lets it go, on record",
+            "`epochal recover` commits it; `epochal resolve give-up` gives it up, on record",
         )
 
 
@@ -65,11 +65,11 @@ def _require_dead(log: EpochLog, state: State, *, is_dead: bool, dry_run: bool) 
     driver = driver_report(state, live_of(log), now=time.time())
     if driver.liveness.value == "alive":
         raise Refused(
-            f"generation {driver.generation} is at work ({driver.because}): a living pipeline "
-            "can't be dropped",
+            f"generation {driver.generation} is running ({driver.because}): a running "
+            "pipeline can't be dropped",
             "stop it first",
         )
-    require_nobody_at_work(driver, take_over=is_dead, doing="drop the pipeline")
+    require_no_driver(driver, take_over=is_dead, doing="drop the pipeline")
 
 
 def _is_any_unreached(left: dict[str, str]) -> bool:
@@ -85,7 +85,7 @@ def _at_targets(
         try:
             doubts, dropped = _one(sink, state, reached, dry_run=dry_run)
         except (EpochalError, OSError) as error:
-            left[name] = f"{_NOT_REACHED}{told(error)}"
+            left[name] = f"{_NOT_REACHED}{error_text(error)}"
             continue
         removed[name] = [*doubts, *dropped.removed]
         if dropped.kept:
@@ -100,21 +100,23 @@ def _one(sink: Sink, state: State, reached: Reached, *, dry_run: bool) -> tuple[
         if not dry_run:
             abort_judged(committer, judged, state)
         if not isinstance(committer, Operable):
-            return doubts, Dropped(kept="what this kind of target remembers of old epochs")
+            return doubts, Dropped(
+                kept="proofs of old epochs: this kind of target can't remove them"
+            )
         return doubts, committer.drop(is_dry_run=dry_run)
 
 
 def _log(log: EpochLog, *, dry_run: bool, is_kept: bool) -> list[str]:
-    """The log's own records and history. Kept while a target could not be cleared."""
+    """Remove the records and the history, unless a target could not be cleared."""
     if is_kept:
-        return ["kept: not every target was reached; drop it again once they are"]
+        return ["kept: not every target was reached; repeat the command when they are"]
     numbers = log.numbers()
     history = history_of(log)
     names = [] if history is None else list(history.place.names())
     if not dry_run:
         if history is not None:
             history.place.delete(names)
-        # The highest last: as long as a record is there, it is the truth.
+        # The highest number last: it is the state of the log as long as it exists.
         for number in numbers:
             log.delete([number])
     return [

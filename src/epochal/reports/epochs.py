@@ -1,4 +1,4 @@
-"""The history of a pipeline, a page at a time, filled up by what the log itself still knows."""
+"""Pages of a pipeline's history, completed from the records that the log keeps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from epochal.contract import EpochLog
 from epochal.coordinator.reading import kept_records
 from epochal.errors import Misconfigured
 from epochal.protocol.state import Record, RecordKind
-from epochal.reports.model import EpochReport, EpochsReport, ReceiptReport
+from epochal.reports.model import NOT_QUERIED, EpochReport, EpochsReport, ReceiptReport
 from epochal.reports.status import history_of, require_record
 from epochal.telemetry.history import Page, PastEpoch
 from epochal.terms import EpochNumber
 
 EPOCHS_MAX = 1000
 _DECIDED = "decided"
-"""Told by the log alone: in a history an epoch has come to rest."""
+"""The outcome of an epoch that only the log knows: the history has ended epochs only."""
 _NOTHING_YET = "no epoch has been decided yet"
 _NO_HISTORY = (
-    "this log's storage has no room for a history (or history_epochs_kept is 0): only the epochs "
-    "of the log's newest records are shown"
+    "this log's storage supports no history (or history_epochs_kept is 0): only the epochs of "
+    "the log's newest records are shown"
 )
 
 
@@ -27,13 +27,13 @@ def epochs(
     log: EpochLog, *, limit: int = 20, cursor: str | None = None, only: str | None = None
 ) -> EpochsReport:
     """
-    A page of epochs, newest first; `only` keeps one outcome.
+    Return a page of epochs, newest first; `only` selects one outcome.
 
-    What is decided and not in the history yet is told from the log, on the first page.
+    The first page includes decided epochs that the history lacks, from the log.
     """
     state = require_record(log).record.state
     if not 1 <= limit <= EPOCHS_MAX:
-        raise Misconfigured(f"limit={limit}", f"1 to {EPOCHS_MAX}")
+        raise Misconfigured(f"limit={limit} is out of range", f"1 to {EPOCHS_MAX}")
     history = history_of(log)
     try:
         page = (
@@ -42,35 +42,35 @@ def epochs(
             else history.page(limit=limit, cursor=cursor, only=None if only == _DECIDED else only)
         )
     except ValueError as error:
-        raise Misconfigured(f"{error}", "take the cursor from the page before") from error
+        raise Misconfigured(f"{error}", "take the cursor from the previous page") from error
     is_kept = history is not None and bool(page.epochs or history.segments())
-    told = [past_report(one) for one in page.epochs]
+    found = [past_report(one) for one in page.epochs]
     if cursor is None and only in (None, _DECIDED):
-        told = sorted(
-            [*_from_log(log, told, is_all=page.cursor is None), *told],
+        found = sorted(
+            [*_from_log(log, found, is_all=page.cursor is None), *found],
             key=lambda one: (-one.epoch, -one.generation),
         )
     return EpochsReport(
         location=state.location,
         pipeline=state.pipeline,
-        epochs=[one for one in told if only in (None, one.outcome)],
+        epochs=[one for one in found if only in (None, one.outcome)],
         cursor=page.cursor,
         because="" if is_kept else _NOTHING_YET if state.last is None else _NO_HISTORY,
     )
 
 
 def epoch_attempts(log: EpochLog, epoch: int) -> list[EpochReport]:
-    """Every attempt at one epoch that is remembered, oldest first."""
+    """Return every known attempt at one epoch, oldest first."""
     history = history_of(log)
     past = [] if history is None else history.attempts(EpochNumber(epoch))
-    told = [past_report(one) for one in past]
-    if any(one.outcome == "committed" for one in told):
-        return told
-    return [*told, *(one for one in _from_log(log, [], is_all=True) if one.epoch == epoch)]
+    found = [past_report(one) for one in past]
+    if any(one.outcome == "committed" for one in found):
+        return found
+    return [*found, *(one for one in _from_log(log, [], is_all=True) if one.epoch == epoch)]
 
 
 def epoch_receipts(log: EpochLog, epoch: int) -> dict[str, list[ReceiptReport]]:
-    """The receipts that the decision on an epoch names, while the log still keeps its record."""
+    """Return the receipts of an epoch's decision, while the log keeps its record."""
     for numbered in reversed(kept_records(log)):
         decision = numbered.record.state.unsettled
         if decision is not None and decision.epoch == epoch:
@@ -80,7 +80,7 @@ def epoch_receipts(log: EpochLog, epoch: int) -> dict[str, list[ReceiptReport]]:
                         handle=str(receipt.handle),
                         rows=receipt.rows,
                         bytes=receipt.bytes,
-                        proof="not asked",
+                        proof=NOT_QUERIED,
                     )
                     for receipt in some
                 ]
@@ -101,15 +101,15 @@ def past_report(past: PastEpoch) -> EpochReport:
         seconds=past.seconds,
         sinks={name: asdict(sink) for name, sink in past.sinks.items()},
         trouble=None if past.trouble is None else asdict(past.trouble),
-        told_by="history",
+        read_from="history",
     )
 
 
 def _from_log(log: EpochLog, known: list[EpochReport], *, is_all: bool) -> list[EpochReport]:
     """
-    Decided epochs whose line of history is missing: not written yet, or lost with a driver.
+    Return decided epochs that the history lacks: not written yet, or lost with a killed driver.
 
-    Where the page does not hold all of the history, only those that belong on it.
+    Unless the page holds all of the history, only epochs newer than its oldest one.
     """
     there = {one.epoch for one in known if one.outcome != "aborted"}
     oldest = -1 if is_all else min(there, default=-1)
@@ -144,5 +144,5 @@ def _decided(record: Record) -> EpochReport | None:
         seconds={},
         sinks=sinks,
         trouble=None,
-        told_by="log",
+        read_from="log",
     )

@@ -1,4 +1,4 @@
-"""The least that each target must grant, in its own words."""
+"""The least privileges that each sink needs, as statements of its target."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from epochal.reports.model import GrantsReport
 
 @runtime_checkable
 class Granting(Protocol):
-    """A sink that can tell what its target must grant."""
+    """A sink that knows which privileges it needs."""
 
     def grants(self) -> Sequence[str] | str: ...
 
 
 def grants(reached: Reached) -> GrantsReport:
-    """Asks no target: what is declared is enough."""
-    told: dict[str, Sequence[str]] = {}
+    """Return the grants of every sink. No target is queried."""
+    statements: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
     for name, sink in by_name(reached.require_sinks()).items():
         if not isinstance(sink, Granting):
-            unknown[name] = "nothing to grant: this kind of sink has no rights of its own"
+            unknown[name] = "nothing to grant: this kind of sink needs no privileges"
             continue
         try:
             found = sink.grants()
-            told[name] = [found] if isinstance(found, str) else list(found)
+            statements[name] = [found] if isinstance(found, str) else list(found)
         except Misconfigured as error:
             unknown[name] = f"{error.message}; {error.hint}"
-    return GrantsReport(pipeline=reached.pipeline or "", sinks=told, unknown=unknown)
+    return GrantsReport(pipeline=reached.pipeline or "", sinks=statements, unknown=unknown)

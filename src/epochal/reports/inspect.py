@@ -1,4 +1,4 @@
-"""Asking the targets what they hold of a pipeline, without changing anything."""
+"""Queries of the targets: proof of receipts and handles in doubt. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from epochal.coordinator.starting import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
-from epochal.reports.model import FoundReport, ReceiptReport, SinkSurvey
+from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkSurvey
 from epochal.terms import Generation, InDoubt, SinkName
 
 _LATER = "of a later driver"
 AFTER_COMMIT = "judged after the commit"
-"""Some targets list names that don't tell attempts apart; only a commit sorts them out."""
+"""Names in the lists of some targets don't distinguish attempts; committing removes the winners."""
 
 
 @contextmanager
 def committer_of(sink: Sink, state: State, limits: Limits) -> Iterator[Committer]:
-    """One sink's committer, speaking for the pipeline, and closed afterwards."""
+    """Open the committer of a sink with the pipeline's identity, and close it afterwards."""
     committer = sink.committer(identity_of(state, sink.name), limits)
     try:
         yield committer
@@ -31,7 +31,7 @@ def committer_of(sink: Sink, state: State, limits: Limits) -> Iterator[Committer
 
 
 def survey(reached: Reached, state: State) -> list[SinkSurvey]:
-    """Every sink that the pipeline declares or the decision names; one that fails says so."""
+    """Query every sink that is declared or named by the decision. Errors are in the result."""
     declared = by_name(reached.require_sinks())
     surveys = [_survey_one(sink, state, reached.limits) for sink in declared.values()]
     undeclared = [name for name in state.pending if name not in declared]
@@ -48,7 +48,7 @@ def _survey_one(sink: Sink, state: State, limits: Limits) -> SinkSurvey:
         return SinkSurvey(
             sink=sink.name,
             is_reached=False,
-            error=told(error),
+            error=error_text(error),
             is_pending=pending,
             receipts=_receipts(sink.name, state, None),
             found=[],
@@ -67,7 +67,7 @@ def _undeclared(name: SinkName, state: State) -> SinkSurvey:
     return SinkSurvey(
         sink=name,
         is_reached=False,
-        error="the pipeline no longer declares this sink, and the decided epoch waits for it",
+        error="not declared by the pipeline any more, and the decided epoch is not committed on it",
         is_pending=True,
         receipts=_receipts(name, state, None),
         found=[],
@@ -83,7 +83,7 @@ def _receipts(name: SinkName, state: State, committer: Committer | None) -> list
             handle=str(receipt.handle),
             rows=receipt.rows,
             bytes=receipt.bytes,
-            proof="not asked"
+            proof=NOT_QUERIED
             if committer is None
             else committer.outcome(decision.epoch, receipt).value,
         )
@@ -92,18 +92,18 @@ def _receipts(name: SinkName, state: State, committer: Committer | None) -> list
 
 
 def list_found(name: SinkName, listed: Sequence[InDoubt], state: State) -> list[FoundReport]:
-    """What a target lists, with what the next driver would do about it."""
-    # As the driver that comes next would judge it: nothing of the present one can be decided then.
+    """Return what a target lists, with the verdict of the next driver on each handle."""
+    # The next driver's claim fences the present one, which then can't decide any more.
     successor = replace(state, generation=Generation(state.generation + 1))
-    return [_found(name, one, successor) for one in listed]
+    return [_judged(name, one, successor) for one in listed]
 
 
-def _found(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
+def _judged(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
     try:
         judgement = judge(one, successor)
         verdict, because = judgement.verdict.value, judgement.because
         if judgement.verdict is Verdict.ABORT and name in successor.pending:
-            verdict, because = AFTER_COMMIT, "the decided epoch is carried out here first"
+            verdict, because = AFTER_COMMIT, "the decided epoch is committed here first"
     except Fenced as error:
         verdict, because = _LATER, error.message
     return FoundReport(
@@ -118,13 +118,13 @@ def _found(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
     )
 
 
-def proofs_told(surveyed: SinkSurvey) -> Mapping[str, int]:
-    """How many receipts of the decided epoch the target proves to be what."""
+def count_proofs(surveyed: SinkSurvey) -> Mapping[str, int]:
+    """Return the number of receipts of the decided epoch by proof."""
     counts: dict[str, int] = {}
     for receipt in surveyed.receipts:
         counts[receipt.proof] = counts.get(receipt.proof, 0) + 1
     return counts
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return error.message if isinstance(error, EpochalError) else str(error)

@@ -1,4 +1,4 @@
-"""The epoch log as one document: for backups, for support, for whoever wants to look."""
+"""The epoch log as one document, for backups and support."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from epochal.reports.status import no_log
 
 
 def export(log: EpochLog) -> ExportReport:
-    """Every record that is kept, oldest first, each checked. Holds no secret, as no record does."""
+    """Return all records of the log, oldest first, each validated. They hold no secrets."""
     records = kept_records(log)
     if not records:
         raise no_log(log.place)
-    return ExportReport(location=log.place, records=[_told(one) for one in records])
+    return ExportReport(location=log.place, records=[_to_json(one) for one in records])
 
 
-def _told(one: Numbered) -> dict[str, Any]:
+def _to_json(one: Numbered) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(encode(one.record).split(b"\n")[1])
     return {"number": one.number, **body}

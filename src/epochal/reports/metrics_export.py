@@ -1,4 +1,4 @@
-"""Status as metrics, for a console that watches pipelines whose drivers are gone."""
+"""The status of pipelines as Prometheus metrics, for the console."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOTALS = {"epochal_rows_total": "rows", "epochal_bytes_total": "bytes"}
 
 
 def prometheus_text(report: StatusReport) -> bytes:
-    """The figures that a log knows, under the names and labels that drivers use."""
+    """Return the metrics that logs know, under the names and labels that drivers use."""
     registry = CollectorRegistry()
     registry.register(_Collector(report))
     return generate_latest(registry)
@@ -61,7 +61,7 @@ class _Collector:
 
 def _gauge(name: str, values: list[tuple[list[str], float]]) -> Metric:
     family = GaugeMetricFamily(name, INSTRUMENTS[name].description, labels=INSTRUMENTS[name].labels)
-    # Runs of one pipeline share its name, and a series may be told only once: the highest counts.
+    # Runs of one pipeline share its name, and a series may occur once: the highest value counts.
     highest: dict[tuple[str, ...], float] = {}
     for labels, value in values:
         highest[tuple(labels)] = max(float(value), highest.get(tuple(labels), float(value)))
@@ -71,5 +71,5 @@ def _gauge(name: str, values: list[tuple[list[str], float]]) -> Metric:
 
 
 def _stuck(pipeline: PipelineReport) -> int:
-    """Not where a driver is at it: in steady state one epoch waits for the next record."""
+    """A running driver is not stuck: its last epoch is settled by the next record."""
     return int(pipeline.unsettled is not None and pipeline.health is Health.IN_DOUBT)

@@ -1,4 +1,4 @@
-"""The read model: plain values, one class a thing that an operator asks for."""
+"""The read model: a frozen class per report, and its JSON form."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from typing import Any
 from epochal.terms import Ability, Json
 
 VERSION = 1
-_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_AS_IT_IS = frozenset({str, int, float, bool, type(None)})
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_JSON_TYPES = frozenset({str, int, float, bool, type(None)})
+
+
+NOT_QUERIED = "not queried"
+"""The proof of a receipt whose target was not queried."""
 
 
 class Liveness(Enum):
-    """Whether a driver works on a pipeline, as far as can be known from here."""
+    """Whether a driver is running, as far as can be known from here."""
 
     STOPPED = "stopped"
-    """The last driver left in good order."""
+    """The last driver stopped cleanly."""
     ALIVE = "alive"
-    """A driver has spoken within the last seconds, or its process is there."""
+    """Its heartbeat is seconds old, or its process exists."""
     GONE = "gone"
-    """Its process is not there any more, or has said goodbye in disorder."""
+    """Its process does not exist any more, or it ended and did not stop cleanly."""
     SILENT = "silent"
-    """It has not spoken for much longer than it should."""
+    """Its heartbeat is overdue."""
     UNKNOWN = "unknown"
-    """It runs elsewhere, and nothing tells whether it still does."""
+    """It was started on another machine, and there is no heartbeat."""
 
 
 class Health(Enum):
     OK = "ok"
     WORKING = "working"
-    """An epoch is decided and being carried out by a driver that is alive."""
+    """An epoch is decided and a running driver is committing it."""
     IN_DOUBT = "in doubt"
-    """An epoch is decided and not carried out, and nobody is at it; or a person is needed."""
+    """An epoch is decided and no driver is committing it; or a person is needed."""
     DOWN = "down"
-    """Nothing is in doubt, and the driver did not leave in good order."""
+    """Nothing is in doubt, and the driver did not stop cleanly."""
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReport:
-    told: str
-    """Host and process, as the driver called itself."""
+    name: str
+    """Host and process id, as in the log."""
     generation: int
     liveness: Liveness
     because: str
     seen_at: float | None
-    """When it last said something, by its own clock."""
+    """The time of its last heartbeat, by its own clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class PendingSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsettledReport:
-    """An epoch that is decided and not known to be carried out everywhere."""
+    """An epoch that is decided and not known to be committed on every sink."""
 
     epoch: int
     decided_at: float
@@ -74,13 +78,13 @@ class UnsettledReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtCount:
-    """What the driver's last sweep left in doubt at one sink."""
+    """The number of handles that the driver's last clean-up left in doubt at one sink."""
 
     sink: str
     count: int
     oldest_age_s: float | None
     left: int
-    """For a person: what no driver may touch."""
+    """How many of them only a person may resolve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +92,12 @@ class SinkReport:
     name: str
     described: Mapping[str, Json]
     last_rows: int | None
-    """In the newest decided epoch; None where this sink was not in it."""
+    """In the newest decided epoch; None if this sink was not in it."""
     rows: int | None
-    """Decided since the epoch `since`, less what was given up; None where nobody counted."""
+    """Decided from the epoch `since` on, without given-up ones; None if not counted."""
     bytes: int | None
     hash_sum: str | None
-    """The sum of all row hashes modulo 2^64, in hex; None where rows are not hashed."""
+    """The sum of all row hashes modulo 2^64, in hex; None if rows are not hashed."""
     since: int | None
 
 
@@ -109,7 +113,7 @@ class GivenUpReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineReport:
-    """One pipeline, from its log and its history alone."""
+    """One pipeline, from its log and its history only."""
 
     location: str
     log: str
@@ -123,7 +127,7 @@ class PipelineReport:
     last_epoch: int | None
     decided_at: float | None
     epoch: int | None
-    """What the driver works on, or worked on last."""
+    """The epoch in progress, or the last one."""
     phase: str
     phase_seconds: Mapping[str, float]
     rows_per_s: float
@@ -138,7 +142,7 @@ class PipelineReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableReport:
-    """A log that is there and can't be read."""
+    """A log that exists and can't be read."""
 
     location: str
     code: str
@@ -160,31 +164,31 @@ class EpochReport:
     epoch: int
     generation: int
     outcome: str
-    """committed, aborted, failed; decided where only the log knows of it."""
+    """committed, aborted, failed; or decided, if it is in the log only."""
     opened_at: float | None
     finished_at: float | None
     rows: int
     bytes: int
     seconds: Mapping[str, float]
-    """By phase; empty where no driver told."""
+    """By phase; empty if unknown."""
     sinks: Mapping[str, Mapping[str, Any]]
     """Rows, bytes and seconds by phase, by sink."""
     trouble: Mapping[str, str] | None
-    told_by: str
-    """history, or log where the history lacks it."""
+    read_from: str
+    """history, or log if the history lacks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsReport:
-    """A page of history, newest first."""
+    """A page of the history, newest first."""
 
     location: str
     pipeline: str
     epochs: Sequence[EpochReport]
     cursor: str | None
-    """Give it to get the page after; None where there is nothing older."""
+    """The cursor of the next page; None if there is nothing older."""
     because: str
-    """Why there may be less than there was; empty where there is nothing to say."""
+    """Why the page may be incomplete; empty if it is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +197,12 @@ class ReceiptReport:
     rows: int
     bytes: int
     proof: str
-    """committed, aborted, unknown; not asked."""
+    """committed, aborted, unknown; or not queried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundReport:
-    """Something that a target holds prepared."""
+    """A prepared handle that a target holds."""
 
     sink: str
     name: str
@@ -209,36 +213,36 @@ class FoundReport:
     """commit, abort, leave for a person."""
     because: str
     blocks: str
-    """What waits for it at the target; empty where nothing does."""
+    """What it blocks at the target; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSurvey:
-    """What one target answered."""
+    """The answers of one target."""
 
     sink: str
     is_reached: bool
     error: str
-    """Why it was not reached."""
+    """Why it could not be queried."""
     is_pending: bool
-    """The decided epoch waits to be carried out here."""
+    """Whether the decided epoch is not committed here yet."""
     receipts: Sequence[ReceiptReport]
     found: Sequence[FoundReport]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What recovery would do, or did."""
+    """The steps of a recovery: planned (`is_dry_run`) or done."""
 
     location: str
     pipeline: str
     is_dry_run: bool
     driver: DriverReport
     epoch: int | None
-    """The decided epoch that is not settled; None where all is."""
+    """The decided epoch that is not settled; None if there is none."""
     sinks: Sequence[SinkSurvey]
     steps: Sequence[str]
-    """In order, one sentence each."""
+    """In order, each as a sentence."""
     needs_a_person: Sequence[str]
 
 
@@ -252,16 +256,16 @@ class ResolutionReport:
     sink: str
     evidence: Sequence[str]
     step: str
-    """What would be done, or was."""
+    """What would be done, or was done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantsReport:
     pipeline: str
     sinks: Mapping[str, Sequence[str]]
-    """Statements, ACLs or policies, in the target's own words."""
+    """Statements, ACLs or policies, in the target's own syntax."""
     unknown: Mapping[str, str]
-    """Sinks that have none to tell, with what to do instead."""
+    """Sinks without any, with the reason or what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,9 +274,9 @@ class DropReport:
     pipeline: str
     is_dry_run: bool
     sinks: Mapping[str, Sequence[str]]
-    """What goes, in words, by sink."""
+    """What is removed, by sink."""
     left: Mapping[str, str]
-    """What stays, and why, by sink."""
+    """What is kept and why, by sink."""
     log: Sequence[str]
 
 
@@ -285,9 +289,9 @@ class SinkDiagnosis:
     hint: str
     abilities: Sequence[Ability]
     newest: str
-    """The newest epoch that the target proves, against the log's."""
+    """The newest epoch that the target proves, compared with the log."""
     clock_skew_s: float | None
-    """Target's clock minus this machine's; None where the target does not tell."""
+    """Target's clock minus this machine's; None if the target has no clock to query."""
     found: Sequence[FoundReport]
 
 
@@ -296,15 +300,15 @@ class DoctorReport:
     target: str
     pipeline: str
     log: str
-    """What became of reading the log."""
+    """The newest record, or why the log could not be read."""
     driver: DriverReport | None
     sinks: Sequence[SinkDiagnosis]
     problems: Sequence[str]
-    """What needs somebody; none where all is well."""
+    """What a person should look at; empty if all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkAudit:
+class SinkVerification:
     sink: str
     verdict: str
     """agrees, differs, can't be recounted."""
@@ -319,8 +323,8 @@ class SinkAudit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceAudit:
-    """What a sink was given, against what the source gives now."""
+class SourceVerification:
+    """The rows decided for a sink, against the rows that the source returns now."""
 
     sink: str
     verdict: str
@@ -335,16 +339,16 @@ class SourceAudit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
+class VerificationReport:
     location: str
     pipeline: str
     up_to: int | None
-    """The newest epoch that was counted in."""
-    sinks: Sequence[SinkAudit]
+    """The newest epoch in the count."""
+    sinks: Sequence[SinkVerification]
     source: str
-    """What was compared with the source, or why nothing was."""
-    sources: Sequence[SourceAudit] = ()
-    """Where the source was read again: one a sink."""
+    """Whether the source was compared, or why not."""
+    sources: Sequence[SourceVerification] = ()
+    """One per sink, if the source was read again."""
 
     @property
     def differs(self) -> bool:
@@ -359,8 +363,8 @@ class ExportReport:
 
 
 def to_json(report: object) -> dict[str, Any]:
-    """A report as JSON: its name, its version, its values."""
-    name = _WORD.sub("-", type(report).__name__.removesuffix("Report")).lower()
+    """Return a report as JSON: its name, its version, its values."""
+    name = _CAMEL.sub("-", type(report).__name__.removesuffix("Report")).lower()
     return {"report": name, "version": VERSION, **_plain_fields(report)}
 
 
@@ -369,8 +373,8 @@ def _plain_fields(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    # First, as nearly all of a thousand pipelines' values are: the other questions cost more.
-    if type(value) in _AS_IT_IS:
+    # First, as nearly all values are of these types and the other checks cost more.
+    if type(value) in _JSON_TYPES:
         return value
     if is_dataclass(value):
         return _plain_fields(value)

@@ -1,8 +1,8 @@
 """
-Recovery by hand: the same that every start does, without Spark.
+Recovery without Spark: what every start of a pipeline does first.
 
-Shown first as what it would do, then done by the coordinator itself: it claims, commits what is
-decided, aborts what is not, and leaves in good order.
+`plan_recovery` shows the steps. `recover` lets the coordinator take them: claim, commit the decided
+epoch, abort what no decision names, stop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from epochal.errors import Unsettled
 from epochal.protocol.admission import Start
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
-from epochal.reports.inspect import AFTER_COMMIT, proofs_told, survey
-from epochal.reports.liveness import driver_report, require_nobody_at_work
+from epochal.reports.inspect import AFTER_COMMIT, count_proofs, survey
+from epochal.reports.liveness import driver_report, require_no_driver
 from epochal.reports.model import RecoveryReport, SinkSurvey
 from epochal.reports.status import live_of, require_record
 from epochal.telemetry.history_writer import record_history
@@ -27,7 +27,7 @@ from epochal.terms import quantity
 
 
 def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryReport:
-    """What recovery would do. Asks the targets and changes nothing."""
+    """Return the steps of a recovery. Queries the targets and changes nothing."""
     log = reached.require_log()
     state = require_record(log).record.state
     surveyed = survey(reached, state)
@@ -46,13 +46,13 @@ def recover(
     reached: Reached, *, take_over: bool = False, now: float | None = None
 ) -> RecoveryReport:
     """
-    Recover, and say what was done. Raises `Refused` where a driver seems to be at work, unless it
-    is to be pushed aside; `Unsettled` where a target still can't be committed.
+    Recover, and return what was done. Raises `Refused` if a driver seems to be running, unless
+    `take_over` is set; `Unsettled` if a target still can't be committed.
     """
     log = reached.require_log()
     state = require_record(log).record.state
     driver = driver_report(state, live_of(log), now=time.time() if now is None else now)
-    require_nobody_at_work(driver, take_over=take_over, doing="recover")
+    require_no_driver(driver, take_over=take_over, doing="recover")
     before = survey(reached, state)
     coordinator = Coordinator(log=log, sinks=reached.require_sinks(), limits=reached.limits)
     record_history(coordinator.tracker, log, epochs_kept=reached.limits.history_epochs_kept)
@@ -64,10 +64,10 @@ def recover(
         coordinator.stop()
     if lost:
         raise Unsettled(
-            f"epoch {state.expected - 1} is decided, and prepared rows were thrown away by their "
-            f"target: {', '.join(f'{sink} ({count})' for sink, count in lost.items())}",
-            "start the pipeline: the epoch is replayed and its rows are written again where sums "
-            "prove them equal; `epochal resolve give-up` lets them go, on record",
+            f"epoch {state.expected - 1} is decided, and targets have discarded prepared "
+            f"receipts: {', '.join(f'{sink} ({count})' for sink, count in lost.items())}",
+            "start the pipeline: the epoch is replayed and its rows are written again if sums "
+            "prove them equal; `epochal resolve give-up` gives them up, on record",
         )
     after = require_record(log).record.state
     return _report(
@@ -82,7 +82,7 @@ def recover(
 
 
 def start_of(reached: Reached, state: State) -> Start:
-    """A start in the place of the pipeline's own: same query, same run, wherever its engine is."""
+    """Return a start with the query and run of the pipeline's last one."""
     return Start(
         pipeline=reached.pipeline or state.pipeline,
         location=state.location,
@@ -120,15 +120,15 @@ def _claiming(state: State) -> list[str]:
 
 
 def _steps(state: State, surveyed: Sequence[SinkSurvey], *, is_dry_run: bool) -> list[str]:
-    """In words; what was proven before is told only as long as nothing is done."""
+    """Return the steps as sentences; with proofs in a dry run, as commits outdate them."""
     steps = []
     for sink in surveyed:
         if sink.is_pending and state.unsettled is not None:
-            proofs = ", ".join(f"{count} {word}" for word, count in proofs_told(sink).items())
-            told = f" ({proofs})" if proofs and is_dry_run else ""
+            proofs = ", ".join(f"{count} {proof}" for proof, count in count_proofs(sink).items())
+            proven = f" ({proofs})" if proofs and is_dry_run else ""
             steps.append(
                 f"commit epoch {state.unsettled.epoch} on {sink.sink}: "
-                f"{quantity(len(sink.receipts), 'receipt')}{told}"
+                f"{quantity(len(sink.receipts), 'receipt')}{proven}"
             )
         aborts = [one for one in sink.found if one.verdict == Verdict.ABORT.value]
         if aborts:
@@ -142,10 +142,10 @@ def _needs(surveyed: Sequence[SinkSurvey]) -> list[str]:
     unreached = [f"{sink.sink}: {sink.error}" for sink in surveyed if not sink.is_reached]
     lost = [
         f"{sink.sink}: the target proves "
-        f"{quantity(proofs_told(sink)['aborted'], 'decided receipt')} thrown away; the epoch must "
-        "be written again, by a start"
+        f"{quantity(count_proofs(sink)['aborted'], 'decided receipt')} discarded; a start "
+        "of the pipeline must write the epoch again"
         for sink in surveyed
-        if "aborted" in proofs_told(sink)
+        if "aborted" in count_proofs(sink)
     ]
     left = [
         f"{one.sink}: {one.name}: {one.because}"

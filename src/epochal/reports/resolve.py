@@ -1,4 +1,4 @@
-"""A person settles what is left: one sink of a decided epoch, or one undecided handle."""
+"""Settling by hand: one sink of a decided epoch, or one undecided handle."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from epochal.coordinator import life, resolving
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.state import GivenUp, State
-from epochal.reports.inspect import committer_of, told
-from epochal.reports.liveness import driver_report, require_nobody_at_work
+from epochal.reports.inspect import committer_of, error_text
+from epochal.reports.liveness import driver_report, require_no_driver
 from epochal.reports.model import ResolutionReport
 from epochal.reports.status import live_of, require_record
 from epochal.terms import EpochNumber, quantity
@@ -21,11 +21,11 @@ from epochal.terms import EpochNumber, quantity
 def finish(
     reached: Reached, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
-    """Commit one sink of the decided epoch, whatever the others do."""
-    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="finish a sink")
+    """Commit one sink of the decided epoch, independently of the others."""
+    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="finish a sink")
     declared = _declared(reached, sink)
-    if _is_carried_out(state, sink, epoch):
-        step = f"epoch {epoch} is on {sink!r} already"
+    if _is_committed(state, sink, epoch):
+        step = f"epoch {epoch} is committed on {sink!r} already"
         return _report(reached, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run)
     evidence = _evidence(reached, state, sink, epoch)
     if not dry_run:
@@ -43,52 +43,54 @@ def finish(
         sink=sink,
         epoch=epoch,
         evidence=evidence,
-        step=_step(dry_run, f"commit epoch {epoch} on {sink!r}", f"epoch {epoch} is on {sink!r}"),
+        step=_step(
+            dry_run, f"commit epoch {epoch} on {sink!r}", f"epoch {epoch} is committed on {sink!r}"
+        ),
         dry_run=dry_run,
     )
 
 
 def give_up(
-    reached: Reached, word: GivenUp, *, dry_run: bool, take_over: bool = False
+    reached: Reached, given_up: GivenUp, *, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """
-    Let one sink of the decided epoch go, on record. Possible without the target, as where it is
-    gone for good; where it can be asked, what it proves is put on record too.
+    Give up one sink of the decided epoch, on record. Works without the target, which may be gone
+    for good; if it can be queried, its proof is recorded too.
     """
-    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="give a sink up")
-    what = f"sink {word.sink!r} of epoch {word.epoch}"
-    earlier = _given_up(state, word.sink, word.epoch)
+    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="give a sink up")
+    what = f"sink {given_up.sink!r} of epoch {given_up.epoch}"
+    earlier = _given_up(state, given_up.sink, given_up.epoch)
     if earlier is not None:
         return _report(
             reached,
             action="give-up",
-            sink=word.sink,
-            epoch=word.epoch,
+            sink=given_up.sink,
+            epoch=given_up.epoch,
             step=f"{what} was given up by {earlier.by} already; "
             f"its rows are kept at {earlier.kept_at}",
             dry_run=dry_run,
         )
-    evidence = _evidence(reached, state, word.sink, word.epoch)
+    evidence = _evidence(reached, state, given_up.sink, given_up.epoch)
     if not dry_run:
-        spoken = GivenUp(
-            epoch=word.epoch,
-            sink=word.sink,
-            kept_at=word.kept_at,
-            by=word.by,
-            because=word.because,
+        with_evidence = GivenUp(
+            epoch=given_up.epoch,
+            sink=given_up.sink,
+            kept_at=given_up.kept_at,
+            by=given_up.by,
+            because=given_up.because,
             evidence="; ".join(evidence),
         )
-        life.give_up(reached.require_log(), spoken)
+        life.give_up(reached.require_log(), with_evidence)
     return _report(
         reached,
         action="give-up",
-        sink=word.sink,
-        epoch=word.epoch,
+        sink=given_up.sink,
+        epoch=given_up.epoch,
         evidence=evidence,
         step=_step(
             dry_run,
-            f"give {what} up; its rows are kept at {word.kept_at}",
-            f"{what} is given up; its rows are kept at {word.kept_at}",
+            f"give up {what}; its rows are kept at {given_up.kept_at}",
+            f"{what} is given up; its rows are kept at {given_up.kept_at}",
         ),
         dry_run=dry_run,
     )
@@ -97,10 +99,10 @@ def give_up(
 def abort(
     reached: Reached, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
-    """Throw away one thing that a target lists and no decision names."""
-    state = _looked_at(reached, dry_run=dry_run, take_over=take_over, doing="abort")
+    """Abort one handle that a target lists and no decision names."""
+    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="abort")
     declared = _declared(reached, sink)
-    # As the claim that comes before the abort would see it.
+    # The state after the claim that precedes the abort.
     successor = resolving.as_successor(state)
     with committer_of(declared, successor, reached.limits) as committer:
         judgement = resolving.require_abortable(successor, sink, committer, name)
@@ -123,12 +125,12 @@ def abort(
     )
 
 
-def _looked_at(reached: Reached, *, dry_run: bool, take_over: bool, doing: str) -> State:
+def _read_state(reached: Reached, *, dry_run: bool, take_over: bool, doing: str) -> State:
     log = reached.require_log()
     state = require_record(log).record.state
     if not dry_run:
         driver = driver_report(state, live_of(log), now=time.time())
-        require_nobody_at_work(driver, take_over=take_over, doing=doing)
+        require_no_driver(driver, take_over=take_over, doing=doing)
     return state
 
 
@@ -142,37 +144,37 @@ def _declared(reached: Reached, sink: str) -> Sink:
 
 
 def _given_up(state: State, sink: str, epoch: int) -> GivenUp | None:
-    return next((word for word in state.given_up if (word.sink, word.epoch) == (sink, epoch)), None)
+    return next((one for one in state.given_up if (one.sink, one.epoch) == (sink, epoch)), None)
 
 
-def _is_carried_out(state: State, sink: str, epoch: int) -> bool:
-    """Only of the newest epoch, which a person may be at twice: of others the log says nothing."""
+def _is_committed(state: State, sink: str, epoch: int) -> bool:
+    """Known for the newest epoch only: the log does not keep older ones."""
     last = state.last
     is_decided = last is not None and last.epoch == epoch and sink in last.rows
     return is_decided and sink not in state.pending and _given_up(state, sink, epoch) is None
 
 
 def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str]:
-    """What the target proves about the decided receipts, one sentence each."""
+    """Return what the target proves about the decided receipts, as sentences."""
     decision = state.unsettled
     if decision is None or decision.epoch != epoch or sink not in state.pending:
         raise Refused(
-            f"epoch {epoch} does not wait to be carried out on sink {sink!r}",
-            "nothing is decided and unsettled"
+            f"epoch {epoch} is not waiting to be committed on sink {sink!r}",
+            "no epoch is decided and unsettled"
             if decision is None
-            else f"epoch {decision.epoch} waits, on: {', '.join(state.pending) or 'none'}",
+            else f"epoch {decision.epoch} is waiting, on: {', '.join(state.pending) or 'none'}",
         )
     receipts = state.pending[sink]
     head = f"decided by generation {decision.generation}: {quantity(len(receipts), 'receipt')}, "
     facts = [f"{head}{quantity(sum(receipt.rows for receipt in receipts), 'row')}"]
     if reached.sinks is None:
-        return [*facts, "the target was not asked: only the log was named"]
+        return [*facts, "the target was not queried: only the log was named"]
     try:
         with committer_of(_declared(reached, sink), state, reached.limits) as committer:
             proofs = [committer.outcome(decision.epoch, receipt).value for receipt in receipts]
     except (EpochalError, OSError) as error:
-        return [*facts, f"the target could not be asked: {told(error)}"]
-    proven = [f"{proofs.count(word)} {word}" for word in dict.fromkeys(proofs)]
+        return [*facts, f"the target could not be queried: {error_text(error)}"]
+    proven = [f"{proofs.count(proof)} {proof}" for proof in dict.fromkeys(proofs)]
     return [*facts, f"the target proves: {', '.join(proven) or 'nothing, there are no receipts'}"]
 
 

@@ -1,4 +1,4 @@
-"""Pipelines as their logs and histories tell: no target is asked, nothing is changed."""
+"""The status of pipelines, from their logs and histories: no target is queried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from epochal.telemetry.places import history_place
 
 
 def status(root: str, *, now: float | None = None) -> StatusReport:
-    """Every pipeline below a root. One that can't be read does not hide the others."""
+    """Report every pipeline below a root. An unreadable log does not hide the others."""
     pipelines: list[PipelineReport] = []
     unreadable: list[UnreadableReport] = []
     for log in find_logs(root):
@@ -45,7 +45,7 @@ def status(root: str, *, now: float | None = None) -> StatusReport:
 
 
 def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineReport:
-    """One pipeline; raises where its log is empty or can't be read."""
+    """Report one pipeline. Raises if its log is empty or can't be read."""
     newest = require_record(log)
     state = newest.record.state
     now = time.time() if now is None else now
@@ -77,14 +77,14 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         sinks=sink_reports(state),
         given_up=[
             GivenUpReport(
-                epoch=word.epoch,
-                sink=word.sink,
-                kept_at=word.kept_at,
-                by=word.by,
-                because=word.because,
-                evidence=word.evidence,
+                epoch=one.epoch,
+                sink=one.sink,
+                kept_at=one.kept_at,
+                by=one.by,
+                because=one.because,
+                evidence=one.evidence,
             )
-            for word in state.given_up
+            for one in state.given_up
         ],
         record=newest.number,
         written_at=newest.record.written_at,
@@ -101,7 +101,7 @@ def require_record(log: EpochLog) -> Numbered:
 def no_log(place: str) -> Refused:
     return Refused(
         f"{place} holds no epoch log",
-        "give the checkpoint of a pipeline that has been started with epochal before, or a folder "
+        "give the checkpoint of a pipeline that was started with epochal before, or a folder "
         "above it",
     )
 
@@ -112,11 +112,11 @@ def history_of(log: EpochLog) -> History | None:
 
 
 def live_of(log: EpochLog) -> Live | None:
-    """What the driver last said about itself; a word that can't be read is no word."""
+    """Return the last heartbeat of a driver; None if there is none or it can't be read."""
     try:
         history = history_of(log)
         return None if history is None else history.live()
-    except Exception:  # noqa: BLE001  storages raise what they like, and a live word is a courtesy
+    except Exception:  # noqa: BLE001  storages raise anything, and a heartbeat is optional
         return None
 
 
@@ -153,14 +153,14 @@ def sink_reports(state: State) -> list[SinkReport]:
                 last_rows=rows.get(name),
                 rows=None if counted is None else counted.fingerprint.rows,
                 bytes=None if counted is None else counted.bytes,
-                hash_sum=hash_told(hashed),
+                hash_sum=hash_hex(hashed),
                 since=None if counted is None else counted.since,
             )
         )
     return reports
 
 
-def hash_told(hash_sum: int | None) -> str | None:
+def hash_hex(hash_sum: int | None) -> str | None:
     return None if hash_sum is None else f"{hash_sum:016x}"
 
 
@@ -169,10 +169,10 @@ def _health(
 ) -> tuple[Health, str]:
     left = {} if live is None else {name: one for name, one in live.in_doubt.items() if one.left}
     if left:
-        return Health.IN_DOUBT, f"a person is needed: things are left at {', '.join(left)}"
-    # Settled is written with the next record: a driver at work has one such epoch most of the time.
+        return Health.IN_DOUBT, f"a person is needed: prepared work is left at {', '.join(left)}"
+    # Settling is recorded with the next decision: a running driver usually has one unsettled epoch.
     if unsettled is not None and driver.liveness is Liveness.ALIVE:
-        return Health.WORKING, f"epoch {unsettled.epoch} is decided; the driver is at it"
+        return Health.WORKING, f"epoch {unsettled.epoch} is decided; the driver is committing it"
     if unsettled is not None:
         waits = ", ".join(sink.sink for sink in unsettled.sinks if not sink.is_done)
         return Health.IN_DOUBT, f"epoch {unsettled.epoch} is decided and not settled on {waits}"
@@ -188,7 +188,7 @@ def _epoch(state: State, live: Live | None) -> int | None:
 
 
 def _phase(state: State, live: Live | None) -> str:
-    """As the driver told it; the log knows only whether the last epoch is settled."""
+    """Return the phase in the heartbeat; the log knows only whether the epoch is settled."""
     if live is not None and live.epoch is not None:
         return live.phase
     if state.last is None:

@@ -1,9 +1,13 @@
 """
-The audit: what readers see of each sink against what was decided for it.
+Verification: the rows that readers see in each sink against the rows decided for it.
 
-The log keeps running totals of all receipts that a decision named, so nothing but the log and the
-targets is needed. A driver may work meanwhile: the log is read before and after the count, and what
-is visible must lie between what was settled before and what was decided after.
+The log keeps running totals of all receipts that decisions name, so the log and the targets are
+enough. A driver may run meanwhile: the log is read before and after the count, and the visible rows
+must lie between those settled before and those decided after.
+
+    log read     1,000 decided, epoch 8 (100 rows) not settled        at least   900
+    count        1,050 visible                                        fits
+    log read     1,100 decided, epoch 9 (100 rows) not settled        at most  1,100
 """
 
 from __future__ import annotations
@@ -17,32 +21,32 @@ from epochal.contract import Operable, Recount, Sink
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
-from epochal.reports.inspect import committer_of, told
-from epochal.reports.model import AuditReport, SinkAudit
-from epochal.reports.status import hash_told, require_record
+from epochal.reports.inspect import committer_of, error_text
+from epochal.reports.model import SinkVerification, VerificationReport
+from epochal.reports.status import hash_hex, require_record
 from epochal.reports.verify_source import against_source
 from epochal.terms import SinkName, quantity
 
-_DIFFERENCES_SHOWN = 20
+_DIFFERENCES_MAX = 20
 _NO_SOURCE = (
-    "not compared: what a source gave is counted again only by running the query; --source does "
-    "that, for a pipeline's file or with --stream"
+    "not compared: only running the query again counts its rows; --source does that, for a "
+    "pipeline's file or with --stream"
 )
-_SOURCE = "read again, by the same query, for all decided epochs"
+_SOURCE = "read again by the same query, for all decided epochs"
 
 
-def audit(
+def verify(
     reached: Reached,
     *,
     shared: Collection[str] = (),
     spark: Any | None = None,
     stream: Any | None = None,
-) -> AuditReport:
+) -> VerificationReport:
     """
-    Count every sink. `shared` names those whose target others write to as well: there more rows
-    than were decided prove nothing. With a Spark session rows are read back and hashed, where the
-    target gives them back as they were written. With the pipeline's stream its source is read
-    again, too.
+    Count the rows of every sink and compare. `shared` names sinks whose targets other programs
+    write to as well: surplus rows are no difference there. With a Spark session rows are also read
+    back and hashed, if the target returns them as they were written. With the pipeline's stream its
+    source is also read again.
     """
     log = reached.require_log()
     declared = by_name(reached.require_sinks())
@@ -56,7 +60,7 @@ def audit(
         found = _compared(name, counted, before, after, refused, is_shared=name in shared)
         audits.append(found if hashed is None else _with_hash(found, hashed, before, after))
     state = require_record(log).record.state
-    return AuditReport(
+    return VerificationReport(
         location=state.location,
         pipeline=state.pipeline,
         up_to=None if state.last is None else state.last.epoch,
@@ -72,12 +76,12 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
             if isinstance(committer, Operable):
                 return committer.recount()
     except (EpochalError, OSError) as error:
-        return Recount(rows=None, because=f"the target could not be asked: {told(error)}")
+        return Recount(rows=None, because=f"the target could not be queried: {error_text(error)}")
     return Recount(rows=None, because=f"a {sink.describe()['kind']} target can't be recounted")
 
 
 def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:
-    from epochal.spark.projection import fingerprint_of  # noqa: PLC0415  only where Spark is there
+    from epochal.spark.projection import fingerprint_of  # noqa: PLC0415  needs Spark
 
     try:
         with committer_of(sink, state, reached.limits) as committer:
@@ -87,25 +91,29 @@ def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | N
         return None
 
 
-def _with_hash(found: SinkAudit, hashed: int, before: State, after: State) -> SinkAudit:
-    """Compared only at rest and whole: a sum does not say which of its parts it lacks."""
+def _with_hash(
+    found: SinkVerification, hashed: int, before: State, after: State
+) -> SinkVerification:
+    """Compare hashes, if nothing is pending: a sum can't be compared in parts."""
     decided = _total(after, found.sink)
-    told = replace(found, visible_hash=hash_told(hashed))
+    hashed_report = replace(found, visible_hash=hash_hex(hashed))
     is_at_rest = before == after and not after.pending
     if decided is None or decided.fingerprint.hash_sum is None:
-        return told
+        return hashed_report
     if not is_at_rest or hashed == decided.fingerprint.hash_sum:
-        return told
+        return hashed_report
     difference = (
-        f"the rows' hashes sum up to {hash_told(hashed)}, {told.decided_hash} was decided: rows "
-        "were changed"
+        f"the sum of row hashes is {hash_hex(hashed)}, {hashed_report.decided_hash} was decided: "
+        "rows were changed"
     )
-    return replace(told, verdict="differs", differences=[*told.differences, difference])
+    return replace(
+        hashed_report, verdict="differs", differences=[*hashed_report.differences, difference]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    """How many of a sink's decided rows its target refused: they are at another sink."""
+    """Bounds on the decided rows that a sink's target refused: they are in another sink."""
 
     at_least: int = 0
     at_most: int = 0
@@ -122,7 +130,7 @@ def _refused(sink: Sink, before: State, after: State, reached: Reached) -> _Refu
     ]
     total = _total(after, taker.name)
     return _Refused(
-        # Of several that send their rows to one sink, none is known to have sent all of them.
+        # If several sinks send refused rows to one, the share of each is not known.
         at_least=_settled_rows(before, taker.name) if len(sharers) == 1 else 0,
         at_most=0 if total is None else total.fingerprint.rows,
     )
@@ -136,15 +144,15 @@ def _compared(
     refused: _Refused,
     *,
     is_shared: bool,
-) -> SinkAudit:
+) -> SinkVerification:
     decided = _total(after, name)
-    blank = SinkAudit(
+    blank = SinkVerification(
         sink=name,
         verdict="can't be recounted",
         decided_rows=None if decided is None else decided.fingerprint.rows,
         visible_rows=counted.rows,
         since=None if decided is None else decided.since,
-        decided_hash=None if decided is None else hash_told(decided.fingerprint.hash_sum),
+        decided_hash=None if decided is None else hash_hex(decided.fingerprint.hash_sum),
         visible_hash=None,
         epochs_compared=0 if counted.epochs is None else len(counted.epochs),
         differences=[],
@@ -167,18 +175,18 @@ def _compared(
     return replace(
         blank,
         verdict="differs" if differences else "agrees",
-        because=_and_what_waits(counted.because, after, name),
-        differences=differences[:_DIFFERENCES_SHOWN],
+        because=_with_pending(counted.because, after, name),
+        differences=differences[:_DIFFERENCES_MAX],
     )
 
 
-def _and_what_waits(because: str, state: State, name: SinkName) -> str:
-    """Why fewer rows than were decided may be seen, and be all of them."""
+def _with_pending(because: str, state: State, name: SinkName) -> str:
+    """Add the epoch that is not committed here yet: its rows are decided and not visible."""
     waiting = state.pending.get(name)
     if state.unsettled is None or not waiting:
         return because
     rows = quantity(sum(receipt.rows for receipt in waiting), "row")
-    return f"{because}; epoch {state.unsettled.epoch} ({rows}) is decided and not carried out yet"
+    return f"{because}; epoch {state.unsettled.epoch} ({rows}) is decided and not committed yet"
 
 
 def _total(state: State, name: SinkName) -> Total | None:
@@ -186,7 +194,7 @@ def _total(state: State, name: SinkName) -> Total | None:
 
 
 def _settled_rows(state: State, name: SinkName) -> int:
-    """What must be visible whatever happens: all but an epoch that is still being carried out."""
+    """Return the rows that must be visible: all but those of an unsettled epoch."""
     total = _total(state, name)
     if total is None:
         return 0
@@ -201,7 +209,7 @@ def _rows_differ(
         missing = quantity(at_least - visible, "row")
         return [f"{missing} missing: {at_least:,} decided, {visible:,} visible"]
     if visible > at_most and not is_shared:
-        hint = "" if is_alone else "; if others write here too, say --shared"
+        hint = "" if is_alone else "; if other programs write here too: --shared"
         surplus = quantity(visible - at_most, "row")
         return [f"{surplus} too many: {at_most:,} decided, {visible:,} visible{hint}"]
     return []
@@ -210,12 +218,12 @@ def _rows_differ(
 def _last_epoch_differs(
     name: SinkName, counted: Recount, before: State, after: State
 ) -> Sequence[str]:
-    """The newest epoch by itself, where the target keeps epochs and no driver went on meanwhile."""
+    """Compare the newest epoch, if the target stores epochs and none was decided meanwhile."""
     last = after.last
     if counted.epochs is None or last is None or name not in last.rows or before.last != last:
         return []
     if name in after.pending or any(
-        (word.epoch, word.sink) == (last.epoch, name) for word in after.given_up
+        (one.epoch, one.sink) == (last.epoch, name) for one in after.given_up
     ):
         return []
     found = counted.epochs.get(last.epoch, 0)

@@ -1,8 +1,8 @@
 """
-The source against what was decided: whether each sink was given all that came in, and no more.
+Verification of the source: the rows it returns now against the rows decided for each sink.
 
-What the log keeps of receipts is their total since a sink's first epoch, so the whole span is read
-again at once, by the pipeline's own query. That a target shows what was decided is another audit.
+The log keeps the total of a sink's receipts since its first epoch, so the pipeline's own query
+reads all these epochs again at once. Whether a target shows what was decided: see `verify`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from epochal.contract import Sink
 from epochal.coordinator.rejecting import takers
 from epochal.errors import EpochalError
 from epochal.protocol.state import LastEpoch, State, Total
-from epochal.reports.inspect import told
-from epochal.reports.model import SourceAudit
-from epochal.reports.status import hash_told
+from epochal.reports.inspect import error_text
+from epochal.reports.model import SourceVerification
+from epochal.reports.status import hash_hex
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.source_replay import NotReplayable, Sums, replay
 from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity
@@ -25,8 +25,10 @@ from epochal.terms import EpochNumber, Fingerprint, SinkName, quantity
 _AGREES, _DIFFERS, _NOT_COMPARED = "agrees", "differs", "can't be compared"
 
 
-def against_source(sinks: Mapping[SinkName, Sink], state: State, stream: Any) -> list[SourceAudit]:
-    """Read the stream's source again and compare, sink by sink."""
+def against_source(
+    sinks: Mapping[SinkName, Sink], state: State, stream: Any
+) -> list[SourceVerification]:
+    """Read the source again and compare the rows of each sink."""
     reasons = {name: _incomparable(name, sinks, state) for name in sinks}
     comparable = [sink for name, sink in sinks.items() if not reasons[name]]
     sums: dict[SinkName, Fingerprint | NotReplayable] = {}
@@ -43,12 +45,12 @@ def against_source(sinks: Mapping[SinkName, Sink], state: State, stream: Any) ->
 
 
 def _incomparable(name: SinkName, sinks: Mapping[SinkName, Sink], state: State) -> str:
-    """Why a sink's total is not what came in for it; empty where it is."""
+    """Return why a sink's total is not the source's rows for it; empty if it is."""
     if name in takers(sinks):
-        return "it is given what others refuse, and nothing of the source itself"
+        return "it receives rows that other targets refuse, and none of the source"
     if state.last is None or name not in state.totals:
-        return "nothing that was decided for it is counted in the log"
-    given_up = [word.epoch for word in state.given_up if word.sink == name]
+        return "the log has no total for it"
+    given_up = [one.epoch for one in state.given_up if one.sink == name]
     return f"epoch {given_up[0]} was given up for it by hand" if given_up else ""
 
 
@@ -66,46 +68,46 @@ def _replay(
     except NotReplayable as reason:
         found = reason
     except (EpochalError, OSError) as error:
-        found = NotReplayable(told(error))
+        found = NotReplayable(error_text(error))
     return dict.fromkeys((sink.name for sink in sinks), found)
 
 
 def _require_same(checkpoint: Checkpoint, last: LastEpoch) -> None:
     if checkpoint.read(f"offsets/{last.epoch}") is None:
         raise NotReplayable(
-            f"{checkpoint.location} has no offsets/{last.epoch}: no stream was read there, or its "
-            "checkpoint was removed"
+            f"{checkpoint.location} has no offsets/{last.epoch}: it is no checkpoint of a "
+            "stream, or was removed"
         )
     if checkpoint.offsets(last.epoch).digest != last.offsets.digest:
         raise NotReplayable(
-            f"{checkpoint.location} says other rows of epoch {last.epoch} than the log does"
+            f"{checkpoint.location} has other offsets for epoch {last.epoch} than the log"
         )
 
 
-def _not_compared(name: SinkName, state: State, because: str) -> SourceAudit:
+def _not_compared(name: SinkName, state: State, because: str) -> SourceVerification:
     total = state.totals.get(name)
-    return SourceAudit(
+    return SourceVerification(
         sink=name,
         verdict=_NOT_COMPARED,
         decided_rows=None if total is None else total.fingerprint.rows,
         source_rows=None,
         since=None if total is None else total.since,
-        decided_hash=None if total is None else hash_told(total.fingerprint.hash_sum),
+        decided_hash=None if total is None else hash_hex(total.fingerprint.hash_sum),
         source_hash=None,
         differences=[],
         because=because,
     )
 
 
-def _compared(name: SinkName, total: Total, now: Fingerprint | NotReplayable) -> SourceAudit:
+def _compared(name: SinkName, total: Total, now: Fingerprint | NotReplayable) -> SourceVerification:
     decided = total.fingerprint
-    blank = SourceAudit(
+    blank = SourceVerification(
         sink=name,
         verdict=_NOT_COMPARED,
         decided_rows=decided.rows,
         source_rows=None,
         since=total.since,
-        decided_hash=hash_told(decided.hash_sum),
+        decided_hash=hash_hex(decided.hash_sum),
         source_hash=None,
         differences=[],
         because=str(now),
@@ -118,7 +120,7 @@ def _compared(name: SinkName, total: Total, now: Fingerprint | NotReplayable) ->
         blank,
         verdict=_DIFFERS if differences else _AGREES,
         source_rows=now.rows,
-        source_hash=hash_told(now.hash_sum),
+        source_hash=hash_hex(now.hash_sum),
         differences=differences,
         because=f"rows {'and the sum of their hashes ' if is_hashed else ''}from epoch "
         f"{total.since} on",
@@ -130,13 +132,13 @@ def _differences(decided: Fingerprint, now: Fingerprint) -> list[str]:
         more_or_less = "more" if now.rows > decided.rows else "fewer"
         by = quantity(abs(now.rows - decided.rows), "row")
         return [
-            f"the source gives {by} {more_or_less} than were decided: {decided.rows:,} decided, "
-            f"{now.rows:,} read again; the source has changed since, or the query has"
+            f"the source returns {by} {more_or_less} than were decided: {decided.rows:,} decided, "
+            f"{now.rows:,} read again; the source or the query has changed since"
         ]
     if None in (decided.hash_sum, now.hash_sum) or decided.hash_sum == now.hash_sum:
         return []
     return [
-        f"the source gives as many rows, and their hashes sum up to {hash_told(now.hash_sum)}: "
-        f"{hash_told(decided.hash_sum)} was decided; rows of the source were changed since, or the "
-        "query was"
+        f"the source returns as many rows, with {hash_hex(now.hash_sum)} as the sum of hashes: "
+        f"{hash_hex(decided.hash_sum)} was decided; rows of the source or the query have changed "
+        "since"
     ]

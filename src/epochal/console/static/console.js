@@ -1,4 +1,4 @@
-// Keeps a page fresh: fetches it again every few seconds and takes over what has changed.
+// Refreshes a page: fetches it every few seconds and replaces its content if it has changed.
 "use strict";
 
 const EVERY_MS = 2000;
@@ -12,13 +12,13 @@ function isBusy() {
   return document.hidden || (focused && main.contains(focused) && focused.matches("input"));
 }
 
-function tell() {
+function showAge() {
   const seconds = Math.round((Date.now() - lastAt) / 1000);
   pulse.textContent = seconds < 5 ? "live" : `no answer for ${seconds} s`;
   pulse.classList.toggle("late", seconds >= 5);
 }
 
-function take(text) {
+function replaceContent(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
   if (!fresh || fresh.innerHTML === lastText) return;
   const focusedHref = main.contains(document.activeElement) && document.activeElement.getAttribute("href");
@@ -34,20 +34,20 @@ async function refresh() {
     try {
       const answer = await fetch(location.href, { credentials: "same-origin", redirect: "error" });
       if (answer.ok) {
-        take(await answer.text());
+        replaceContent(await answer.text());
         lastAt = Date.now();
       }
     } catch {
-      // The next turn tries again; how long it has been is told below.
+      // The next turn tries again; the age of the page is shown below.
     }
   } else {
     lastAt = Date.now();
   }
-  tell();
+  showAge();
   setTimeout(refresh, EVERY_MS);
 }
 
 if (main) {
-  tell();
+  showAge();
   setTimeout(refresh, EVERY_MS);
 }
