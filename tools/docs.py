@@ -1,18 +1,20 @@
 """
-Write the pages that are generated from the code, check that links lead somewhere, build the site.
+Generate the reference pages and the table of packages, check links, build the site.
 
     python tools/docs.py            write the pages, then the site into build/site
-    python tools/docs.py --check    write nothing, fail where a page is out of date
+    python tools/docs.py --check    write nothing, fail if a page is out of date
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,10 @@ from epochal.terms import Outcome
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 TROUBLE = ROOT / "docs" / "troubleshooting"
-_MADE = "<!-- made by `make docs` from the code: edit there -->"
+PACKAGE = ROOT / "src" / "epochal"
+LAYER_PAGES = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "internals" / "layers.md")
+_GENERATED = "<!-- generated from the code by `make docs`: edit there -->"
+_LAYERS = re.compile(r"(<!-- layers: [^\n]* -->\n).*?(<!-- layers end -->)", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -54,8 +59,8 @@ def invariants_page() -> str:
     rows = [f"| {number} | {text} |" for number, text in RULES.items()]
     return _page(
         "The invariants",
-        "Checked at run time where a breach can be seen, by the model checker in every state, and "
-        "by the simulation at every seed.",
+        "Checked at run time where a violation is observable, by the model checker in every state, "
+        "and by the simulation at every seed.",
         "\n".join(["| | |", "| --- | --- |", *rows]),
     )
 
@@ -68,11 +73,11 @@ def errors_page() -> str:
     ]
     return _page(
         "Errors",
-        "Sorted by what the caller may do next. Every message ends with its code in brackets and, "
-        "where there is one, a `hint:` with the way out.",
+        "Classified by what the caller may do next. Every message ends with its code in brackets, "
+        "most also with a `hint:`.",
         "\n".join(
             [
-                "| error | code | while carrying out a decision | exit code | meaning |",
+                "| error | code | during a commit | exit code | meaning |",
                 "| --- | --- | --- | --- | --- |",
                 *rows,
             ]
@@ -100,7 +105,7 @@ def broker_page() -> str:
     ]
     return _page(
         "APIs of the embedded broker",
-        "What it does not do as Apache Kafka does: [internals](../internals/broker.md).",
+        "Differences from Apache Kafka: [internals](../internals/broker.md).",
         "\n".join(
             [
                 "| key | API | versions | with transaction.version 2 |",
@@ -118,15 +123,15 @@ def metrics_page() -> str:
     ]
     return _page(
         "Metrics",
-        "From drivers (`metrics_port=`, `push_otlp`) and, as far as a log knows them, from the "
-        "console. Names and labels stay; no label holds an epoch. `sink` is empty where a phase is "
-        "the whole epoch's. See [operating](../guides/operating.md).",
+        "Exported by drivers (`metrics_port=`, `push_otlp`) and, as far as logs have them, by the "
+        "console. Names and labels are stable; no label holds an epoch. `sink` is empty for a "
+        "phase of the whole epoch. See [operating](../guides/operating.md).",
         "\n".join(["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |", *rows]),
     )
 
 
 def commands_page() -> str:
-    """Every verb with its help, as `epochal <verb> --help` tells it."""
+    """Every verb with its help, as `epochal <verb> --help` prints it."""
     parts = []
     for words, command in _commands(get_command(application()), ()):
         options = [
@@ -147,12 +152,12 @@ def keys_page() -> str:
     return _page("Keys of a pipeline's file", *docs_sinks.keys())
 
 
-def rights_page() -> str:
-    return _page("Least rights", *docs_sinks.rights())
+def grants_page() -> str:
+    return _page("Least privileges", *docs_sinks.grants())
 
 
 def tested_page() -> str:
-    return _page("What was tested with what", *docs_sinks.tested())
+    return _page("Tested versions", *docs_sinks.tested())
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -168,7 +173,7 @@ PAGES = {
     "commands.md": commands_page,
     "epoch.md": epoch_page,
     "errors.md": errors_page,
-    "grants.md": rights_page,
+    "grants.md": grants_page,
     "invariants.md": invariants_page,
     "limits.md": limits_page,
     "metrics.md": metrics_page,
@@ -179,8 +184,8 @@ PAGES = {
 
 
 def _page(title: str, *parts: str) -> str:
-    # The title first: the site takes it for the navigation only where nothing stands before it.
-    return "\n\n".join([f"# {title}", _MADE, *parts]) + "\n"
+    # The title first: the site uses it for the navigation only if nothing precedes it.
+    return "\n\n".join([f"# {title}", _GENERATED, *parts]) + "\n"
 
 
 def _errors(root: type[EpochalError]) -> Iterator[type[EpochalError]]:
@@ -199,30 +204,88 @@ def _first_line(kind: type[object]) -> str:
 
 
 def _attribute_docs(kind: type[object]) -> dict[str, str]:
-    """The string below each attribute, which Python itself throws away."""
+    """Return the string below each attribute, which Python itself discards."""
     source = inspect.getsource(kind)
     found = re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
 
 
+def layers_table() -> str:
+    """
+    The packages from top to bottom: the order is import-linter's, the text the first line of each
+    package's docstring.
+    """
+    rows = [
+        f"| `{name}` | {_first_docstring_line(file)} |"
+        for layer in _layers()
+        for name, file in layer
+    ]
+    return "\n".join(["| package | contains |", "| --- | --- |", *rows]) + "\n"
+
+
+def _layers() -> Iterator[list[tuple[str, Path]]]:
+    """Each layer of pyproject.toml, with those of its packages and modules that exist."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contract = next(one for one in settings["contracts"] if one["type"] == "layers")
+    for layer in contract["layers"]:
+        names = [name.strip(" ()") for name in re.split("[|:]", layer)]
+        yield [found for name in names if (found := _located(name)) is not None]
+
+
+def _located(name: str) -> tuple[str, Path] | None:
+    for title, file in (
+        (f"{name}/", PACKAGE / name / "__init__.py"),
+        (f"{name}.py", PACKAGE / f"{name}.py"),
+    ):
+        if file.exists():
+            return title, file
+    return None
+
+
+def _first_docstring_line(file: Path) -> str:
+    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return text.partition("\n")[0].rstrip(".")
+
+
+def _with_layers(text: str) -> str:
+    return _LAYERS.sub(lambda found: f"{found[1]}\n{layers_table()}\n{found[2]}", text)
+
+
+def write() -> None:
+    """Write every generated page, and the table of packages into the pages that have it."""
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (REFERENCE / name).write_text(make())
+    for page in LAYER_PAGES:
+        page.write_text(_with_layers(page.read_text()))
+
+
 def _stale() -> list[str]:
-    return [
-        name
+    """The pages that are not as the code makes them."""
+    reference = [
+        f"docs/reference/{name}"
         for name, make in PAGES.items()
         if not (REFERENCE / name).exists() or (REFERENCE / name).read_text() != make()
     ]
+    layers = [
+        str(page.relative_to(ROOT))
+        for page in LAYER_PAGES
+        if not _LAYERS.search(page.read_text())
+        or _with_layers(page.read_text()) != page.read_text()
+    ]
+    return [*reference, *layers]
 
 
-def _untold_errors() -> list[str]:
-    """Codes without a page that says what to do, or whose page says another exit code."""
-    untold = []
+def _undocumented_errors() -> list[str]:
+    """Error codes without a page, or whose page lacks the class or the exit code."""
+    missing = []
     for kind in _errors(EpochalError):
         page = TROUBLE / f"{kind.code}.md"
         text = page.read_text() if page.exists() else ""
         facts = (f"# `{kind.code}`", f"`{kind.__name__}`", f"exit code {kind.exit_code}")
         if not all(fact in text for fact in facts):
-            untold.append(f"{page.relative_to(ROOT)}: {', '.join(facts)}")
-    return untold
+            missing.append(f"{page.relative_to(ROOT)}: {', '.join(facts)}")
+    return missing
 
 
 def _dead_links() -> list[str]:
@@ -236,9 +299,9 @@ def _dead_links() -> list[str]:
 
 
 def _build_site() -> int:
-    """As files in build/site; every warning is an error."""
+    """Build the site in build/site; every warning is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
-    # The theme advertises another generator at every build.
+    # Silences an advertisement of the theme.
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
@@ -246,17 +309,15 @@ def _build_site() -> int:
 def main() -> int:
     is_check = "--check" in sys.argv
     if not is_check:
-        REFERENCE.mkdir(parents=True, exist_ok=True)
-        for name, make in PAGES.items():
-            (REFERENCE / name).write_text(make())
-    stale, dead, untold = _stale(), _dead_links(), _untold_errors()
+        write()
+    stale, dead, undocumented = _stale(), _dead_links(), _undocumented_errors()
     for name in stale:
-        print(f"docs/reference/{name} is out of date: run `make docs`", file=sys.stderr)
+        print(f"{name} is out of date: run `make docs`", file=sys.stderr)
     for link in dead:
         print(f"dead link: {link}", file=sys.stderr)
-    for page in untold:
+    for page in undocumented:
         print(f"an error without its page: {page}", file=sys.stderr)
-    if stale or dead or untold:
+    if stale or dead or undocumented:
         return 1
     return 0 if is_check else _build_site()
 

@@ -1,4 +1,4 @@
-"""What `tools/docs.py` tells of sinks and pipeline files: options, keys, rights, versions."""
+"""The generated pages about sinks and pipeline files: options, keys, privileges, versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from epochal.kit.sink_base import SinkBase
 ROOT = Path(__file__).parent.parent
 _COMMON = tuple(one.name for one in dataclasses.fields(SinkBase))
 _GUIDES = {"memory": ""}
-"""Where a sink's guide is not called as its kind is."""
+"""Sinks whose guide is not named by their kind."""
 _NAMED: Mapping[Any, str] = {
     Callable: "function",
     EnvironmentSecret: "secret",
@@ -32,33 +32,33 @@ _NAMED: Mapping[Any, str] = {
     Limits: "[limits](limits.md)",
     PathLike: "path",
 }
-"""Types that only Python can say, in words."""
+"""Names of types that exist only in Python."""
 
 
 def options() -> Iterator[str]:
     """Every option of every sink, from the dataclasses that declare them."""
-    told = _described_sinks()
+    described = _described_sinks()
     yield (
-        "Keyword arguments in Python, keys below `sinks:` in a [pipeline's file](yaml.md). What is "
-        "**required** has no default."
+        "Keyword arguments in Python, keys below `sinks:` in a [pipeline's file](yaml.md). A "
+        "**required** option has no default."
     )
     yield "## All sinks"
-    yield _table(SinkBase, told["memory"], _COMMON)
+    yield _table(SinkBase, described["memory"], _COMMON)
     for kind, make in vocabulary().sinks.items():
         sink_class = make()
         guide = _GUIDES.get(kind, f"See [the guide](../guides/{kind}.md).")
         names = [one.name for one in _given(sink_class) if one.name not in _COMMON]
         yield f"## {sink_class.__name__}"
         yield f"`kind: {kind}` in YAML. {guide}".strip()
-        yield _table(sink_class, told[kind], names)
+        yield _table(sink_class, described[kind], names)
 
 
 def keys() -> Iterator[str]:
-    """What a pipeline's file may say, from the dataclasses that it is read into."""
+    """The keys of a pipeline's file, from the dataclasses that it is read into."""
     schema = json_schema(vocabulary())
     yield (
-        "What a file for `epochal run` may say; `epochal validate --schema` prints the same as a "
-        "JSON schema. How such a file is written: [pipelines in YAML](../guides/yaml.md)."
+        "The keys of a file for `epochal run`; `epochal validate --schema` prints them as a JSON "
+        "schema. The guide: [pipelines in YAML](../guides/yaml.md)."
     )
     yield _table(PipelineFile, schema["properties"], [one.name for one in _given(PipelineFile)])
     for key, part in _parts():
@@ -68,27 +68,26 @@ def keys() -> Iterator[str]:
         yield _table(part, inner, [one.name for one in _given(part)])
     yield "## sinks"
     yield (
-        f"`kind:` is one of {_words(SINKS)}; the other keys are that sink's "
-        "[options](options.md). A value that plain YAML can't say is a word with what it is told, "
-        f"as in `password: {{env: PGPASSWORD}}`: {_words([*WORDS, 'python'])}."
+        f"`kind:` is one of {_listed(SINKS)}; the other keys are that sink's "
+        "[options](options.md). A value that is not plain YAML is a call of a function, as in "
+        f"`password: {{env: PGPASSWORD}}`: {_listed([*WORDS, 'python'])}."
     )
-    yield "Other names for the same options, as other database connectors have them:"
+    yield "Other names of the same options, which other database connectors use:"
     yield _rows(("key", "is"), [(f"`{other}`", f"`{ours}`") for other, ours in SYNONYMS.items()])
 
 
-def rights() -> Iterator[str]:
-    """The least that each target must grant: what `grants()` of an example prints."""
+def grants() -> Iterator[str]:
+    """The least privileges of each sink: what `grants()` of an example prints."""
     yield (
-        "Printed by the sinks themselves: `epochal grants PIPELINE` does it for a pipeline of "
-        "yours, `grants()` on a declared sink for that one. What it prints depends on mode, "
-        "strategy, columns and names; these are examples."
+        "`epochal grants PIPELINE` prints them for all sinks of a pipeline, `grants()` for one. "
+        "They depend on mode, strategy, columns and names; these are examples."
     )
     for title, sink in _examples().items():
         found = sink.grants()
         text = found if isinstance(found, str) else "\n".join(found)
         yield f"## {title}"
         yield f"```\n{text}\n```"
-    yield "## The others"
+    yield "## Other sinks"
     yield _rows(
         ("sink", "needs"),
         [
@@ -108,11 +107,11 @@ def rights() -> Iterator[str]:
 
 
 def tested() -> Iterator[str]:
-    """Versions from the lock and from the servers that the tests start."""
+    """Versions from the lock file and from the servers that the tests start."""
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     yield (
-        "What the tests run against: real servers on loopback, most of them killed and started "
-        "again in the middle. What is not on this page has not been tried."
+        "The tests run against real servers on loopback, and kill and restart most of them. What "
+        "is not on this page has not been tested."
     )
     yield _rows(
         ("", "tested", "remarks"),
@@ -123,7 +122,7 @@ def tested() -> Iterator[str]:
                 f"{_locked(lock, 'pyspark')}; {', '.join(MINORS)} by `make proof ONLY=compat`",
                 "`make proof ONLY=compat` runs a smaller suite on the newest patch of each",
             ),
-            ("Java", "17", "17 or newer; `make setup` brings 21 where the machine has none"),
+            ("Java", "17", "17 or newer; `make setup` installs 21 if the machine has none"),
             *_servers(),
         ],
     )
@@ -136,9 +135,9 @@ def tested() -> Iterator[str]:
     yield (
         "Oracle itself and MySQL itself (see their guides: [Oracle](../guides/oracle.md), "
         "[MySQL](../guides/mysql.md)); S3 of Amazon, Google's and Azure's storage; Glue and Hive "
-        "catalogs; managed databases; Spark on more than one machine. Spark's local mode has tasks "
-        "in processes of their own, and those are killed; networks between machines, and the file "
-        "systems that they share, are yours to try."
+        "catalogs; managed databases; Spark on more than one machine. Spark's local mode runs "
+        "tasks in separate processes, which are killed; networks between machines and shared file "
+        "systems are not tested."
     )
 
 
@@ -153,20 +152,20 @@ def _servers() -> Sequence[tuple[str, str, str]]:
     clients = "read back by librdkafka"
     return (
         ("PostgreSQL", "18.4 and 15", "PgBouncer 1.18 in transaction mode before it"),
-        ("MariaDB", "10.11", "stands for MySQL too, which was never run"),
-        ("Oracle", "none", f"its SQL is read by H2 {_release('h2')} in Oracle mode"),
+        ("MariaDB", "10.11", "MySQL itself was never run"),
+        ("Oracle", "none", f"its SQL is parsed by H2 {_release('h2')} in Oracle mode"),
         ("Apache Kafka", _release("kafka"), f"one broker and three; {clients}"),
-        ("a schema registry", "none", "Avro and Protobuf values meet a stand-in of the tests' own"),
+        ("a schema registry", "none", "Avro and Protobuf values are tested with a fake registry"),
         ("the embedded broker", "this release", "Java clients 3.9 and 4.x, librdkafka, aiokafka"),
         ("S3", f"s3proxy {_release('s3')}", "a proxy adds lifecycle rules, encryption and faults"),
         ("Iceberg's REST catalog", _release("iceberg"), "SQL catalogs in SQLite and PostgreSQL"),
         ("Delta", "delta-rs, as below", "read back by Spark 4.2 with delta-spark 4.4.0 too"),
-        ("browsers", "Chromium", "the console, at the width of a desk and of a phone"),
+        ("browsers", "Chromium", "the console, at the widths of a desktop and a phone"),
     )
 
 
 def _release(server: str) -> str:
-    """The version that a server's fixture names; from its text, as it is not to be started."""
+    """The version that a server's fixture uses; from its text, so that it is not started."""
     tree = ast.parse((ROOT / "tests" / "servers" / f"{server}.py").read_text(encoding="utf-8"))
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "RELEASE":
@@ -214,7 +213,7 @@ def _described_sinks() -> dict[str, Mapping[str, Any]]:
 
 
 def _parts() -> Iterator[tuple[str, type[Any]]]:
-    """The keys that are mappings with keys of their own; of limits there is a page."""
+    """The keys that are mappings with fixed keys; limits have their own page."""
     for name, hint in typing.get_type_hints(PipelineFile).items():
         inside = [hint, *get_args(hint)]
         part = next((one for one in inside if dataclasses.is_dataclass(one)), None)
@@ -223,7 +222,7 @@ def _parts() -> Iterator[tuple[str, type[Any]]]:
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:
-    """Those of the object that a schema, or one of its alternatives, describes."""
+    """The properties of the object that a schema, or one of its alternatives, describes."""
     if isinstance(schema, Mapping):
         if "properties" in schema:
             return typing.cast("Mapping[str, Any]", schema["properties"])
@@ -232,7 +231,7 @@ def _properties(schema: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _table(kind: type[Any], told: Mapping[str, Any], names: Sequence[str]) -> str:
+def _table(kind: type[Any], described: Mapping[str, Any], names: Sequence[str]) -> str:
     hints = typing.get_type_hints(kind)
     fields = {one.name: one for one in dataclasses.fields(kind)}
     return _rows(
@@ -242,7 +241,7 @@ def _table(kind: type[Any], told: Mapping[str, Any], names: Sequence[str]) -> st
                 f"`{name}`",
                 _type(hints[name]),
                 _default(fields[name]),
-                _escaped(told.get(name, {}).get("description", "")),
+                _escaped(described.get(name, {}).get("description", "")),
             )
             for name in names
         ],
@@ -254,12 +253,12 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _words(words: Any) -> str:
-    return ", ".join(f"`{word}`" for word in sorted(words))
+def _listed(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _type(hint: Any) -> str:
-    """A type in words for people; what may also be None is simply not required."""
+    """The name of a type for people; one that may be None is simply not required."""
     if isinstance(hint, typing.NewType):
         return _type(hint.__supertype__)
     shape = shape_of(hint)
@@ -270,14 +269,14 @@ def _type(hint: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if shape is Shape.LIST:
         return f"list of {_type(get_args(hint)[0])}"
-    for kind, word in _NAMED.items():
+    for kind, name in _NAMED.items():
         if hint is kind or get_origin(hint) is kind:
-            return word
+            return name
     return "mapping" if shape in (Shape.MAPPING, Shape.RECORD) else named(hint)
 
 
 def _escaped(text: str) -> str:
-    """What Markdown would take for HTML, outside of code."""
+    """Escape what Markdown would take for HTML, outside of code."""
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)

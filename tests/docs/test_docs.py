@@ -1,4 +1,4 @@
-"""What is written for people is true."""
+"""Documentation agrees with the code: generated pages, links, options, commands, examples."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def examples(page: str) -> list[str]:
 def unknown_options(code: str) -> list[str]:
     """Keyword arguments of public names that they don't take."""
     return [
-        f"ep.{call.func.attr}({word.arg}=)"
+        f"ep.{call.func.attr}({keyword.arg}=)"
         for call in ast.walk(ast.parse(code))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and ast.unparse(call.func.value) == "ep"
-        for word in call.keywords
-        if word.arg not in inspect.signature(getattr(epochal, call.func.attr)).parameters
+        for keyword in call.keywords
+        if keyword.arg not in inspect.signature(getattr(epochal, call.func.attr)).parameters
     ]
 
 
 def unknown_commands(text: str) -> list[str]:
-    """Verbs and options of the command line that stand in code and don't exist."""
+    """Verbs and options of the command line that occur in code blocks and don't exist."""
     known = {" ".join(words): one for words, one in docs._commands(docs.get_command(CLI), ())}
     unknown = []
     for line in itertools.chain.from_iterable(code.splitlines() for code in _CODE.findall(text)):
@@ -65,21 +65,32 @@ def unknown_commands(text: str) -> list[str]:
     return unknown
 
 
-def test_generated_pages_are_as_the_code_makes_them():
+def test_generated_pages_are_current():
     assert docs._stale() == []
 
 
 def test_a_stale_page_is_noticed(monkeypatch):
     monkeypatch.setitem(docs.PAGES, "epoch.md", lambda: "something else")
-    assert docs._stale() == ["epoch.md"]
+    assert docs._stale() == ["docs/reference/epoch.md"]
+
+
+def test_a_stale_table_of_packages_is_noticed(monkeypatch):
+    monkeypatch.setattr(docs, "layers_table", lambda: "something else")
+    assert docs._stale() == ["CONTRIBUTING.md", "docs/internals/layers.md"]
+
+
+def test_the_table_of_packages_has_every_package():
+    entries = [one for one in (ROOT / "src" / "epochal").iterdir() if one.name[0] not in "_."]
+    names = {f"{one.name}/" if one.is_dir() else one.name for one in entries} - {"py.typed"}
+    assert set(re.findall(r"^\| `(.+?)`", docs.layers_table(), re.MULTILINE)) == names
 
 
 def test_links_lead_somewhere():
     assert docs._dead_links() == []
 
 
-def test_every_error_has_a_page_that_says_what_to_do():
-    assert docs._untold_errors() == []
+def test_every_error_has_a_page():
+    assert docs._undocumented_errors() == []
 
 
 def test_an_error_without_its_page_is_noticed(tmp_path, monkeypatch):
@@ -87,7 +98,9 @@ def test_an_error_without_its_page_is_noticed(tmp_path, monkeypatch):
     (tmp_path / "trouble" / "fenced.md").write_text("# `fenced`\n\n`Fenced`, exit code 1.")
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     monkeypatch.setattr(docs, "TROUBLE", tmp_path / "trouble")
-    assert [told.partition(":")[0] for told in docs._untold_errors()] == ["trouble/fenced.md"]
+    assert [found.partition(":")[0] for found in docs._undocumented_errors()] == [
+        "trouble/fenced.md"
+    ]
 
 
 def test_the_site_is_built_without_a_warning():
@@ -107,16 +120,16 @@ def test_a_page_that_is_not_in_the_site_is_noticed(tmp_path, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_name_options_that_are_there(page):
-    assert [told for code in examples(page) for told in unknown_options(code)] == []
+def test_examples_use_existing_options(page):
+    assert [name for code in examples(page) for name in unknown_options(code)] == []
 
 
-def test_an_option_that_is_not_there_is_noticed():
+def test_an_unknown_option_is_noticed():
     assert unknown_options("ep.Files('out', formatt='csv')") == ["ep.Files(formatt=)"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_that_are_told_exist(page):
+def test_documented_commands_exist(page):
     assert unknown_commands((ROOT / page).read_text()) == []
 
 
@@ -135,13 +148,13 @@ def test_the_file_of_the_yaml_guide_has_no_mistake(tmp_path):
 
 def test_importing_the_package_needs_neither_spark_nor_a_driver():
     drivers = ("pyspark", "py4j", "pandas", "psycopg", "pyarrow", "obstore", "typer")
-    told = subprocess.run(
+    modules = subprocess.run(
         [sys.executable, "-c", "import sys, epochal; print(*sys.modules)"],
         check=True,
         capture_output=True,
         text=True,
     ).stdout.split()
-    assert [name for name in drivers if name in told] == []
+    assert [name for name in drivers if name in modules] == []
 
 
 @pytest.mark.parametrize("name", epochal.__all__)
