@@ -133,14 +133,14 @@ def metrics_page() -> str:
 def commands_page() -> str:
     """Every verb with its help, as `epochal <verb> --help` prints it."""
     parts = []
-    for words, command in _commands(get_command(application()), ()):
+    for path, command in _commands(get_command(application()), ()):
         options = [
             f"| `{'`, `'.join(one.opts)}` | {getattr(one, 'help', None) or ''} |"
             for one in command.params
             if one.name != "help"
         ]
         table = "\n".join(["| | |", "| --- | --- |", *options]) if options else ""
-        parts += [f"## epochal {' '.join(words)}", inspect.cleandoc(command.help or ""), table]
+        parts += [f"## epochal {' '.join(path)}", inspect.cleandoc(command.help or ""), table]
     return _page("Commands", *(part for part in parts if part))
 
 
@@ -160,12 +160,12 @@ def tested_page() -> str:
     return _page("Tested versions", *docs_sinks.tested())
 
 
-def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     inner: Mapping[str, Any] = getattr(command, "commands", {})
     if not inner:
-        yield words, command
+        yield path, command
     for name, one in inner.items():
-        yield from _commands(one, (*words, name))
+        yield from _commands(one, (*path, name))
 
 
 PAGES = {

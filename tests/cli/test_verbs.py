@@ -255,7 +255,7 @@ def test_a_narrow_terminal_truncates_no_cell(capsys, monkeypatch):
     assert because.split() == out.partition("what was counted")[2].split("orders", 1)[1].split()
 
 
-def test_what_is_not_a_command_is_a_usage_error(epochal):
+def test_wrong_arguments_are_a_usage_error(epochal):
     assert epochal("recover")[0] == 2
     assert epochal("resolve", "finish", "jobs:pipeline")[0] == 2
 

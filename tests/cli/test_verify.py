@@ -1,4 +1,4 @@
-"""`epochal verify --source` as it is typed: a pipeline's file, its Kafka source read again."""
+"""`epochal verify --source` of a pipeline's file, whose Kafka source is read again."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Lake:
         return done.returncode, json.loads(done.stdout)
 
     def lose_a_row(self) -> None:
-        """Somebody edits a file that a decided epoch wrote."""
+        """Edit a file that a decided epoch wrote."""
         written = max((self.root / "out").glob("epochal-*"), key=lambda file: file.stat().st_size)
         lines = written.read_text().splitlines(keepends=True)
         written.write_text("".join(lines[1:]))

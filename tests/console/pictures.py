@@ -2,7 +2,7 @@
 Takes the pictures of docs/images: `python tests/console/pictures.py <new folder> <for pictures>`.
 
 The first folder's name is in the pictures; the second one gets every page in both colours and at
-both widths, to be looked at. One pipeline is at work while they are taken, one has stopped
+both widths, to be looked at. One pipeline is running meanwhile, one has stopped
 cleanly, one is in doubt.
 """
 

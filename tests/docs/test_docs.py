@@ -51,7 +51,7 @@ def unknown_options(code: str) -> list[str]:
 
 def unknown_commands(text: str) -> list[str]:
     """Verbs and options of the command line that occur in code blocks and don't exist."""
-    known = {" ".join(words): one for words, one in docs._commands(docs.get_command(CLI), ())}
+    known = {" ".join(path): one for path, one in docs._commands(docs.get_command(CLI), ())}
     unknown = []
     for line in itertools.chain.from_iterable(code.splitlines() for code in _CODE.findall(text)):
         for verb, inner, rest in _COMMAND.findall(line):

@@ -78,7 +78,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, tuple[str, int | None]]:
     return {name: (one.verdict, one.source_rows) for name, one in found.items()}
 
 
-def test_what_the_source_gave_is_what_was_decided(lake):
+def test_the_rows_of_the_source_agree_with_the_decided_rows(lake):
     lake.add(1, 2, 3, -4)
     lake.add(5)
     lake.run()

@@ -1,4 +1,4 @@
-"""Metrics under names that stay, on an endpoint and by OTLP; dashboards that name only what is."""
+"""Metrics under stable names, scraped and by OTLP; the dashboard and the alerts use only these."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scraped(port: int) -> dict:
     }
 
 
-def told(found, name, **labels):
+def value_of(found, name, **labels):
     return found.get((name, tuple(sorted(labels.items()))))
 
 
@@ -70,21 +70,21 @@ def test_a_driver_is_scraped_under_the_fixed_names(tmp_path):
         epoch(running)
         running.begin(1)
         found = scraped(port)
-        assert told(found, "epochal_generation", pipeline="scraped") == 1
-        assert told(found, "epochal_decided_unsettled", pipeline="scraped") == 0
-        assert told(found, "epochal_last_epoch", pipeline="scraped") == 1
-        assert told(found, "epochal_in_doubt", pipeline="scraped", sink="orders") == 0
+        assert value_of(found, "epochal_generation", pipeline="scraped") == 1
+        assert value_of(found, "epochal_decided_unsettled", pipeline="scraped") == 0
+        assert value_of(found, "epochal_last_epoch", pipeline="scraped") == 1
+        assert value_of(found, "epochal_in_doubt", pipeline="scraped", sink="orders") == 0
         running.abort()
     found = scraped(port)
     counted = {
-        outcome: told(found, "epochal_epochs_total", pipeline="scraped", outcome=outcome)
+        outcome: value_of(found, "epochal_epochs_total", pipeline="scraped", outcome=outcome)
         for outcome in ("committed", "aborted", "failed")
     }
     assert counted == {"committed": 1, "aborted": 1, "failed": 0}
-    assert told(found, "epochal_rows_total", pipeline="scraped", sink="orders") == 3
+    assert value_of(found, "epochal_rows_total", pipeline="scraped", sink="orders") == 3
     committing = {"pipeline": "scraped", "sink": "orders", "phase": "committing"}
-    assert told(found, "epochal_phase_seconds_count", **committing) == 1
-    assert told(found, "epochal_generation", pipeline="scraped") is None
+    assert value_of(found, "epochal_phase_seconds_count", **committing) == 1
+    assert value_of(found, "epochal_generation", pipeline="scraped") is None
 
 
 def test_no_label_holds_an_epoch():
@@ -97,7 +97,7 @@ def test_errors_are_counted_by_their_code(tmp_path):
     with running, pytest.raises(Misconfigured, match="not today"):
         epoch(running)
     found = scraped(port)
-    assert told(found, "epochal_errors_total", pipeline="refused", code="gate-refused") == 1
+    assert value_of(found, "epochal_errors_total", pipeline="refused", code="gate-refused") == 1
 
 
 def test_a_port_that_is_taken_is_refused_with_a_hint():
@@ -113,7 +113,7 @@ def test_a_pipeline_takes_the_port_as_an_option():
 
 
 class Collector(ThreadingHTTPServer):
-    """What an OpenTelemetry collector takes in over HTTP."""
+    """The requests that an OpenTelemetry collector receives over HTTP."""
 
     def __init__(self):
         self.taken: dict[str, list[bytes]] = {}
@@ -181,7 +181,7 @@ def test_metrics_and_spans_are_pushed_by_otlp(tmp_path, collector):
     assert attributes["epochal.rows"].int_value == 3
 
 
-def test_a_missing_package_is_told_with_the_way_out(monkeypatch):
+def test_a_missing_package_is_reported_with_a_hint(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "epochal.telemetry.prometheus", None)
@@ -193,7 +193,7 @@ def test_a_missing_package_is_told_with_the_way_out(monkeypatch):
 
 
 def every_series() -> set[str]:
-    """Names as Prometheus stores them."""
+    """The names of the series in Prometheus."""
     names = set(INSTRUMENTS)
     for name, one in INSTRUMENTS.items():
         if one.kind is Kind.HISTOGRAM:
@@ -205,7 +205,7 @@ def shipped(name: str) -> str:
     return files("epochal.telemetry").joinpath(name).read_text(encoding="utf-8")
 
 
-def test_the_dashboard_names_only_what_is_exported_and_leaves_nothing_out():
+def test_the_dashboard_uses_exactly_the_exported_metrics():
     dashboard = json.loads(shipped("grafana.json"))
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     named = set(NAMED.findall(asked))
@@ -213,7 +213,7 @@ def test_the_dashboard_names_only_what_is_exported_and_leaves_nothing_out():
     assert {name.removesuffix("_bucket") for name in named} == set(INSTRUMENTS)
 
 
-def test_alert_rules_name_only_what_is_exported_and_labels_that_are_there():
+def test_alert_rules_use_only_exported_metrics_and_labels():
     (group,) = yaml.safe_load(shipped("alerts.yaml"))["groups"]
     alerts = {rule["alert"]: rule for rule in group["rules"]}
     assert {
@@ -231,7 +231,7 @@ def test_alert_rules_name_only_what_is_exported_and_labels_that_are_there():
         assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= labels
 
 
-def test_a_console_tells_the_same_names_of_drivers_that_are_gone(tmp_path):
+def test_the_console_exports_the_same_names_for_drivers_that_are_gone(tmp_path):
     for key in ("chk/a", "chk/b"):
         with session(tmp_path, key) as running:
             epoch(running)

@@ -1,4 +1,4 @@
-"""The history is written beside an epoch and never in its way."""
+"""The history writer: complete, bounded, and never a delay of an epoch; JSON logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class Place:
-    """A place in memory that may hang or fail."""
+    """A storage in memory that may hang or fail."""
 
     def __init__(self):
         self.parts: dict[str, bytes] = {}
@@ -93,7 +93,7 @@ def test_the_history_is_bounded(place):
     assert written(place)[-1] == 2999
 
 
-def test_a_storage_that_hangs_delays_no_epoch_and_no_end(place, monkeypatch):
+def test_a_storage_that_hangs_delays_neither_an_epoch_nor_the_end(place, monkeypatch):
     monkeypatch.setattr("epochal.telemetry.history_writer._CLOSE_WAIT_MAX_S", 0.1)
     place.may_go_on.clear()
     tracker = recorded(place)
@@ -119,7 +119,7 @@ def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(place, caplo
     assert [one.levelno for one in caplog.records].count(logging.WARNING) == 1
 
 
-def test_a_lasting_one_writes_each_epoch_when_it_ends_and_gives_no_word(place):
+def test_a_lasting_writer_writes_each_epoch_at_once_and_no_heartbeat(place):
     tracker = recorded(place, flush_every_s=3600.0, is_lasting=True)
     for epoch in range(3):
         lived(tracker, epoch, epoch + 1)
@@ -131,7 +131,7 @@ def test_a_lasting_one_writes_each_epoch_when_it_ends_and_gives_no_word(place):
     tracker.close()
 
 
-def test_a_segment_is_of_one_generation(place):
+def test_a_segment_belongs_to_one_generation(place):
     place.may_go_on.clear()
     tracker = recorded(place)
     lived(tracker, 0, 2)
@@ -168,7 +168,7 @@ def test_a_listener_that_raises_changes_nothing(caplog):
     assert "could not take note" in caplog.text
 
 
-def test_no_history_is_kept_where_none_is_wanted(tmp_path):
+def test_no_history_is_kept_if_the_limit_is_zero(tmp_path):
     with Session(
         "p",
         sinks=[Memory()],
@@ -182,7 +182,7 @@ def test_no_history_is_kept_where_none_is_wanted(tmp_path):
 
 
 def test_log_lines_are_json_with_pipeline_epoch_and_sink_and_without_secrets(tmp_path, capsys):
-    class Telling(Memory):
+    class Logging(Memory):
         def committer(self, identity, limits):
             committer = super().committer(identity, limits)
             whole = committer.commit
@@ -197,14 +197,14 @@ def test_log_lines_are_json_with_pipeline_epoch_and_sink_and_without_secrets(tmp
     handler = log_as_json()
     try:
         with Session(
-            "shop", sinks=[Telling(name="orders")], schema=SCHEMA, log=str(tmp_path)
+            "shop", sinks=[Logging(name="orders")], schema=SCHEMA, log=str(tmp_path)
         ) as session:
             session.begin(0)
             session.commit()
     finally:
         logging.getLogger("epochal").removeHandler(handler)
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "postgresql" in one]
-    told = json.loads(line)
-    assert (told["pipeline"], told["epoch"], told["sink"]) == ("shop", 0, "orders")
-    assert (told["level"], told["logger"]) == ("warning", "epochal")
+    entry = json.loads(line)
+    assert (entry["pipeline"], entry["epoch"], entry["sink"]) == ("shop", 0, "orders")
+    assert (entry["level"], entry["logger"]) == ("warning", "epochal")
     assert "hunter2" not in line

@@ -1,4 +1,4 @@
-"""What gauges say while an epoch is on its way, and that they fall silent with the driver."""
+"""Metrics during an epoch; gauges end with the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proof.behaviour import OwnClock
 
 
 class Kept:
-    """Meters that keep what they were told."""
+    """Meters that keep every measurement."""
 
     def __init__(self):
         self.sums: dict = {}
@@ -37,7 +37,7 @@ class Kept:
 
 
 class Passing(OwnClock):
-    """A clock whose date goes on with its seconds."""
+    """A clock whose date advances with its seconds."""
 
     def now(self):
         return 1_700_000_000.0 + self.monotonic()
@@ -69,7 +69,7 @@ def tracker(clock, kept):
     return tracker
 
 
-def test_an_open_kafka_transaction_holds_readers_back_until_it_is_committed(tracker, clock, kept):
+def test_an_open_kafka_transaction_blocks_consumers_until_it_is_committed(tracker, clock, kept):
     assert kept.gauge("kafka_lso_pinned_seconds", "p", "k") == 0
     assert ("epochal_kafka_lso_pinned_seconds", ("p", "f")) not in kept.gauges
     for phase in (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING):
@@ -80,7 +80,7 @@ def test_an_open_kafka_transaction_holds_readers_back_until_it_is_committed(trac
     assert kept.gauge("kafka_lso_pinned_seconds", "p", "k") == 0
 
 
-def test_an_epoch_is_unsettled_from_its_decision_until_it_rests(tracker, kept):
+def test_an_epoch_is_unsettled_from_its_decision_until_its_end(tracker, kept):
     seen = []
     for phase in (Phase.ACTIVE, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING, Phase.COMMITTED):
         tracker.enter(EpochNumber(3), phase)
@@ -91,7 +91,7 @@ def test_an_epoch_is_unsettled_from_its_decision_until_it_rests(tracker, kept):
     assert kept.gauge("decided_unsettled", "p") == 1
 
 
-def test_what_a_sweep_found_grows_older(tracker, clock, kept):
+def test_the_age_of_handles_in_doubt_grows(tracker, clock, kept):
     found = InDoubt(name="x", handle=None, age_s=5.0)
     judged = [Judgement(found=found, verdict=Verdict.LEAVE, because="")]
     tracker.swept("f", judged, 1)
@@ -100,7 +100,7 @@ def test_what_a_sweep_found_grows_older(tracker, clock, kept):
     assert kept.gauge("oldest_in_doubt_seconds", "p", "f") == 15
 
 
-def test_gauges_fall_silent_with_the_driver_and_counters_stay(tracker, kept):
+def test_gauges_end_with_the_driver_and_counters_stay(tracker, kept):
     tracker.enter(EpochNumber(0), Phase.ACTIVE)
     tracker.enter(EpochNumber(0), Phase.COMMITTED)
     tracker.close()

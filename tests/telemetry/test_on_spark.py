@@ -1,4 +1,4 @@
-"""A real query leaves a history, serves metrics, and tells its figures beside Spark's own."""
+"""A real query writes a history, serves metrics, and reports its figures with Spark's progress."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
         checkpoint=checkpoint,
         metrics_port=0,
     )
-    told = []
-    listener = Progress(pipeline, told.append)
+    reported = []
+    listener = Progress(pipeline, reported.append)
     spark.streams.addListener(listener)
     try:
         stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1)
@@ -47,15 +47,15 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
         assert query.awaitTermination(120)
         pipeline.close()
         deadline_s = time.monotonic() + 120
-        while len(told) < 2:
+        while len(reported) < 2:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
     finally:
         spark.streams.removeListener(listener)
-    figures = told[0]["epochal"]
+    figures = reported[0]["epochal"]
     assert (figures["rows"], figures["sinks"]["few"]["rows"]) == (7, 2)
     assert {"preparing", "committing"} <= set(figures["sinks"]["all"]["seconds"])
-    assert told[0]["numInputRows"] >= 5
+    assert reported[0]["numInputRows"] >= 5
 
     log = pipeline.log_of()
     assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]

@@ -1,8 +1,8 @@
 """
 The audit of a demonstration: what readers of the targets see, row by row, against the source.
 
-Each target is read by its own client and by none of our code. The column `part`, which the source
-wrote, says which rows belong to one epoch.
+Each target is read by its own client and by none of our code. The column `part` of the
+source identifies the epoch of a row.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ Removal of everything a dead pipeline left at its targets and in its log, except
 
 The order allows an interrupted removal to be repeated: require that no driver is running; claim the
 pipeline, so that no sleeping driver can decide any more; abort what is in doubt; remove ids, ledger
-rows and staging at each target; remove the log last, because it says what there is to remove.
+rows and staging at each target; remove the log last, because it lists what is to be removed.
 """
 
 from __future__ import annotations

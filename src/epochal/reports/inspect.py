@@ -12,7 +12,7 @@ from epochal.coordinator.starting import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
-from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkSurvey
+from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkInspection
 from epochal.terms import Generation, InDoubt, SinkName
 
 _LATER = "of a later driver"
@@ -30,22 +30,22 @@ def committer_of(sink: Sink, state: State, limits: Limits) -> Iterator[Committer
         committer.close()
 
 
-def survey(reached: Reached, state: State) -> list[SinkSurvey]:
+def inspect_sinks(reached: Reached, state: State) -> list[SinkInspection]:
     """Query every sink that is declared or named by the decision. Errors are in the result."""
     declared = by_name(reached.require_sinks())
-    surveys = [_survey_one(sink, state, reached.limits) for sink in declared.values()]
+    inspections = [_inspect_sink(sink, state, reached.limits) for sink in declared.values()]
     undeclared = [name for name in state.pending if name not in declared]
-    return [*surveys, *(_undeclared(name, state) for name in undeclared)]
+    return [*inspections, *(_undeclared(name, state) for name in undeclared)]
 
 
-def _survey_one(sink: Sink, state: State, limits: Limits) -> SinkSurvey:
+def _inspect_sink(sink: Sink, state: State, limits: Limits) -> SinkInspection:
     pending = sink.name in state.pending
     try:
         with committer_of(sink, state, limits) as committer:
             receipts = _receipts(sink.name, state, committer)
             found = list_found(sink.name, committer.in_doubt(), state)
     except (EpochalError, OSError) as error:
-        return SinkSurvey(
+        return SinkInspection(
             sink=sink.name,
             is_reached=False,
             error=error_text(error),
@@ -53,7 +53,7 @@ def _survey_one(sink: Sink, state: State, limits: Limits) -> SinkSurvey:
             receipts=_receipts(sink.name, state, None),
             found=[],
         )
-    return SinkSurvey(
+    return SinkInspection(
         sink=sink.name,
         is_reached=True,
         error="",
@@ -63,8 +63,8 @@ def _survey_one(sink: Sink, state: State, limits: Limits) -> SinkSurvey:
     )
 
 
-def _undeclared(name: SinkName, state: State) -> SinkSurvey:
-    return SinkSurvey(
+def _undeclared(name: SinkName, state: State) -> SinkInspection:
+    return SinkInspection(
         sink=name,
         is_reached=False,
         error="not declared by the pipeline any more, and the decided epoch is not committed on it",
@@ -118,10 +118,10 @@ def _judged(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
     )
 
 
-def count_proofs(surveyed: SinkSurvey) -> Mapping[str, int]:
+def count_proofs(inspected: SinkInspection) -> Mapping[str, int]:
     """Return the number of receipts of the decided epoch by proof."""
     counts: dict[str, int] = {}
-    for receipt in surveyed.receipts:
+    for receipt in inspected.receipts:
         counts[receipt.proof] = counts.get(receipt.proof, 0) + 1
     return counts
 

@@ -217,7 +217,7 @@ class FoundReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkSurvey:
+class SinkInspection:
     """The answers of one target."""
 
     sink: str
@@ -240,7 +240,7 @@ class RecoveryReport:
     driver: DriverReport
     epoch: int | None
     """The decided epoch that is not settled; None if there is none."""
-    sinks: Sequence[SinkSurvey]
+    sinks: Sequence[SinkInspection]
     steps: Sequence[str]
     """In order, each as a sentence."""
     needs_a_person: Sequence[str]

@@ -18,9 +18,9 @@ from epochal.errors import Unsettled
 from epochal.protocol.admission import Start
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
-from epochal.reports.inspect import AFTER_COMMIT, count_proofs, survey
+from epochal.reports.inspect import AFTER_COMMIT, count_proofs, inspect_sinks
 from epochal.reports.liveness import driver_report, require_no_driver
-from epochal.reports.model import RecoveryReport, SinkSurvey
+from epochal.reports.model import RecoveryReport, SinkInspection
 from epochal.reports.status import live_of, require_record
 from epochal.telemetry.history_writer import record_history
 from epochal.terms import quantity
@@ -30,14 +30,14 @@ def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryRepo
     """Return the steps of a recovery. Queries the targets and changes nothing."""
     log = reached.require_log()
     state = require_record(log).record.state
-    surveyed = survey(reached, state)
+    inspected = inspect_sinks(reached, state)
     return _report(
         state,
         log,
-        surveyed,
+        inspected,
         is_dry_run=True,
-        steps=[*_claiming(state), *_steps(state, surveyed, is_dry_run=True)],
-        needs=_needs(surveyed),
+        steps=[*_claiming(state), *_steps(state, inspected, is_dry_run=True)],
+        needs=_needs(inspected),
         now=now,
     )
 
@@ -53,7 +53,7 @@ def recover(
     state = require_record(log).record.state
     driver = driver_report(state, live_of(log), now=time.time() if now is None else now)
     require_no_driver(driver, take_over=take_over, doing="recover")
-    before = survey(reached, state)
+    before = inspect_sinks(reached, state)
     coordinator = Coordinator(log=log, sinks=reached.require_sinks(), limits=reached.limits)
     record_history(coordinator.tracker, log, epochs_kept=reached.limits.history_epochs_kept)
     try:
@@ -96,7 +96,7 @@ def start_of(reached: Reached, state: State) -> Start:
 def _report(
     state: State,
     log: EpochLog,
-    surveyed: Sequence[SinkSurvey],
+    inspected: Sequence[SinkInspection],
     *,
     is_dry_run: bool,
     steps: Sequence[str],
@@ -109,7 +109,7 @@ def _report(
         is_dry_run=is_dry_run,
         driver=driver_report(state, live_of(log), now=time.time() if now is None else now),
         epoch=None if state.unsettled is None else state.unsettled.epoch,
-        sinks=surveyed,
+        sinks=inspected,
         steps=steps,
         needs_a_person=needs,
     )
@@ -119,10 +119,10 @@ def _claiming(state: State) -> list[str]:
     return [f"claim generation {state.generation + 1}; generation {state.generation} is fenced"]
 
 
-def _steps(state: State, surveyed: Sequence[SinkSurvey], *, is_dry_run: bool) -> list[str]:
+def _steps(state: State, inspected: Sequence[SinkInspection], *, is_dry_run: bool) -> list[str]:
     """Return the steps as sentences; with proofs in a dry run, as commits outdate them."""
     steps = []
-    for sink in surveyed:
+    for sink in inspected:
         if sink.is_pending and state.unsettled is not None:
             proofs = ", ".join(f"{count} {proof}" for proof, count in count_proofs(sink).items())
             proven = f" ({proofs})" if proofs and is_dry_run else ""
@@ -138,18 +138,18 @@ def _steps(state: State, surveyed: Sequence[SinkSurvey], *, is_dry_run: bool) ->
     return steps or ["nothing is in doubt"]
 
 
-def _needs(surveyed: Sequence[SinkSurvey]) -> list[str]:
-    unreached = [f"{sink.sink}: {sink.error}" for sink in surveyed if not sink.is_reached]
+def _needs(inspected: Sequence[SinkInspection]) -> list[str]:
+    unreached = [f"{sink.sink}: {sink.error}" for sink in inspected if not sink.is_reached]
     lost = [
         f"{sink.sink}: the target proves "
         f"{quantity(count_proofs(sink)['aborted'], 'decided receipt')} discarded; a start "
         "of the pipeline must write the epoch again"
-        for sink in surveyed
+        for sink in inspected
         if "aborted" in count_proofs(sink)
     ]
     left = [
         f"{one.sink}: {one.name}: {one.because}"
-        for sink in surveyed
+        for sink in inspected
         for one in sink.found
         if one.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT)
     ]
