@@ -64,7 +64,7 @@ def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_els
     recover(on_kafka.reached)
     assert read(on_kafka) == [b'{"id":0}', b'{"id":1}']
     assert plan_recovery(on_kafka.reached).steps[1:] == ["nothing is in doubt"]
-    driver._coordinator.leave()
+    driver._coordinator.stop()
 
 
 def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
@@ -72,7 +72,7 @@ def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
     assert "abort 1 attempt on orders that no decision names" in recover(on_kafka.reached).steps
     assert diagnose(on_kafka.reached).sinks[0].found == []
     assert read(on_kafka) == []
-    driver._coordinator.leave()
+    driver._coordinator.stop()
 
 
 def write_beside_the_log(shop, epoch) -> None:
@@ -97,7 +97,7 @@ def test_a_topic_is_counted_and_an_undecided_record_is_found(on_kafka):
     assert report.sinks[0].differences == ["1 row too many: 6 decided, 7 visible"]
 
 
-def test_a_dropped_pipeline_begins_anew_on_the_same_topic(on_kafka):
+def test_a_dropped_pipeline_starts_afresh_on_the_same_topic(on_kafka):
     on_kafka.run(epochs=2, rows=1)
     driver = on_kafka.die("prepared")
     report = drop(on_kafka.reached, dry_run=False)
@@ -106,4 +106,4 @@ def test_a_dropped_pipeline_begins_anew_on_the_same_topic(on_kafka):
     assert on_kafka.log.numbers() == []
     assert read(on_kafka) == [b'{"id":0}', b'{"id":0}']
     on_kafka.run(epochs=1, rows=1)
-    driver._coordinator.leave()
+    driver._coordinator.stop()
