@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import number_array, numbers, scalar, texts
+
 _TEXT = pa.large_string()
-_ZERO = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])
-_CONSTANTS_KEPT = 4096
 _MUST_ESCAPE = r'[\x00-\x1f"\\]'
 _CONTROLS = r"[\x00-\x1f]"
 _ODD_FLOAT = r"^-0$|n"
@@ -37,15 +36,6 @@ _ODD_FLOATS = {
     "-inf": '"-Infinity"',
 }
 """A zero without its point is an integer to many readers, and integers have no negative zero."""
-
-
-@lru_cache(_CONSTANTS_KEPT)
-def text_scalar(text: str) -> pa.Scalar:
-    """A text for Arrow's kernels. Not by pa.scalar, which imports pandas: tasks do without it."""
-    content = text.encode()
-    offsets = struct.pack("<qq", 0, len(content))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
-    return pa.Array.from_buffers(_TEXT, 1, buffers)[0]
 
 
 def refusal(kind: pa.DataType) -> str | None:
@@ -78,7 +68,7 @@ def as_json(values: pa.Array) -> pa.Array:
     writer = _writer_of(values.type)
     if writer is None:
         raise TypeError(f"{values.type} has no form in JSON here")
-    return pc.fill_null(writer(values), text_scalar("null"))
+    return pc.fill_null(writer(values), scalar("null", _TEXT))
 
 
 def _writer_of(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
@@ -99,7 +89,7 @@ def _floating(values: pa.Array) -> pa.Array:
     text = values.cast(_TEXT)
     if pc.any(pc.match_substring_regex(text, _ODD_FLOAT)).as_py():
         for arrow, ours in _ODD_FLOATS.items():
-            text = pc.if_else(pc.equal(text, text_scalar(arrow)), text_scalar(ours), text)
+            text = pc.if_else(pc.equal(text, scalar(arrow, _TEXT)), scalar(ours, _TEXT), text)
     return text
 
 
@@ -140,8 +130,8 @@ def _date_or_time(values: pa.Array) -> pa.Array:
 
 
 def _binary(values: pa.Array) -> pa.Array:
-    encoded = [None if value is None else base64.b64encode(value) for value in values.to_pylist()]
-    return _quoted(pa.array(encoded, pa.large_binary()).cast(_TEXT))
+    encoded = [b"" if value is None else base64.b64encode(value) for value in values.to_pylist()]
+    return _where_valid(values, _quoted(texts(encoded, _TEXT)))
 
 
 def _list(values: pa.Array) -> pa.Array:
@@ -165,9 +155,10 @@ def _key(keys: pa.Array) -> pa.Array:
 
 
 def _joined_lists(lists: pa.Array, entries: pa.Array, opening: str, closing: str) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(lists).cast(pa.int64()), _ZERO[0])
-    offsets = pa.concat_arrays([_ZERO, pc.cumulative_sum(lengths)])
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), text_scalar(","))
+    counts = pc.list_value_length(lists).cast(pa.int64())
+    lengths = numbers(pc.fill_null(counts, scalar(0, pa.int64())))
+    offsets = number_array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, entries), scalar(",", _TEXT))
     return _where_valid(lists, _concatenated(opening, joined, closing))
 
 
@@ -178,7 +169,7 @@ def _struct(values: pa.Array) -> pa.Array:
 
 def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa.Array:
     if not names:
-        return pa.array(["{}"] * count, _TEXT)
+        return texts(["{}"] * count, _TEXT)
     parts: list[pa.Array | str] = []
     for name, column in zip(names, columns, strict=True):
         parts += [
@@ -190,12 +181,12 @@ def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa
 
 def _concatenated(*parts: pa.Array | str) -> pa.Array:
     """Element by element; null where any part is null."""
-    texts = [text_scalar(part) if isinstance(part, str) else part for part in parts]
-    return pc.binary_join_element_wise(*texts, text_scalar(""))
+    pieces = [scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
+    return pc.binary_join_element_wise(*pieces, scalar("", _TEXT))
 
 
 def _where_valid(values: pa.Array, text: pa.Array) -> pa.Array:
-    return pc.if_else(values.is_valid(), text, pa.nulls(1, _TEXT)[0])
+    return pc.if_else(values.is_valid(), text, scalar(None, _TEXT))
 
 
 def _decoded(values: pa.Array) -> pa.Array:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from epochal.arrow_values import scalar
 from epochal.kit import json_lines, parquet
 
 
@@ -90,7 +91,7 @@ def _is_instant(kind: pa.DataType) -> bool:
 def _instant_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     unit = values.type.unit
     wall = values.cast(pa.timestamp(unit, "UTC")).cast(pa.timestamp(unit))
-    zone, nothing = json_lines.text_scalar("Z"), json_lines.text_scalar("")
+    zone, nothing = scalar("Z", pa.large_string()), scalar("", pa.large_string())
     return pc.binary_join_element_wise(wall.cast(pa.large_string()), zone, nothing)
 
 
