@@ -15,7 +15,7 @@ from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.logs.memory import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.memory import Memory
-from epochal.sinks.memory.committer import MemoryCommitter
+from epochal.sinks.memory.sink import MemoryCommitter
 from epochal.terms import EpochNumber, Identity, InDoubt, Receipt
 
 ZERO = EpochNumber(0)
@@ -51,7 +51,7 @@ class Hanging(MemoryCommitter):
 
 class HangingSink(Memory):
     def committer(self, identity: Identity, limits: Limits) -> Hanging:
-        made = Hanging(identity, self._place.store(), replaces=False)
+        made = Hanging(identity, self._reference.store(), replaces=False)
         object.__setattr__(self, "made", made)
         return made
 
@@ -103,7 +103,7 @@ class HangingAtCommit(Hanging):
 
 class HangingAtCommitSink(Memory):
     def committer(self, identity: Identity, limits: Limits) -> HangingAtCommit:
-        made = HangingAtCommit(identity, self._place.store(), replaces=False)
+        made = HangingAtCommit(identity, self._reference.store(), replaces=False)
         object.__setattr__(self, "made", made)
         return made
 
@@ -146,7 +146,7 @@ class Forgetful(MemoryCommitter):
 
 class ForgetfulSink(Memory):
     def committer(self, identity: Identity, limits: Limits) -> Forgetful:
-        made = Forgetful(identity, self._place.store(), replaces=False)
+        made = Forgetful(identity, self._reference.store(), replaces=False)
         object.__setattr__(self, "made", made)
         return made
 

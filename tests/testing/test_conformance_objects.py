@@ -9,9 +9,8 @@ import pytest
 
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.sinks.memory import Memory
-from epochal.sinks.memory.committer import MemoryCommitter
+from epochal.sinks.memory.sink import MemoryCommitter, MemoryWriter
 from epochal.sinks.memory.store import Store
-from epochal.sinks.memory.writer import MemoryWriter
 from epochal.terms import Ability, Proof, Uid
 from epochal.testing.conformance import SinkConformance, Target, Trial
 
@@ -198,19 +197,19 @@ def target(store=Store, writer=MemoryWriter, committer=MemoryCommitter, kind=Mem
         """The same sink with other hands."""
 
         def writer(self, task):
-            return writer(task, self._place.store())
+            return writer(task, self._reference.store())
 
         def committer(self, identity, limits):
-            self._place.address()
-            return committer(identity, self._place.store(), replaces=False)
+            self._reference.address()
+            return committer(identity, self._reference.store(), replaces=False)
 
     has_other_hands = (writer, committer) != (MemoryWriter, MemoryCommitter)
     sink = Declared() if has_other_hands else kind()
-    sink._place._store = store()
+    sink._reference._store = store()
     return Target(
         sink=sink,
         visible=lambda: [row for row in sink.rows().to_pylist() if "id" in row],
-        leftovers=lambda: sink._place.store()._prepared,
+        leftovers=lambda: sink._reference.store()._prepared,
         secrets=["hush"],
     )
 

@@ -8,7 +8,7 @@ from epochal.logs import open_log
 from epochal.logs.memory import MemoryLog
 from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
-from epochal.sinks.memory.sink import Place
+from epochal.sinks.memory.client import StoreReference
 from epochal.terms import SinkName
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from proof.calls import SimLog, SimSink
@@ -79,7 +79,7 @@ def in_memory():
 
 
 def test_a_crash_at_any_call_leaves_every_row_in_memory_once(monkeypatch):
-    monkeypatch.setattr(Place, "address", lambda self: None)  # no other process will ask
+    monkeypatch.setattr(StoreReference, "address", lambda self: None)  # no other process will ask
     crash_at_every_call(in_memory, second=False)
 
 

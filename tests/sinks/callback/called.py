@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Keeper:
-    """Deduplicates by token, as the guide tells people to; counts every call."""
+    """Deduplicates by token, as the guide recommends; counts every call."""
 
     file: str
 

@@ -99,7 +99,7 @@ def test_a_call_whose_driver_died_is_made_again_under_the_same_token(trial, keep
     assert trial.ids() == [1, 2, 3]
 
 
-def test_an_epoch_without_rows_is_proven_and_not_told(trial, keeper):
+def test_an_epoch_without_rows_is_proven_and_not_called(trial, keeper):
     trial.commit(0)
     trial.commit(1, trial.prepare(1))
     assert keeper.calls() == []
@@ -117,12 +117,12 @@ def test_rows_come_in_the_order_of_partitions_however_receipts_are_listed(tmp_pa
 
 def test_a_function_that_raises_leaves_the_epoch_decided_and_is_called_again(tmp_path):
     trouble = [TryAgain("the service sleeps"), ValueError("a bug")]
-    told: list[int] = []
+    calls: list[int] = []
 
     def function(epoch) -> None:
         if trouble:
             raise trouble.pop(0)
-        told.append(epoch.rows)
+        calls.append(epoch.rows)
 
     trial = Trial(target_at(tmp_path))
     trial.sink = Callback(function, spool=tmp_path / "s", name="x")
@@ -132,22 +132,22 @@ def test_a_function_that_raises_leaves_the_epoch_decided_and_is_called_again(tmp
             trial.commit(0, receipt)
         assert trial.committer().newest() == []
     trial.commit(0, receipt)
-    assert told == [2]
+    assert calls == [2]
 
 
 def test_rows_that_the_driver_does_not_see_are_refused_before_the_decision(trial, tmp_path):
     receipt = trial.prepare(0, trial.batch(1))
     elsewhere = Callback(trial.sink.function, spool=tmp_path / "another", name=trial.sink.name)
     committer = elsewhere.committer(trial.identity(), trial.target.limits)
-    with pytest.raises(Misconfigured, match="does not see the rows") as told:
+    with pytest.raises(Misconfigured, match="does not see the rows") as caught:
         committer.rehearse(EpochNumber(0), [receipt])
-    assert "share" in told.value.hint
+    assert "share" in caught.value.hint
 
 
 def test_a_spool_must_be_named():
-    with pytest.raises(Misconfigured, match=r"needs spool=") as told:
+    with pytest.raises(Misconfigured, match=r"needs spool=") as caught:
         Callback(print)
-    assert "s3://" in told.value.hint
+    assert "s3://" in caught.value.hint
 
 
 def test_a_process_that_does_not_call_the_function_need_not_have_its_module(trial, monkeypatch):

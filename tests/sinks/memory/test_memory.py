@@ -180,7 +180,7 @@ def test_a_fork_that_was_not_served_is_told_so(numbers):
             os.write(writer, str(error).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert b"forked before it was served" in os.read(reader, 4096)
+    assert b"forked before the store was served" in os.read(reader, 4096)
     os.close(reader)
     os.close(writer)
 

@@ -1,6 +1,5 @@
-"""A function of yours, called with each epoch after its decision."""
+"""`Callback`: a function that is called with each epoch after its decision."""
 
-from epochal.sinks.callback.delivery import CallbackEpoch
-from epochal.sinks.callback.sink import Callback
+from epochal.sinks.callback.sink import Callback, CallbackEpoch
 
 __all__ = ["Callback", "CallbackEpoch"]

@@ -1,20 +1,43 @@
-"""The declaration of a function as a sink."""
+"""`Callback`: the declaration of a function as a sink, and the epoch that the function is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import SinkBase
 from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
 from epochal.logs.names import without_secrets
-from epochal.sinks.callback.carrying import CarriedFunction
-from epochal.sinks.callback.delivery import CallbackDelivery, CallbackEpoch
-from epochal.terms import Identity, Json
+from epochal.terms import EpochNumber, Identity, Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackEpoch:
+    """What the function is given: a decided epoch with all its rows."""
+
+    pipeline: str
+    sink: str
+    number: EpochNumber
+    token: str
+    """The same at every call for this epoch, and for no other: deduplicate by it."""
+    rows: int
+    _batches: Callable[[], Iterator[pa.RecordBatch]] = field(repr=False)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in the same order at every call, read from the spool one batch at a time."""
+        return self._batches()
+
+    def table(self) -> pa.Table:
+        """All rows at once, in memory."""
+        return pa.Table.from_batches(list(self._batches()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +45,9 @@ class Callback(SinkBase):
     """
     A function that is called on the driver with each decided epoch that has rows.
 
-    At least once an epoch, with a token that is the same at every call; never with rows of an
-    epoch that is not decided. It has no way to say no: what it raises is `TryAgain` or an `OSError`
-    (called again soon) or stops the query (called again at the next start).
+    At least once per epoch, with a token that is the same at every call; never with rows of an
+    epoch that is not decided. It can't refuse an epoch: after `TryAgain` or an `OSError` it is
+    called again soon; any other exception stops the query, and the next start calls it again.
     """
 
     kind: ClassVar[str] = "callback"
@@ -39,8 +62,8 @@ class Callback(SinkBase):
             raise Misconfigured(
                 f"Callback: {self.function!r} is not a function", "Callback(f, spool=…)"
             )
-        if not isinstance(self.function, CarriedFunction):
-            object.__setattr__(self, "function", CarriedFunction(self.function))
+        if not isinstance(self.function, PicklableFunction):
+            object.__setattr__(self, "function", PicklableFunction(self.function))
         object.__setattr__(self, "spool", spool_url("Callback", self.spool))
         super().__post_init__()
 
@@ -60,6 +83,47 @@ class Callback(SinkBase):
         return SpoolingWriter(task, RowSpool.at(str(self.spool)))
 
     def committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:  # noqa: ARG002
+        from epochal.sinks.callback.delivery import CallbackDelivery  # noqa: PLC0415  on the driver
+
         spool = RowSpool.at(str(self.spool))
         delivery = CallbackDelivery(identity, spool, self.function)
         return SpoolCommitter(identity, spool, SpoolLedger(spool.place, identity), delivery)
+
+
+class PicklableFunction:
+    """
+    A function that is pickled as bytes and unpickled when it is called: executors only write to
+    the spool, and need not have the function's module.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        module = getattr(function, "__module__", type(function).__module__)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.name = f"{module}.{name}"
+        self._function: Callable[[Any], Any] | None = function
+        self._pickled = b""
+
+    def get(self) -> Callable[[Any], Any]:
+        if self._function is None:
+            self._function = pickle.loads(self._pickled)  # noqa: S301  our own bytes, see below
+        return self._function
+
+    def __call__(self, epoch: Any) -> Any:
+        return self.get()(epoch)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        pickled = self._pickled if self._function is None else _pickled(self._function)
+        return {"name": self.name, "_function": None, "_pickled": pickled}
+
+
+def _pickled(function: Callable[[Any], Any]) -> bytes:
+    """As Spark pickles functions, where Spark is loaded: also those of a notebook or script."""
+    if "pyspark" not in sys.modules:
+        return pickle.dumps(function)
+    from pyspark import cloudpickle  # noqa: PLC0415  only where it is loaded already
+
+    pickled: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]  # untyped there
+    return pickled

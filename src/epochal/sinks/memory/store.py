@@ -1,7 +1,14 @@
-"""What a target must remember to keep the promises of a sink, and nothing else.
+"""
+`Store`: what a target must remember to keep the promises of a sink, and nothing else.
 
-Three things: what is prepared, what readers see, and a ledger that proves which epochs were
+Three things: prepared attempts, visible epochs, and a ledger that proves which epochs were
 committed. One lock makes each verb one step, so a reader sees an epoch whole or not at all (I1).
+Why the ledger is written in the same step as the rows: after a lost reply the driver commits again,
+and only the ledger distinguishes a commit that was carried out from attempts that were lost.
+
+    commit(7, [a, b])   prepared {a, b}, ledger {}         → visible {7}, ledger {7: a, b}
+    commit(7, [a, b])   prepared {},     ledger {7: a, b}  → already proven: nothing to do
+    commit(8, [c])      prepared {},     ledger {7: a, b}  → `PreparedLost(c)`
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ VERBS = (
     "count",
     "forget",
 )
-"""What a process other than the owner may call."""
+"""What other processes may call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,8 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """Whose epochs these are: numbers start again with another uid."""
+class _Owner:
+    """The owner of epoch numbers: they start again with another uid."""
 
     pipeline: str
     sink: str
@@ -63,8 +70,8 @@ class Store:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._prepared: dict[str, _Prepared] = {}
-        self._visible: dict[tuple[_Life, EpochNumber], pa.Table] = {}
-        self._ledgers: dict[_Life, _Ledger] = {}
+        self._visible: dict[tuple[_Owner, EpochNumber], pa.Table] = {}
+        self._ledgers: dict[_Owner, _Ledger] = {}
 
     def prepare(self, handle: str, rows: pa.Table) -> None:
         with self._lock:
@@ -75,7 +82,7 @@ class Store:
     ) -> None:
         """Make rows visible and prove it, in one step. `replaces` drops what was visible before."""
         with self._lock:
-            ledger = self._ledgers.setdefault(_life(identity), _Ledger(identity.run))
+            ledger = self._ledgers.setdefault(_owner(identity), _Ledger(identity.run))
             if ledger.proves(epoch):
                 _require_same(ledger, epoch, handles)
                 return
@@ -88,11 +95,11 @@ class Store:
             rows = _joined([self._prepared.pop(handle).rows for handle in handles])
             if replaces:
                 self._visible.clear()
-            self._visible[_life(identity), epoch] = rows
+            self._visible[_owner(identity), epoch] = rows
             ledger.handles[epoch] = frozenset(handles)
 
     def abort(self, handles: Sequence[str]) -> None:
-        """Committed handles are no longer prepared, so nothing visible can be reached from here."""
+        """A committed handle is no longer prepared, so an abort can't touch visible rows."""
         with self._lock:
             for handle in handles:
                 self._prepared.pop(handle, None)
@@ -111,7 +118,7 @@ class Store:
         with self._lock:
             if handle in self._prepared:
                 return Proof.UNKNOWN
-            ledger = self._ledgers.get(_life(identity))
+            ledger = self._ledgers.get(_owner(identity))
             if ledger is not None and handle in ledger.handles.get(epoch, ()):
                 return Proof.COMMITTED
             is_forgotten = ledger is not None and epoch < ledger.settled_below
@@ -120,15 +127,15 @@ class Store:
     def newest(self, identity: Identity) -> list[Mark]:
         with self._lock:
             return [
-                Mark(uid=life.uid, epoch=max(ledger.handles), run=ledger.run)
-                for life, ledger in self._ledgers.items()
-                if (life.pipeline, life.sink) == (identity.pipeline, identity.sink)
+                Mark(uid=owner.uid, epoch=max(ledger.handles), run=ledger.run)
+                for owner, ledger in self._ledgers.items()
+                if (owner.pipeline, owner.sink) == (identity.pipeline, identity.sink)
                 and ledger.handles
             ]
 
     def prune(self, identity: Identity, below: EpochNumber) -> None:
         with self._lock:
-            ledger = self._ledgers.get(_life(identity))
+            ledger = self._ledgers.get(_owner(identity))
             if ledger is None or not ledger.handles:
                 return
             ledger.settled_below = max(ledger.settled_below, min(below, max(ledger.handles)))
@@ -136,18 +143,18 @@ class Store:
                 del ledger.handles[epoch]
 
     def count(self, identity: Identity) -> dict[EpochNumber, int]:
-        """Visible rows of one life, by epoch."""
+        """Visible rows of this uid, by epoch."""
         with self._lock:
             return {
                 epoch: rows.num_rows
-                for (life, epoch), rows in self._visible.items()
-                if life == _life(identity)
+                for (owner, epoch), rows in self._visible.items()
+                if owner == _owner(identity)
             }
 
     def forget(self, identity: Identity) -> None:
-        """Drop what proves one life's epochs; its rows stay."""
+        """Drop the proofs of this uid's epochs; its rows stay."""
         with self._lock:
-            self._ledgers.pop(_life(identity), None)
+            self._ledgers.pop(_owner(identity), None)
 
     def rows(self) -> pa.Table:
         with self._lock:
@@ -158,8 +165,8 @@ class Store:
             return [epoch for _, epoch in self._visible]
 
 
-def _life(identity: Identity) -> _Life:
-    return _Life(identity.pipeline, identity.sink, identity.uid)
+def _owner(identity: Identity) -> _Owner:
+    return _Owner(identity.pipeline, identity.sink, identity.uid)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
