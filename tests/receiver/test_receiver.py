@@ -17,7 +17,7 @@ from servers.kafka import Certificates
 from servers.receiver import ReceiverServer
 
 from epochal.errors import EpochalError, Misconfigured
-from epochal.receiver.door import Door
+from epochal.receiver.access import Access
 from epochal.receiver.handlers import load_handler
 from epochal.receiver.server import serve
 from epochal.sinks.http import Http
@@ -58,8 +58,8 @@ def test_a_transaction_goes_from_prepared_to_committed_and_every_step_may_be_rep
     name = txn()
     assert http.get(f"/transactions/{name}").status_code == 404
     for _ in range(2):
-        told = post(http, f"/prepare/{name}", b'{"id":1}\n{"id":2}\n').json()
-        assert (told["state"], told["rows"]) == ("prepared", 2)
+        result = post(http, f"/prepare/{name}", b'{"id":1}\n{"id":2}\n').json()
+        assert (result["state"], result["rows"]) == ("prepared", 2)
     assert name in [one["txn"] for one in http.get("/transactions").json()["transactions"]]
     for _ in range(2):
         assert http.post(f"/commit/{name}", json=OWNER).json()["state"] == "committed"
@@ -92,8 +92,8 @@ def test_parts_are_sealed_only_when_all_are_there(http):
     assert post(http, f"/prepare/{name}", params={"parts": 3}).status_code == 409
     post(http, f"/prepare/{name}", b'{"id":1}', params={"part": 1})
     for _ in range(2):
-        told = post(http, f"/prepare/{name}", params={"parts": 3}).json()
-        assert (told["state"], told["rows"]) == ("prepared", 3)
+        result = post(http, f"/prepare/{name}", params={"parts": 3}).json()
+        assert (result["state"], result["rows"]) == ("prepared", 3)
     http.post(f"/commit/{name}", json=OWNER)
     found = [one["row"]["id"] for one in http.get("/rows").json()["rows"] if one["txn"] == name]
     assert found == [0, 1, 2]
@@ -190,8 +190,8 @@ def test_the_openapi_document_tells_what_is_really_answered(http):
     ]
     for method, path, options in asked:
         reply = http.request(method, path.format(txn=name), **options)
-        told = document["paths"][path][method]["responses"][str(reply.status_code)]
-        schema = told["content"]["application/json"]["schema"]
+        result = document["paths"][path][method]["responses"][str(reply.status_code)]
+        schema = result["content"]["application/json"]["schema"]
         jsonschema.validate(reply.json(), {**document["components"], **_inlined(schema, document)})
     paths = {(method, path) for path, verbs in document["paths"].items() for method in verbs}
     assert paths == {(method, path) for method, path, _ in asked}
@@ -285,8 +285,8 @@ def test_nobody_asks_without_a_token_where_there_is_one(tmp_path):
 
 
 def test_the_receiver_does_not_listen_to_the_world_for_everybody(tmp_path):
-    with pytest.raises(Misconfigured, match="for everybody"):
-        serve(tmp_path, host="0.0.0.0", port=0, door=Door(), ready=print)
+    with pytest.raises(Misconfigured, match="without asking for credentials"):
+        serve(tmp_path, host="0.0.0.0", port=0, access=Access(), ready=print)
 
 
 def test_certificates_say_who_asks_and_who_answers(tmp_path):
@@ -303,9 +303,9 @@ def test_certificates_say_who_asks_and_who_answers(tmp_path):
         "distrusting": Http(url, name="x", retries_max=0, **ours),
     }
     try:
-        for told, sink in trials.items():
+        for result, sink in trials.items():
             trial = Trial(Target(sink=sink, visible=list))
-            if told == "known":
+            if result == "known":
                 trial.commit(0, trial.prepare(0, trial.batch(1)))
             else:
                 with pytest.raises(EpochalError, match=r"(?i)certificate|ReadError|RemoteProtocol"):

@@ -20,19 +20,19 @@ from servers.processes import ServerProcess
 _LAUNCH = """
 import json, sys
 from pathlib import Path
-from epochal.receiver.door import Door
+from epochal.receiver.access import Access
 from epochal.receiver.handlers import load_handler
 from epochal.receiver.server import Tls, serve
-told = json.loads(sys.argv[1])
-door = Door(
-    tokens=tuple(token.encode() for token in told["tokens"]),
-    body_bytes_max=told["body_bytes_max"],
+options = json.loads(sys.argv[1])
+access = Access(
+    tokens=tuple(token.encode() for token in options["tokens"]),
+    body_bytes_max=options["body_bytes_max"],
 )
-tls = told["tls"] and Tls(**{name: Path(path) for name, path in told["tls"].items()})
-handler = told["handler"] and load_handler(told["handler"])
+tls = options["tls"] and Tls(**{name: Path(path) for name, path in options["tls"].items()})
+handler = options["handler"] and load_handler(options["handler"])
 serve(
-    Path(told["data"]), host="127.0.0.1", port=told["port"], door=door, tls=tls or None,
-    handler=handler or None, keeps_rows=told["keeps_rows"],
+    Path(options["data"]), host="127.0.0.1", port=options["port"], access=access, tls=tls or None,
+    handler=handler or None, keeps_rows=options["keeps_rows"],
     ready=lambda address: None,
 )
 """

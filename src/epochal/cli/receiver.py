@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from epochal.errors import Misconfigured
-from epochal.receiver.door import Door
+from epochal.receiver.access import Access
 from epochal.receiver.handlers import load_handler
 
 
@@ -55,7 +55,7 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
         data,
         host=host,
         port=port,
-        door=Door(tokens=_tokens(token_file), body_bytes_max=body_mb_max * 1024 * 1024),
+        access=Access(tokens=_tokens(token_file), body_bytes_max=body_mb_max * 1024 * 1024),
         tls=(
             None
             if certificate is None or key is None

@@ -1,4 +1,4 @@
-"""The receiver's HTTP side: addresses, who may ask, and how answers are told."""
+"""`make_app`: the receiver's HTTP routes, access control and answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from epochal.receiver.answers import Refusal
+from epochal.receiver.access import Access
 from epochal.receiver.bodies import FORMATS, read_rows
-from epochal.receiver.door import Door
 from epochal.receiver.openapi import document
 from epochal.receiver.store import Owner, Store
+from epochal.receiver.transactions import Refusal
 
 logger = logging.getLogger("epochal.receiver")
 
@@ -28,48 +28,48 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 PROTOCOL = "epochal-two-phase"
 _LISTED_MAX = 1000
-_OPEN_TO_ALL = frozenset({"/health", "/openapi.json"})
+_WITHOUT_TOKEN = frozenset({"/health", "/openapi.json"})
 _RETRY_AFTER_S = "1"
 
 
-def make_app(store: Store, door: Door) -> Starlette:
-    """Everything the receiver answers to, as `openapi.json` lists it."""
-    verbs = _Verbs(store, door)
+def make_app(store: Store, access: Access) -> Starlette:
+    """All routes of the receiver, as `openapi.json` lists them."""
+    endpoints = _Endpoints(store, access)
     routes = [
-        ("GET", "/", verbs.about),
-        ("GET", "/health", verbs.health),
-        ("GET", "/openapi.json", verbs.openapi),
-        ("POST", "/prepare/{txn}", verbs.prepare),
-        ("POST", "/rehearse", verbs.rehearse),
-        ("POST", "/commit/{txn}", verbs.commit),
-        ("POST", "/abort/{txn}", verbs.abort),
-        ("GET", "/transactions", verbs.transactions),
-        ("GET", "/transactions/{txn}", verbs.transaction),
-        ("POST", "/marks", verbs.mark),
-        ("GET", "/marks", verbs.marks),
-        ("DELETE", "/marks", verbs.forget),
-        ("GET", "/rows", verbs.rows),
-        ("GET", "/counts", verbs.counts),
+        ("GET", "/", endpoints.about),
+        ("GET", "/health", endpoints.health),
+        ("GET", "/openapi.json", endpoints.openapi),
+        ("POST", "/prepare/{txn}", endpoints.prepare),
+        ("POST", "/rehearse", endpoints.rehearse),
+        ("POST", "/commit/{txn}", endpoints.commit),
+        ("POST", "/abort/{txn}", endpoints.abort),
+        ("GET", "/transactions", endpoints.transactions),
+        ("GET", "/transactions/{txn}", endpoints.transaction),
+        ("POST", "/marks", endpoints.mark),
+        ("GET", "/marks", endpoints.marks),
+        ("DELETE", "/marks", endpoints.forget),
+        ("GET", "/rows", endpoints.rows),
+        ("GET", "/counts", endpoints.counts),
     ]
     return Starlette(
         routes=[
-            Route(path, _guarded(endpoint, door), methods=[method])
+            Route(path, _guarded(endpoint, access), methods=[method])
             for method, path, endpoint in routes
         ]
     )
 
 
-class _Verbs:
-    def __init__(self, store: Store, door: Door) -> None:
+class _Endpoints:
+    def __init__(self, store: Store, access: Access) -> None:
         self._store = store
-        self._door = door
+        self._access = access
 
     async def about(self, request: Request) -> Response:  # noqa: ARG002
         about = {
             "protocol": PROTOCOL,
             "version": 1,
             "formats": list(FORMATS),
-            "body_bytes_max": self._door.body_bytes_max,
+            "body_bytes_max": self._access.body_bytes_max,
             "rehearses": True,
             "counts": self._store.counts,
         }
@@ -86,27 +86,27 @@ class _Verbs:
         body = await self._body(request)
         if "parts" in query:
             found = await _in_thread(self._store.seal, txn, _number(query, "parts"))
-            return JSONResponse(found.told())
+            return JSONResponse(found.as_json())
         rows = await _in_thread(read_rows, request.headers.get("content-type", ""), body)
         if "part" in query:
             found = await _in_thread(self._store.take_part, txn, _number(query, "part"), rows)
         else:
             found = await _in_thread(self._store.prepare, txn, rows)
-        return JSONResponse(found.told())
+        return JSONResponse(found.as_json())
 
     async def rehearse(self, request: Request) -> Response:
-        told = await self._json(request)
-        await _in_thread(self._store.rehearse, _names(told), _owner(told))
-        return JSONResponse({"rehearsed": len(_names(told))})
+        given = await self._json(request)
+        await _in_thread(self._store.rehearse, _names(given), _owner(given))
+        return JSONResponse({"rehearsed": len(_names(given))})
 
     async def commit(self, request: Request) -> Response:
         owner = _owner(await self._json(request))
         found = await _in_thread(self._store.commit, request.path_params["txn"], owner)
-        return JSONResponse(found.told())
+        return JSONResponse(found.as_json())
 
     async def abort(self, request: Request) -> Response:
         found = await _in_thread(self._store.abort, request.path_params["txn"])
-        return JSONResponse(found.told())
+        return JSONResponse(found.as_json())
 
     async def transactions(self, request: Request) -> Response:
         query = request.query_params
@@ -115,18 +115,18 @@ class _Verbs:
         ask = partial(self._store.in_doubt, query.get("prefix", ""), after=after, limit=limit)
         found = await _in_thread(ask)
         more = found[-1].txn if found and len(found) == limit else None
-        return JSONResponse({"transactions": [one.told() for one in found], "next": more})
+        return JSONResponse({"transactions": [one.as_json() for one in found], "next": more})
 
     async def transaction(self, request: Request) -> Response:
         found = await _in_thread(self._store.find, request.path_params["txn"])
-        return JSONResponse(found.told())
+        return JSONResponse(found.as_json())
 
     async def mark(self, request: Request) -> Response:
-        told = await self._json(request)
-        uid, tag, epoch = told.get("uid"), told.get("tag"), told.get("epoch")
+        given = await self._json(request)
+        uid, tag, epoch = given.get("uid"), given.get("tag"), given.get("epoch")
         if not (isinstance(uid, str) and isinstance(tag, str) and isinstance(epoch, int)):
             raise Refusal(400, "a mark needs uid, tag and epoch")
-        await _in_thread(self._store.mark, uid, tag, epoch, _owner(told), _names(told))
+        await _in_thread(self._store.mark, uid, tag, epoch, _owner(given), _names(given))
         return JSONResponse({"uid": uid, "epoch": epoch})
 
     async def marks(self, request: Request) -> Response:
@@ -161,16 +161,16 @@ class _Verbs:
 
     async def _json(self, request: Request) -> Mapping[str, Any]:
         try:
-            told = json.loads(await self._body(request) or b"{}")
+            given = json.loads(await self._body(request) or b"{}")
         except ValueError:
             raise Refusal(400, "the body is not JSON") from None
-        if not isinstance(told, dict):
+        if not isinstance(given, dict):
             raise Refusal(400, "the body is not a JSON object")
-        return told
+        return given
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body, or nothing: a connection that breaks in the middle raises."""
-        pieces, size, most = [], 0, self._door.body_bytes_max
+        """The whole body; a connection that breaks in the middle raises."""
+        pieces, size, most = [], 0, self._access.body_bytes_max
         async for piece in request.stream():
             size += len(piece)
             if size > most:
@@ -179,9 +179,9 @@ class _Verbs:
         return b"".join(pieces)
 
 
-def _guarded(endpoint: Endpoint, door: Door) -> Endpoint:
+def _guarded(endpoint: Endpoint, access: Access) -> Endpoint:
     async def guarded(request: Request) -> Response:
-        if request.url.path not in _OPEN_TO_ALL and not door.admits(
+        if request.url.path not in _WITHOUT_TOKEN and not access.allows(
             request.headers.get("authorization", "")
         ):
             headers = {"WWW-Authenticate": "Bearer"}
@@ -193,7 +193,7 @@ def _guarded(endpoint: Endpoint, door: Door) -> Endpoint:
         except ClientDisconnect:
             return Response(status_code=400)
         except sqlite3.OperationalError as error:
-            # Locked, full or unreadable: nothing of the transaction has happened.
+            # Locked, full or unreadable: the transaction changed nothing.
             logger.warning("%s %s: %s", request.method, request.url.path, error)
             headers = {"Retry-After": _RETRY_AFTER_S}
             return JSONResponse({"error": f"not now: {error}"}, 503, headers)
@@ -202,25 +202,25 @@ def _guarded(endpoint: Endpoint, door: Door) -> Endpoint:
 
 
 def _refused(refusal: Refusal) -> JSONResponse:
-    told: dict[str, str] = {"error": str(refusal)}
+    body: dict[str, str] = {"error": str(refusal)}
     if refusal.state is not None:
-        told["state"] = refusal.state.value
-    return JSONResponse(told, refusal.status)
+        body["state"] = refusal.state.value
+    return JSONResponse(body, refusal.status)
 
 
 async def _in_thread(verb: Callable[..., _Result], *args: Any) -> _Result:
     return await run_in_threadpool(verb, *args)
 
 
-def _owner(told: Mapping[str, Any]) -> Owner:
-    pipeline, sink, run = told.get("pipeline"), told.get("sink"), told.get("run")
+def _owner(given: Mapping[str, Any]) -> Owner:
+    pipeline, sink, run = given.get("pipeline"), given.get("sink"), given.get("run")
     if not (isinstance(pipeline, str) and isinstance(sink, str) and isinstance(run, str | None)):
-        raise Refusal(400, "whose rows are these? pipeline and sink are needed")
+        raise Refusal(400, "pipeline and sink are needed: whose rows are these?")
     return Owner(pipeline=pipeline, sink=sink, run=run)
 
 
-def _names(told: Mapping[str, Any]) -> list[str]:
-    txns = told.get("txns")
+def _names(given: Mapping[str, Any]) -> list[str]:
+    txns = given.get("txns")
     if not (isinstance(txns, list) and all(isinstance(txn, str) for txn in txns)):
         raise Refusal(400, "txns is a list of transaction names")
     return txns

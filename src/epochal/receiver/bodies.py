@@ -1,11 +1,11 @@
-"""Rows as they arrive, checked: what can be wrong with them is said before the decision (I3)."""
+"""Bodies of requests: rows are checked when they arrive, before the decision (I3)."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from epochal.receiver.answers import Refusal
+from epochal.receiver.transactions import Refusal
 
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -14,7 +14,7 @@ FORMATS = (NDJSON, ARROW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """JSON objects, one a line, without the last newline; and how many there are."""
+    """JSON objects, one per line, without the last newline; and their number."""
 
     lines: bytes
     count: int
@@ -42,7 +42,7 @@ def _require_object(line: bytes, number: int) -> None:
 
 
 def _from_arrow(body: bytes) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415  slow to load, and receivers of JSON need none
+    import pyarrow as pa  # noqa: PLC0415  slow to load, and JSON does not need it
 
     from epochal.kit import json_lines  # noqa: PLC0415
 

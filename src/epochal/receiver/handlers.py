@@ -1,4 +1,4 @@
-"""A function of yours that takes committed rows in, inside the transaction that commits them."""
+"""Handlers: a user's function that gets rows inside the transaction that commits them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ReceivedCommit:
     One committed transaction, for a handler.
 
     What the handler writes through `connection` is committed together with the proof: exactly once.
-    Whatever else it does may be done again, also by a rehearsal that comes to nothing. It must not
-    begin, commit or roll back; what it raises in a rehearsal fails the epoch before its decision,
-    and later is answered with 500 and tried again.
+    Anything else it does may be repeated, also by a rehearsal that is rolled back. It must not
+    begin, commit or roll back. An exception in a rehearsal fails the epoch before its decision; a
+    later one is answered with 500, and the commit is tried again.
     """
 
     connection: sqlite3.Connection
@@ -32,14 +32,14 @@ class ReceivedCommit:
     run: str | None
     epoch: int
     rows: Callable[[], Iterator[dict[str, Any]]]
-    """The rows as dicts, read as they are asked for."""
+    """The rows as dicts, read one part at a time."""
 
 
 Handler = Callable[[ReceivedCommit], object]
 
 
 def load_handler(name: str) -> Handler:
-    """The function that `module:function` names; the working directory is looked at too."""
+    """The function that `module:function` names, also from the working directory."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise Misconfigured(f"--handler {name}", "module:function")
@@ -58,7 +58,7 @@ def load_handler(name: str) -> Handler:
 
 @contextmanager
 def without_transactions(connection: sqlite3.Connection) -> Iterator[None]:
-    """While it lasts, BEGIN, COMMIT and ROLLBACK are refused: they are the receiver's."""
+    """Within it BEGIN, COMMIT and ROLLBACK are refused: only the receiver may use them."""
     connection.set_authorizer(
         lambda action, *_: (
             sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK

@@ -1,11 +1,11 @@
-"""The receiver's API as an OpenAPI document: what to implement to be written to by `Http`."""
+"""The receiver's API as an OpenAPI document: what a service must implement for `Http`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from epochal.receiver.answers import State
 from epochal.receiver.bodies import ARROW, NDJSON
+from epochal.receiver.transactions import State
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -86,25 +86,25 @@ _SCHEMAS: dict[str, Any] = {
 
 _TXN = {"name": "txn", "in": "path", "required": True, "schema": _TEXT}
 _REFUSALS = {
-    "400": "what was asked can't be read",
+    "400": "the request can't be read",
     "401": "no bearer token, or not the right one",
-    "404": "no such transaction; its `state` says so",
-    "409": "the transaction is in another state, which `state` tells",
+    "404": "no such transaction, by its `state`",
+    "409": "the transaction is in another state: see `state`",
     "410": "its epoch is settled and forgotten",
     "413": "the body is too large: send more parts",
-    "415": "not a format that is taken",
+    "415": "not one of the formats",
     "422": "these rows will never be taken as they are",
-    "503": "nothing happened: ask again later",
+    "503": "nothing happened: try again later",
 }
 
 
-def _query(name: str, schema: dict[str, Any], told: str, *, required: bool = False) -> Any:
+def _query(name: str, schema: dict[str, Any], description: str, *, required: bool = False) -> Any:
     return {
         "name": name,
         "in": "query",
         "required": required,
         "schema": schema,
-        "description": told,
+        "description": description,
     }
 
 
@@ -141,10 +141,13 @@ def _json(schema: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     page = (_query("limit", _COUNT, "at most so many"),)
     rows = {NDJSON: {"schema": _TEXT}, ARROW: {"schema": {"type": "string", "format": "binary"}}}
-    life = (_query("uid", _TEXT, "whose", required=True), _query("tag", _TEXT, "", required=True))
+    owner = (
+        _query("uid", _TEXT, "of this uid", required=True),
+        _query("tag", _TEXT, "", required=True),
+    )
     return {
         "/": {"get": _verb("What this receiver can do", "About")},
-        "/health": {"get": _verb("Is it there?", "Health", is_open=True)},
+        "/health": {"get": _verb("Does it run?", "Health", is_open=True)},
         "/prepare/{txn}": {
             "post": _verb(
                 "Keep rows, durable and invisible: whole; or one `part`; or, with `parts` and no "
@@ -161,7 +164,7 @@ def _paths() -> dict[str, Any]:
         },
         "/rehearse": {
             "post": _verb(
-                "Show that these transactions can be committed; nothing of it stays",
+                "Apply these transactions and take them back: shows that they can be committed",
                 "Rehearsed",
                 refusals=("400", "404", "409", "410", "422"),
                 body=_json("Rehearsal"),
@@ -169,7 +172,7 @@ def _paths() -> dict[str, Any]:
         },
         "/commit/{txn}": {
             "post": _verb(
-                "Make a prepared transaction visible; again is the same",
+                "Make a prepared transaction visible; may be repeated",
                 "Transaction",
                 refusals=("400", "404", "409", "410"),
                 parameters=(_TXN,),
@@ -178,7 +181,7 @@ def _paths() -> dict[str, Any]:
         },
         "/abort/{txn}": {
             "post": _verb(
-                "Throw a transaction away for good; again is the same",
+                "Abort a transaction for good; may be repeated",
                 "Transaction",
                 refusals=("400", "409"),
                 parameters=(_TXN,),
@@ -190,7 +193,7 @@ def _paths() -> dict[str, Any]:
                 "Transactions",
                 refusals=("400",),
                 parameters=(
-                    _query("prefix", _TEXT, "how names begin"),
+                    _query("prefix", _TEXT, "the beginning of names"),
                     _query("after", _TEXT, "names after this one"),
                     *page,
                 ),
@@ -198,7 +201,7 @@ def _paths() -> dict[str, Any]:
         },
         "/transactions/{txn}": {
             "get": _verb(
-                "What became of a transaction",
+                "The state of a transaction",
                 "Transaction",
                 refusals=("400", "404", "410"),
                 parameters=(_TXN,),
@@ -212,7 +215,7 @@ def _paths() -> dict[str, Any]:
                 body=_json("Mark"),
             ),
             "get": _verb(
-                "The newest whole epoch of each life of a pipeline's sink",
+                "The newest whole epoch per uid of a pipeline's sink",
                 "Marks",
                 refusals=("400",),
                 parameters=(
@@ -224,7 +227,7 @@ def _paths() -> dict[str, Any]:
                 "Forget proofs of settled epochs; the newest stays",
                 "Forgotten",
                 refusals=("400",),
-                parameters=(*life, _query("below", _COUNT, "", required=True)),
+                parameters=(*owner, _query("below", _COUNT, "", required=True)),
             ),
         },
         "/rows": {
@@ -243,10 +246,10 @@ def _paths() -> dict[str, Any]:
         },
         "/counts": {
             "get": _verb(
-                "How many rows of each epoch are visible, of one life of a pipeline's sink",
+                "How many rows of each epoch are visible, of one uid and sink",
                 "Counts",
                 refusals=("400",),
-                parameters=life,
+                parameters=owner,
             )
         },
     }

@@ -1,4 +1,4 @@
-"""Runs the receiver as a process."""
+"""`serve`: the receiver as a process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from epochal.errors import Misconfigured
-from epochal.receiver.database import Database
-from epochal.receiver.door import Door
+from epochal.receiver.access import Access
 from epochal.receiver.handlers import Handler
-from epochal.receiver.store import Store
+from epochal.receiver.store import Database, Store
 
 try:
     import uvicorn
@@ -28,8 +27,8 @@ except ImportError as error:
 _FILE = "receiver.sqlite"
 _DRAIN_S = 5
 _IDLE_S = 75
-"""Longer than clients keep a connection that nobody uses: the side that sends must be the one to
-let go of it, or a request meets a socket that is just being closed."""
+"""Longer than clients keep an idle connection: the client must be the one to close it, or it sends
+a request to a socket that is just being closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +44,18 @@ def serve(
     *,
     host: str,
     port: int,
-    door: Door,
+    access: Access,
     tls: Tls | None = None,
     handler: Handler | None = None,
     keeps_rows: bool = True,
     ready: Callable[[str], None],
 ) -> None:
-    """Answer until a signal comes. `ready` hears the address once it can be reached."""
-    _require_guarded(host, door, tls)
+    """Serve until a signal comes. `ready` is called with the address once it can be reached."""
+    _require_guarded(host, access, tls)
     database = Database(data / _FILE)
     store = Store(database, handler=handler, keeps_rows=keeps_rows)
     config = uvicorn.Config(
-        make_app(store, door),
+        make_app(store, access),
         host=host,
         port=port,
         log_level="warning",
@@ -74,30 +73,30 @@ def serve(
         ),
     )
     try:
-        _Telling(config, lambda at: ready(f"{'http' if tls is None else 'https'}://{at}")).run()
+        _Server(config, lambda at: ready(f"{'http' if tls is None else 'https'}://{at}")).run()
     finally:
         database.close()
 
 
-class _Telling(uvicorn.Server):
-    """Says where it listens: with port 0 nobody else knows."""
+class _Server(uvicorn.Server):
+    """Reports the address it listens on: with port 0 that is known only after the start."""
 
-    def __init__(self, config: uvicorn.Config, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, report: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._tell = tell
+        self._report = report
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._tell(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            self._report(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-def _require_guarded(host: str, door: Door, tls: Tls | None) -> None:
-    is_asked_who = bool(door.tokens) or (tls is not None and tls.client_ca is not None)
-    if not _is_loopback(host) and not is_asked_who:
+def _require_guarded(host: str, access: Access, tls: Tls | None) -> None:
+    is_authenticated = bool(access.tokens) or (tls is not None and tls.client_ca is not None)
+    if not _is_loopback(host) and not is_authenticated:
         raise Misconfigured(
-            f"the receiver would listen on {host} for everybody",
+            f"the receiver would listen on {host} without asking for credentials",
             "give it --token-file, or --certificate, --key and --client-ca; or listen on 127.0.0.1",
         )
 

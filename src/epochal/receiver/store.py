@@ -1,13 +1,21 @@
 """
-What the receiver remembers, and how it changes. Every verb is one SQLite transaction.
+`Store`: what the receiver remembers. Every verb is one SQLite transaction.
 
     unknown ──part──► open ──seal──► prepared ──commit──► committed
        └───────abort─────┴──────abort────┴──► aborted
 
-Aborted is a stone that stays: a part that arrives late finds it. Committed is never left. Both are
-forgotten when their sink says that their epoch is settled; names of such epochs are then refused.
-Committing the last transaction of an epoch is followed by its mark, which proves the whole epoch,
-also one without any transaction (I8).
+Aborted and committed are final. An aborted name is kept, so that a part which arrives late is
+refused:
+
+    driver   abort(txn)  → aborted
+    task     part 3 of txn, delayed on the way → 409; without the kept name it would open txn again
+
+Both are forgotten when their sink reports that their epoch is settled; names of such epochs are
+refused from then on. After the last transaction of an epoch its mark is written, which proves the
+whole epoch, also one without any transaction (I8).
+
+`rows` and `whole_epochs` are for users' SQL; the other tables are the receiver's own. A write-ahead
+log with synchronous=FULL: what was answered with 200 outlives a power cut, and readers don't wait.
 """
 
 from __future__ import annotations
@@ -15,25 +23,111 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from epochal.receiver.answers import Refusal, State, Transaction, out_of_state
 from epochal.receiver.bodies import Rows
-from epochal.receiver.database import Database
 from epochal.receiver.handlers import Handler, ReceivedCommit, without_transactions
+from epochal.receiver.transactions import Refusal, State, Transaction, out_of_state
 from epochal.terms import Handle
 
 _PREFIX_END = "\U0010ffff"
+_BUSY_TIMEOUT_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS transactions (
+  txn TEXT PRIMARY KEY, uid TEXT NOT NULL, tag TEXT NOT NULL, epoch INTEGER NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('open', 'prepared', 'committed', 'aborted')),
+  rows INTEGER NOT NULL, since REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS transactions_by_owner ON transactions (uid, tag, epoch);
+CREATE TABLE IF NOT EXISTS parts (
+  txn TEXT NOT NULL, part INTEGER NOT NULL, rows INTEGER NOT NULL, digest BLOB NOT NULL,
+  body BLOB NOT NULL, PRIMARY KEY (txn, part)
+);
+CREATE TABLE IF NOT EXISTS marks (
+  uid TEXT NOT NULL, tag TEXT NOT NULL, epoch INTEGER NOT NULL, pipeline TEXT NOT NULL,
+  sink TEXT NOT NULL, run TEXT, txns TEXT NOT NULL, PRIMARY KEY (uid, tag, epoch)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owners (
+  uid TEXT NOT NULL, tag TEXT NOT NULL, settled_below INTEGER NOT NULL, PRIMARY KEY (uid, tag)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, pipeline TEXT NOT NULL, sink TEXT NOT NULL,
+  run TEXT, uid TEXT NOT NULL, tag TEXT NOT NULL, epoch INTEGER NOT NULL, txn TEXT NOT NULL,
+  row TEXT NOT NULL
+);
+CREATE VIEW IF NOT EXISTS whole_epochs AS
+  SELECT seq, pipeline, sink, run, rows.uid, epoch, txn, row FROM rows JOIN (
+    SELECT uid, tag, max(epoch) AS newest FROM marks GROUP BY uid, tag
+  ) AS marked ON rows.uid = marked.uid AND rows.tag = marked.tag AND epoch <= newest;
+"""
+
+
+class Database:
+    """
+    One SQLite file. Usable from any thread; other processes may read and write it too.
+
+    One connection writes and stays open: closing the last one would checkpoint the log.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.absolute()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._writer = self._open()
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.executescript(_SCHEMA)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: committed and durable at the end of the block, or rolled back."""
+        with self._transaction("COMMIT") as connection:
+            yield connection
+
+    @contextmanager
+    def rolled_back(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that is rolled back at the end of the block."""
+        with self._transaction("ROLLBACK") as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with closing(self._open()) as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @contextmanager
+    def _transaction(self, end: str) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute(end)
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")
+        return connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose rows these are, by the names that people gave."""
+    """The owner of rows, by the names that people gave."""
 
     pipeline: str
     sink: str
@@ -58,7 +152,7 @@ class Store:
             return self._seal(db, handle, 1)
 
     def take_part(self, txn: str, part: int, rows: Rows) -> Transaction:
-        """One part of a transaction. The same part again is the same; another content replaces."""
+        """Keep one part of a transaction. Sent again, it replaces the part."""
         handle = _handle(txn)
         with self._database.writing() as db:
             self._take_part(db, handle, part, rows)
@@ -104,23 +198,23 @@ class Store:
     # Deciding
 
     def rehearse(self, txns: Sequence[str], owner: Owner) -> None:
-        """Apply prepared transactions and take all of it back: what can fail fails now (I3)."""
+        """Apply prepared transactions and roll back: what can fail fails now (I3)."""
         handles = [_handle(txn) for txn in txns]
-        with self._database.trying() as db:
+        with self._database.rolled_back() as db:
             for handle in handles:
                 found = _find(db, handle)
                 if found.state is State.COMMITTED:
-                    continue  # of a decided epoch, a part of which is written again
+                    continue  # of a decided epoch, some rows of which are written again
                 if found.state is not State.PREPARED:
                     raise out_of_state(found.txn, found.state, "rehearsed")
                 try:
                     self._apply(db, handle, owner)
-                except Exception as error:  # whatever the handler says no with
-                    told = f"{type(error).__name__}: {error}"
-                    raise Refusal(422, f"the handler refused {handle}: {told}") from error
+                except Exception as error:  # anything that a handler raises
+                    reason = f"{type(error).__name__}: {error}"
+                    raise Refusal(422, f"the handler refused {handle}: {reason}") from error
 
     def commit(self, txn: str, owner: Owner) -> Transaction:
-        """Make a prepared transaction visible. Again is the same."""
+        """Make a prepared transaction visible. May be repeated."""
         handle = _handle(txn)
         with self._database.writing() as db:
             found = _find(db, handle)
@@ -134,7 +228,7 @@ class Store:
             return _find(db, handle)
 
     def abort(self, txn: str) -> Transaction:
-        """Throw a transaction away, for good. A committed one is left alone, and that is told."""
+        """Abort a transaction for good. A committed one is refused with its state."""
         handle = _handle(txn)
         with self._database.writing() as db:
             found = _find(db, handle)
@@ -148,11 +242,11 @@ class Store:
     def _apply(self, db: sqlite3.Connection, handle: Handle, owner: Owner) -> None:
         txn = str(handle)
         if self._keeps_rows:
-            whose = (owner.pipeline, owner.sink, owner.run, handle.uid, handle.sink, handle.epoch)
+            columns = (owner.pipeline, owner.sink, owner.run, handle.uid, handle.sink, handle.epoch)
             db.executemany(
                 "INSERT INTO rows (pipeline, sink, run, uid, tag, epoch, txn, row)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                ((*whose, txn, line) for line in _lines(db, txn)),
+                ((*columns, txn, line) for line in _lines(db, txn)),
             )
         if self._handler is not None:
             commit = ReceivedCommit(
@@ -167,7 +261,7 @@ class Store:
             with without_transactions(db):
                 self._handler(commit)
 
-    # Asking
+    # Reading
 
     def find(self, txn: str) -> Transaction:
         handle = _handle(txn)
@@ -178,7 +272,7 @@ class Store:
         return found
 
     def in_doubt(self, prefix: str, *, after: str, limit: int) -> Sequence[Transaction]:
-        """What is open or prepared, by name: at most `limit`, those that follow `after`."""
+        """Open and prepared transactions, sorted by name: at most `limit`, after `after`."""
         with self._database.reading() as db:
             rows = db.execute(
                 "SELECT txn, state, rows, since FROM transactions"
@@ -191,11 +285,11 @@ class Store:
     def rows(
         self, *, after: int, limit: int, is_whole: bool, pipeline: str = "", sink: str = ""
     ) -> Sequence[Mapping[str, Any]]:
-        """Visible rows in the order in which they became so; of one pipeline or sink, if named."""
-        place = "whole_epochs" if is_whole else "rows"
+        """Visible rows in the order of their commits; of one pipeline or sink, if named."""
+        table = "whole_epochs" if is_whole else "rows"
         with self._database.reading() as db:
             found = db.execute(
-                f"SELECT seq, pipeline, sink, run, epoch, txn, row FROM {place}"  # noqa: S608
+                f"SELECT seq, pipeline, sink, run, epoch, txn, row FROM {table}"  # noqa: S608
                 " WHERE seq > ? AND ? IN ('', pipeline) AND ? IN ('', sink) ORDER BY seq LIMIT ?",
                 (after, pipeline, sink, limit),
             ).fetchall()
@@ -208,7 +302,7 @@ class Store:
         return self._keeps_rows
 
     def count(self, uid: str, tag: str) -> Sequence[Mapping[str, int]]:
-        """How many rows of each epoch are visible, of one life of a pipeline's sink."""
+        """How many rows of each epoch are visible, of one uid and sink."""
         with self._database.reading() as db:
             found = db.execute(
                 "SELECT epoch, count(*) FROM rows WHERE uid = ? AND tag = ?"
@@ -221,14 +315,14 @@ class Store:
 
     def mark(self, uid: str, tag: str, epoch: int, owner: Owner, txns: Sequence[str]) -> None:
         """An epoch is whole: all these transactions are committed, and there are no others (I2)."""
-        told = json.dumps(sorted(txns))
+        names = json.dumps(sorted(txns))
         with self._database.writing() as db:
             if epoch < _settled_below(db, uid, tag):
                 raise Refusal(410, f"epoch {epoch} of {uid} is settled", State.FORGOTTEN)
             known = db.execute(
                 "SELECT txns FROM marks WHERE uid = ? AND tag = ? AND epoch = ?", (uid, tag, epoch)
             ).fetchone()
-            if known is not None and known[0] != told:
+            if known is not None and known[0] != names:
                 raise Refusal(409, f"epoch {epoch} of {uid} is marked with {known[0]}")
             states = {txn: _find(db, _handle(txn)).state for txn in txns}
             open_ = [txn for txn, state in states.items() if state is not State.COMMITTED]
@@ -236,7 +330,7 @@ class Store:
                 raise Refusal(409, f"epoch {epoch} of {uid} is not whole: {open_}")
             db.execute(
                 "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (uid, tag, epoch, owner.pipeline, owner.sink, owner.run, told),
+                (uid, tag, epoch, owner.pipeline, owner.sink, owner.run, names),
             )
 
     def newest(self, pipeline: str, sink: str) -> Sequence[Mapping[str, Any]]:
@@ -249,13 +343,13 @@ class Store:
         return [{"uid": uid, "epoch": epoch, "run": run} for uid, epoch, run in found]
 
     def forget(self, uid: str, tag: str, below: int) -> int:
-        """Forget proofs of epochs under `below`, and under the newest: returns the new limit."""
+        """Forget proofs of epochs below `below` and below the newest; returns the new limit."""
         with self._database.writing() as db:
             (newest,) = db.execute(
                 "SELECT max(epoch) FROM marks WHERE uid = ? AND tag = ?", (uid, tag)
             ).fetchone()
             limit = max(_settled_below(db, uid, tag), min(below, newest or 0))
-            db.execute("INSERT OR REPLACE INTO lives VALUES (?, ?, ?)", (uid, tag, limit))
+            db.execute("INSERT OR REPLACE INTO owners VALUES (?, ?, ?)", (uid, tag, limit))
             old = (uid, tag, limit)
             db.execute("DELETE FROM marks WHERE uid = ? AND tag = ? AND epoch < ?", old)
             db.execute(
@@ -297,7 +391,7 @@ def _put(db: sqlite3.Connection, handle: Handle, state: State, *, rows: int = 0)
 
 def _settled_below(db: sqlite3.Connection, uid: str, tag: str) -> int:
     row = db.execute(
-        "SELECT settled_below FROM lives WHERE uid = ? AND tag = ?", (uid, tag)
+        "SELECT settled_below FROM owners WHERE uid = ? AND tag = ?", (uid, tag)
     ).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -308,7 +402,7 @@ def _lines(db: sqlite3.Connection, txn: str) -> Iterator[str]:
         query = "SELECT body FROM parts WHERE txn = ? AND part = ?"
         (body,) = db.execute(query, (txn, part)).fetchone()
         lines = zlib.decompress(body)
-        # Only at newlines: text may hold other characters that Python takes for line ends.
+        # Only at newlines: `splitlines` also splits at other characters that text may hold.
         yield from (line.decode() for line in lines.split(b"\n") if line)
 
 

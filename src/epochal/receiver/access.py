@@ -1,4 +1,4 @@
-"""Who may come in, and with how much at a time."""
+"""`Access`: who may send requests, and how large they may be."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Access:
     tokens: tuple[bytes, ...] = field(default=(), repr=False)
-    """Bearer tokens, any of which opens; none where everybody may ask."""
+    """Bearer tokens, any of which is accepted; none where every request is."""
     body_bytes_max: int = 64 * 1024 * 1024
 
-    def admits(self, authorization: str) -> bool:
+    def allows(self, authorization: str) -> bool:
         if not self.tokens:
             return True
         scheme, _, given = authorization.partition(" ")
         shown = given.strip().encode() if scheme.lower() == "bearer" else b""
-        # All of them are compared, so that time tells nothing.
+        # All of them are compared, so that the time taken reveals nothing.
         matches = [hmac.compare_digest(shown, token) for token in self.tokens]
         return any(matches)

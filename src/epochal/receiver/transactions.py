@@ -1,4 +1,4 @@
-"""What a transaction can be, and what the receiver says where it can't do what was asked."""
+"""The states of a transaction, and `Refusal`: the answer to a request that can't be carried out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import Enum
 
 
 class State(Enum):
-    """A transaction's state, as it is told in every answer."""
+    """A transaction's state, as it is in every answer."""
 
     OPEN = "open"
-    """Parts have arrived, and it is not sealed."""
+    """Parts have arrived; it is not sealed."""
     PREPARED = "prepared"
     COMMITTED = "committed"
     ABORTED = "aborted"
-    """For good: a late part does not bring it back."""
+    """Final: a late part does not change it."""
     UNKNOWN = "unknown"
-    """Nothing of this name ever arrived."""
+    """Nothing with this name ever arrived."""
     FORGOTTEN = "forgotten"
     """Its epoch was settled and pruned."""
 
@@ -28,7 +28,7 @@ class Transaction:
     rows: int = 0
     age_s: float = 0.0
 
-    def told(self) -> dict[str, str | int | float]:
+    def as_json(self) -> dict[str, str | int | float]:
         return {
             "txn": self.txn,
             "state": self.state.value,
@@ -38,7 +38,7 @@ class Transaction:
 
 
 class Refusal(Exception):
-    """An answer that is not 200: the caller reads status and state, a person the rest."""
+    """An answer that is not 200. Clients read status and state; the message is for people."""
 
     def __init__(self, status: int, message: str, state: State | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Refusal(Exception):
         self.state = state
 
 
-def out_of_state(txn: str, state: State, asked: str) -> Refusal:
-    """404 and 410 where there is no such transaction (any more), 409 where it is something else."""
+def out_of_state(txn: str, state: State, verb: str) -> Refusal:
+    """404 or 410: there is no such transaction (any more); 409: it is in another state."""
     status = {State.UNKNOWN: 404, State.FORGOTTEN: 410}.get(state, 409)
-    return Refusal(status, f"{txn} is {state.value}: it can't be {asked}", state)
+    return Refusal(status, f"{txn} is {state.value}: it can't be {verb}", state)
