@@ -1,4 +1,4 @@
-"""A small service with one endpoint that keeps idempotency keys, and can be told to fail."""
+"""A small service with one endpoint that keeps idempotency keys, and can be made to fail."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class _Requests(BaseHTTPRequestHandler):
         self.send_response(status or 200)
         if status == 429:
             self.send_header("Retry-After", "0")
-        told = json.dumps({"error": f"no: {dict(self.headers)}"} if status else {}).encode()
-        self.send_header("Content-Length", str(len(told)))
+        content = json.dumps({"error": f"no: {dict(self.headers)}"} if status else {}).encode()
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(content)
 
     def log_message(self, *args: Any) -> None:
         """Quiet."""

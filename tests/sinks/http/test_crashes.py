@@ -15,7 +15,7 @@ from epochal.errors import Refused
 from epochal.logs.memory import MemoryLog
 from epochal.sinks.http import Http
 from epochal.sinks.http.committer import HttpCommitter
-from epochal.sinks.http.keyed import KeyedDelivery
+from epochal.sinks.http.idempotency_key import KeyedDelivery
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 _numbers = itertools.count()

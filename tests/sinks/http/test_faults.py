@@ -219,25 +219,25 @@ def test_what_the_receiver_lost_is_told_as_lost(trial_of):
     trial = trial_of()
     kept, gone = (trial.prepare(0, trial.batch(at), partition=at) for at in (0, 1))
     trial.abort(0, gone)
-    with pytest.raises(PreparedLost) as told:
+    with pytest.raises(PreparedLost) as caught:
         trial.commit(0, kept, gone)
-    assert told.value.handles == (str(gone.handle),)
+    assert caught.value.handles == (str(gone.handle),)
     assert trial.committer().outcome(EpochNumber(0), gone) is Proof.ABORTED
 
 
 class _Stranger(BaseHTTPRequestHandler):
-    """Some other server: 404, or whatever it is told, to everything."""
+    """Another server: answers 404, or what it is set to, to every request."""
 
-    status, told, headers_told = 404, b"not here", ()
+    status, content, extra_headers = 404, b"not here", ()
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.told)))
-        for header in self.headers_told:
+        self.send_header("Content-Length", str(len(self.content)))
+        for header in self.extra_headers:
             self.send_header(*header)
         self.end_headers()
-        self.wfile.write(self.told)
+        self.wfile.write(self.content)
 
     do_POST = do_GET  # noqa: N815  the names that http.server looks for
 
@@ -246,7 +246,7 @@ class _Stranger(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def stranger():
+def other_server():
     handler = type("Stranger", (_Stranger,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
@@ -256,20 +256,20 @@ def stranger():
     server.server_close()
 
 
-def test_a_404_of_somebody_else_is_not_a_lost_transaction(trial_of, stranger):
+def test_a_404_of_another_server_is_not_a_lost_transaction(trial_of, other_server):
     trial = trial_of()
     receipt = trial.prepare(0, trial.batch(1))
-    away = trial_of(stranger.url, name=trial.sink.name)
+    away = trial_of(other_server.url, name=trial.sink.name)
     with pytest.raises(Misconfigured, match="not by the receiver"):
         away.commit(0, receipt)
     assert away.committer().outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
 
 
-def test_a_service_that_is_no_receiver_is_refused_at_the_start(trial_of, stranger):
-    stranger.status, stranger.told = 200, b'{"protocol": "another"}'
-    with pytest.raises(Misconfigured, match="is no receiver") as told:
-        trial_of(stranger.url).committer().check(None)
-    assert "idempotency-key" in told.value.hint
+def test_a_service_that_is_no_receiver_is_refused_at_the_start(trial_of, other_server):
+    other_server.status, other_server.content = 200, b'{"protocol": "another"}'
+    with pytest.raises(Misconfigured, match="is no receiver") as caught:
+        trial_of(other_server.url).committer().check(None)
+    assert "idempotency-key" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -277,33 +277,33 @@ def test_a_service_that_is_no_receiver_is_refused_at_the_start(trial_of, strange
     [(302, Misconfigured), (401, Misconfigured), (403, Misconfigured), (404, Misconfigured),
      (413, RowRejected), (422, RowRejected), (429, TryAgain), (500, TryAgain), (503, TryAgain)],
 )  # fmt: skip
-def test_answers_are_sorted_by_what_may_be_done_next(trial_of, stranger, status, error):
-    stranger.status, stranger.told = status, f"the token is {TOKEN}".encode()
-    with pytest.raises(error, match=str(status)) as told:
-        trial_of(stranger.url).prepare(0, trial_of().batch(1))
-    said = "".join(traceback.format_exception(told.value))
+def test_answers_are_sorted_by_what_may_be_done_next(trial_of, other_server, status, error):
+    other_server.status, other_server.content = status, f"the token is {TOKEN}".encode()
+    with pytest.raises(error, match=str(status)) as caught:
+        trial_of(other_server.url).prepare(0, trial_of().batch(1))
+    said = "".join(traceback.format_exception(caught.value))
     assert TOKEN not in said
-    assert error is not Misconfigured or told.value.hint
+    assert error is not Misconfigured or caught.value.hint
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-def test_a_commit_that_was_answered_with_5xx_may_have_happened(trial_of, stranger, status):
+def test_a_commit_that_was_answered_with_5xx_may_have_happened(trial_of, other_server, status):
     trial = trial_of()
     receipt = trial.prepare(0, trial.batch(1))
-    stranger.status = status
+    other_server.status = status
     with pytest.raises(OutcomeUnknown, match=str(status)):
-        trial_of(stranger.url, name=trial.sink.name).commit(0, receipt)
+        trial_of(other_server.url, name=trial.sink.name).commit(0, receipt)
 
 
-def test_an_answer_that_can_not_be_unpacked_leaves_open_what_happened(trial_of, stranger):
+def test_an_answer_that_can_not_be_unpacked_leaves_open_what_happened(trial_of, other_server):
     trial = trial_of()
     receipt = trial.prepare(0, trial.batch(1))
-    stranger.status, stranger.headers_told = 200, [("Content-Encoding", "gzip")]
+    other_server.status, other_server.extra_headers = 200, [("Content-Encoding", "gzip")]
     with pytest.raises(OutcomeUnknown, match="DecodingError"):
-        trial_of(stranger.url, name=trial.sink.name).commit(0, receipt)
+        trial_of(other_server.url, name=trial.sink.name).commit(0, receipt)
 
 
-def test_a_service_that_is_slow_is_not_waited_for_longer_than_told(trial_of, proxy):
+def test_a_service_that_is_slow_is_not_waited_for_longer_than_its_timeout(trial_of, proxy):
     trial = trial_of()
     receipt = trial.prepare(0, trial.batch(1))
     moment = threading.Event()
@@ -316,11 +316,11 @@ def test_a_service_that_is_slow_is_not_waited_for_longer_than_told(trial_of, pro
 
 def test_a_wrong_token_is_told_without_the_token(trial_of):
     trial = trial_of(token="hunter5")
-    with pytest.raises(Misconfigured, match="401") as told:
+    with pytest.raises(Misconfigured, match="401") as caught:
         trial.committer().check(None)
-    said = "".join(traceback.format_exception(told.value))
+    said = "".join(traceback.format_exception(caught.value))
     assert "hunter5" not in said + repr(trial.sink)
-    assert "token=" in told.value.hint
+    assert "token=" in caught.value.hint
 
 
 def test_a_token_is_read_anew_for_every_request(trial_of, monkeypatch):
@@ -344,9 +344,9 @@ def test_columns_that_json_has_no_form_for_are_refused_at_the_start(trial_of):
 
 
 def test_parts_that_the_receiver_would_not_take_are_refused_at_the_start(trial_of):
-    with pytest.raises(Misconfigured, match="part_bytes") as told:
+    with pytest.raises(Misconfigured, match="part_bytes") as caught:
         trial_of(part_bytes=10**9).committer().check(None)
-    assert "part_bytes=" in told.value.hint
+    assert "part_bytes=" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -361,9 +361,9 @@ def test_options_that_can_not_be_are_refused(options):
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://[", "http://host?a=hunter2"])
 def test_urls_that_can_not_be_are_refused_without_being_quoted(url):
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         Http(url)
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_changed_copy_keeps_the_password_of_its_url():

@@ -1,7 +1,7 @@
-"""Carries decisions out at a receiver: `POST /commit/{txn}` for every task, then the epoch's mark.
+"""`HttpCommitter`: `POST /commit/{txn}` for every task at a receiver, then the epoch's mark.
 
-An answer that was lost is settled by `GET /transactions/{txn}`. That a transaction is not there
-counts only where the receiver itself says so: a 404 of some proxy on the way proves nothing.
+After a lost answer `GET /transactions/{txn}` has the outcome. That a transaction does not exist
+counts only where the receiver itself answers so: a 404 of a proxy on the way proves nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Dropped, Limits, Operable, Recount
+from epochal.contract import Dropped, Limits, Operable, Recount
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
-from epochal.sinks.http.auditing import forget, recount
-from epochal.sinks.http.connecting import Client, Reply
-from epochal.sinks.http.json_schema import require_json
-from epochal.sinks.http.parts import NDJSON, Format
-from epochal.sinks.http.service import Service
+from epochal.kit.sink_base import CommitterBase
+from epochal.sinks.http.check import check
+from epochal.sinks.http.client import Client, Reply
+from epochal.sinks.http.operate import forget, recount
+from epochal.sinks.http.sink import Service
+from epochal.sinks.http.writer import Format
 from epochal.terms import (
     Ability,
     EpochNumber,
     Handle,
     Identity,
     InDoubt,
-    Json,
     Mark,
     Proof,
     Receipt,
@@ -40,7 +40,7 @@ _LOST = frozenset({"unknown", "aborted"})
 _FORGOTTEN = "forgotten"
 
 
-class HttpCommitter(Operable):
+class HttpCommitter(CommitterBase, Operable):
     def __init__(
         self,
         identity: Identity,
@@ -60,35 +60,24 @@ class HttpCommitter(Operable):
         self._about: Mapping[str, Any] | None = None
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
-        about = self._ask_about()
-        if self._form.content_type not in about.get("formats", ()):
-            raise Misconfigured(
-                f"{self._url} takes {about.get('formats')}, not {self._form.content_type}",
-                "another format=",
-            )
-        most = about.get("body_bytes_max")
-        if isinstance(most, int) and self._part_bytes > most:
-            raise Misconfigured(
-                f"part_bytes={self._part_bytes}, and {self._url} takes {most} a request",
-                f"part_bytes={most // 2}: text is longer than what it stands for",
-            )
-        if schema is not None and self._form.content_type == NDJSON:
-            require_json(schema)
-        return [_rehearses(about), _whole_epochs()]
-
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
-        return None
+        return check(
+            self._ask_about(),
+            schema,
+            url=self._url,
+            content_type=self._form.content_type,
+            part_bytes=self._part_bytes,
+        )
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Where the receiver can: it applies everything and takes it back."""
+        """The receiver, if it can, applies everything and takes it back."""
         txns = [str(receipt.handle) for receipt in receipts if receipt.rows]
         if not txns or not (self._about or self._ask_about()).get("rehearses"):
             return
         reply = self._client.ask(
-            "POST", "/rehearse", told={**self._owner(), "txns": txns}, reads=(404, 409, 410)
+            "POST", "/rehearse", json_body={**self._owner(), "txns": txns}, reads=(404, 409, 410)
         )
         if reply.status != 200:
-            raise TryAgain(f"epoch {epoch} can't be rehearsed at {self._url}: {reply.told}")
+            raise TryAgain(f"epoch {epoch} can't be rehearsed at {self._url}: {reply.text}")
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         txns = [str(receipt.handle) for receipt in receipts if receipt.rows]
@@ -98,7 +87,7 @@ class HttpCommitter(Operable):
             raise PreparedLost(
                 f"epoch {epoch}: {self._url} does not have {len(lost)} of {len(txns)} prepared "
                 "transactions any more",
-                "its data was restored, or somebody else aborted them",
+                "its data was restored from a backup, or another client aborted them",
                 handles=lost,
             )
         for txn, reply in zip(txns, replies, strict=True):
@@ -131,7 +120,7 @@ class HttpCommitter(Operable):
                 return Proof.ABORTED
             if reply.body.get("state") != "committed":
                 return Proof.UNKNOWN
-        # The mark is the epoch's proof: without it `newest` would not show what is committed.
+        # The mark is the epoch's proof: without it `newest` does not show the epoch.
         mine = [mark.epoch for mark in self.newest() if mark.uid == self._identity.uid]
         return Proof.COMMITTED if mine and max(mine) >= epoch else Proof.UNKNOWN
 
@@ -160,7 +149,7 @@ class HttpCommitter(Operable):
         about = self._client.ask("GET", "/").body
         if about.get("protocol") != PROTOCOL or about.get("version") != VERSION:
             raise Misconfigured(
-                f"{self._url} is no receiver of {PROTOCOL} {VERSION}: it says "
+                f"{self._url} is no receiver of {PROTOCOL} {VERSION}: it answers "
                 f"{about.get('protocol')} {about.get('version')}",
                 'put `epochal receiver` in front of the service, or use mode="idempotency-key"',
             )
@@ -168,8 +157,8 @@ class HttpCommitter(Operable):
         return about
 
     def _owner(self) -> dict[str, str | None]:
-        whose = self._identity
-        return {"pipeline": whose.pipeline, "sink": whose.sink, "run": whose.run}
+        identity = self._identity
+        return {"pipeline": identity.pipeline, "sink": identity.sink, "run": identity.run}
 
     def _commit_one(self, txn: str) -> Reply:
         headers = {"Idempotency-Key": f"{txn}-commit"}
@@ -177,7 +166,7 @@ class HttpCommitter(Operable):
         return self._client.ask(
             "POST",
             path,
-            told=self._owner(),
+            json_body=self._owner(),
             headers=headers,
             reads=(404, 409, 410),
             is_final=True,
@@ -190,14 +179,14 @@ class HttpCommitter(Operable):
         return reply
 
     def _mark(self, epoch: EpochNumber, txns: Sequence[str]) -> None:
-        whose = {"uid": self._identity.uid, "tag": self._identity.tag, "epoch": epoch}
-        told = {**self._owner(), **whose, "txns": list(txns)}
-        reply = self._client.ask("POST", "/marks", told=told, reads=(409, 410), is_final=True)
+        key = {"uid": self._identity.uid, "tag": self._identity.tag, "epoch": epoch}
+        mark = {**self._owner(), **key, "txns": list(txns)}
+        reply = self._client.ask("POST", "/marks", json_body=mark, reads=(409, 410), is_final=True)
         if reply.status != 200:
             raise _unexpected(f"mark of epoch {epoch}", reply)
 
     def _at_once(self, verb: Callable[[str], Reply], txns: Sequence[str]) -> list[Reply]:
-        """All of them, several at a time; the first error is raised once all were asked."""
+        """All of them, several at a time; the first error is raised once all are done."""
         if len(txns) < 2:
             return [verb(txn) for txn in txns]
         with ThreadPoolExecutor(min(self._threads, len(txns))) as pool:
@@ -211,37 +200,19 @@ def _is_lost(reply: Reply) -> bool:
 def _unexpected(what: str, reply: Reply) -> Exception:
     if reply.body.get("state") == _FORGOTTEN:
         return OutcomeUnknown(
-            f"{what}: {reply.told}",
-            "a later epoch is settled there, so this one was: leave this driver stopped",
+            f"{what}: {reply.text}",
+            "a later epoch is settled there, so this one is: leave this driver stopped",
         )
     if "state" not in reply.body and reply.status == 404:
         return Misconfigured(
-            f"{what} answered 404, and not by the receiver: {reply.told}", "is base_url right?"
+            f"{what} answered 404, and not by the receiver: {reply.text}", "is base_url right?"
         )
-    return InvariantBroken(f"{what} answered {reply.status}: {reply.told}")
+    return InvariantBroken(f"{what} answered {reply.status}: {reply.text}")
 
 
 def _list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """An answer without its list is no empty list."""
+    """An answer without the list must not pass for an empty one."""
     found = body.get(name)
     if not isinstance(found, list):
         raise InvariantBroken(f"the receiver's answer has no {name}: {str(dict(body))[:200]}")
     return found
-
-
-def _rehearses(about: Mapping[str, Any]) -> Ability:
-    can = bool(about.get("rehearses"))
-    because = "POST /rehearse applies an epoch and takes it back"
-    return Ability(
-        name="says no before the decision",
-        granted=can,
-        because=because if can else "the receiver has no rehearsal: what it refuses, stops",
-    )
-
-
-def _whole_epochs() -> Ability:
-    return Ability(
-        name="whole epochs for plain readers",
-        granted=False,
-        because="transactions of an epoch become visible one by one; its mark says it is whole",
-    )

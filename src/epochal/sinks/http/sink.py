@@ -1,7 +1,8 @@
-"""The declaration of an HTTP service."""
+"""`Http`: the declaration of an HTTP service, and `Service`: where it is and how to reach it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,8 +17,7 @@ from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
 from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
 from epochal.logs.names import without_secrets
-from epochal.sinks.http.service import Service
-from epochal.sinks.http.statuses import Meaning
+from epochal.sinks.http.errors import Meaning
 from epochal.terms import Identity, Json
 
 Mode = Literal["two-phase", "idempotency-key"]
@@ -34,22 +34,48 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _ABOVE_ZERO = ("part_bytes", "rows_per_call", "concurrency", "connect_timeout_s", "timeout_s")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A service as the client of tasks and driver needs it. Secrets only by where they are kept."""
+
+    url: str
+    """Without user, password and query."""
+    query: Secret | None = None
+    token: Secret | None = None
+    user: tuple[str, Secret] | None = None
+    headers: tuple[tuple[str, Secret], ...] = ()
+    certificate: str | None = None
+    key: str | None = None
+    key_password: Secret | None = None
+    ca: str | None = None
+    connect_timeout_s: float = 10.0
+    timeout_s: float = 60.0
+    retries_max: int = 3
+    retry_after_max_s: float = 30.0
+    connections_max: int = 16
+
+    def secrets(self) -> list[str]:
+        held = [self.query, self.token, self.key_password, *(value for _, value in self.headers)]
+        held += [self.user[1]] if self.user else []
+        return [revealed for secret in held if secret and (revealed := secret.reveal())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Http(SinkBase):
     """
-    A service that is written to over HTTP.
+    A service that takes rows over HTTP.
 
     `mode="idempotency-key"`: one endpoint, called from a spool after the decision, each call under
-    a key that never changes. Exactly once where the service keeps keys, else at least once.
+    a key that never changes. Exactly once where the service keeps keys, otherwise at least once.
 
-    `mode="two-phase"`: a receiver of `POST /prepare/{txn}`, `/commit/{txn}` and the rest of what
-    `epochal receiver` serves. Exactly once.
+    `mode="two-phase"`: a receiver with the endpoints of `epochal receiver`: `POST /prepare/{txn}`,
+    `/commit/{txn}` and so on. Exactly once.
     """
 
     kind: ClassVar[str] = "http"
 
     base_url: str = field(kw_only=False, repr=False)
-    """The endpoint, or what comes before /prepare/…; a password or a query in it is hidden."""
+    """The endpoint, or the part before /prepare/…; a password or a query in it is hidden."""
     mode: Mode = "two-phase"
 
     token: Secret | str | None = None
@@ -57,11 +83,11 @@ class Http(SinkBase):
     headers: Mapping[str, Secret | str] = field(default_factory=dict)
     """Sent with every request; their values are never shown."""
     certificate: str | PathLike[str] | None = None
-    """TLS: our own certificate, PEM, on the driver and on executors."""
+    """TLS: this client's certificate, PEM, on the driver and on executors."""
     key: str | PathLike[str] | None = None
     key_password: Secret | str | None = None
     ca: str | PathLike[str] | None = None
-    """TLS: who signed the service's certificate; if not given, whom the machine trusts."""
+    """TLS: who signed the service's certificate; by default whom the machine trusts."""
 
     connect_timeout_s: float = 10.0
     timeout_s: float = 60.0
@@ -74,9 +100,9 @@ class Http(SinkBase):
     """Requests at a time, from the driver."""
 
     format: Literal["ndjson", "arrow"] = "ndjson"
-    """Two-phase: how rows travel."""
+    """Two-phase: how rows are encoded."""
     part_bytes: int = 4 * 1024 * 1024
-    """Two-phase: a task's rows beyond this go in several requests."""
+    """Two-phase: a task with more than this sends several requests."""
 
     spool: str | PathLike[str] | None = field(default=None, repr=False)
     """Idempotency-key: where rows wait; a folder that driver and executors share, or a URL."""
@@ -90,7 +116,7 @@ class Http(SinkBase):
     on_reject: Literal["stop", "keep"] = "stop"
     """Idempotency-key: a call that is refused for good stops the query, or is kept in the spool."""
     statuses: Mapping[int, Literal["ok", "retry", "reject", "stop"]] = field(default_factory=dict)
-    """Idempotency-key: what this service means by a status, where it differs from the table."""
+    """Idempotency-key: the meanings of statuses, where this service differs from the table."""
 
     service: Service = field(init=False, repr=False)
 
@@ -135,7 +161,7 @@ class Http(SinkBase):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host:
-            # Not quoted: what can't be read may hold a password.
+            # Not shown: a URL that can't be parsed may hold a password.
             raise Misconfigured("Http: base_url can't be read", "https://host/path")
         if parts.query and self.mode == "two-phase":
             raise Misconfigured(
@@ -166,27 +192,28 @@ class Http(SinkBase):
         return self.service.url
 
     def describe(self) -> Mapping[str, Json]:
-        told = {"kind": self.kind, "target": self.target, "mode": self.mode}
+        described = {"kind": self.kind, "target": self.target, "mode": self.mode}
         if self.mode == "idempotency-key":
-            told["spool"] = without_secrets(str(self.spool))
-        return told
+            described["spool"] = without_secrets(str(self.spool))
+        return described
 
     def writer(self, task: Task) -> Writer:
         if self.mode == "idempotency-key":
-            from epochal.sinks.http.spooling import CallSpoolingWriter  # noqa: PLC0415  no httpx here
+            from epochal.sinks.http.writer import CallSpoolingWriter  # noqa: PLC0415  on executors
 
             spool = RowSpool.at(str(self.spool))
             return CallSpoolingWriter(task, spool, rows_per_call=self.rows_per_call)
-        from epochal.sinks.http.parts import FORMATS  # noqa: PLC0415  only what a task needs
-        from epochal.sinks.http.writer import HttpWriter  # noqa: PLC0415  loads httpx
+        from epochal.sinks.http.client import kept_client  # noqa: PLC0415  loads httpx
+        from epochal.sinks.http.writer import FORMATS, HttpWriter  # noqa: PLC0415  on executors
 
-        return HttpWriter(task, self.service, FORMATS[self.format], part_bytes=self.part_bytes)
+        client = kept_client(self.service, os.getpid())
+        return HttpWriter(task, client, FORMATS[self.format], part_bytes=self.part_bytes)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         if self.mode == "idempotency-key":
             return self._spool_committer(identity, limits)
         from epochal.sinks.http.committer import HttpCommitter  # noqa: PLC0415  loads httpx
-        from epochal.sinks.http.parts import FORMATS  # noqa: PLC0415
+        from epochal.sinks.http.writer import FORMATS  # noqa: PLC0415  on the driver
 
         return HttpCommitter(
             identity,
@@ -198,17 +225,20 @@ class Http(SinkBase):
         )
 
     def _spool_committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:
-        from epochal.sinks.http.connecting import Client  # noqa: PLC0415  loads httpx
-        from epochal.sinks.http.keyed import KeyedDelivery, Manner  # noqa: PLC0415
+        from epochal.sinks.http.client import Client  # noqa: PLC0415  loads httpx
+        from epochal.sinks.http.idempotency_key import (  # noqa: PLC0415  on the driver
+            CallOptions,
+            KeyedDelivery,
+        )
 
         spool = RowSpool.at(str(self.spool))
         ledger = SpoolLedger(spool.place, identity)
         client = Client(
             self.service,
-            statuses={status: Meaning(told) for status, told in self.statuses.items()},
+            statuses={status: Meaning(name) for status, name in self.statuses.items()},
             backoff_ms=limits.retry_backoff_ms,
         )
-        manner = Manner(
+        options = CallOptions(
             method=self.method,
             body=self.body,
             key_header=self.key_header,
@@ -216,7 +246,7 @@ class Http(SinkBase):
             order=self.order,
             on_reject=self.on_reject,
         )
-        delivery = KeyedDelivery(identity, spool, ledger, client, manner)
+        delivery = KeyedDelivery(identity, spool, ledger, client, options)
         return SpoolCommitter(identity, spool, ledger, delivery)
 
 

@@ -1,4 +1,4 @@
-"""What a status code amounts to, for the caller's next step. The table is the truth."""
+"""`MEANINGS`: status codes of a service, by what the caller does next."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from epochal.terms import Outcome
 
 
 class Meaning(Enum):
-    """What the service said, sorted."""
+    """What an answer means for the same request."""
 
     OK = "ok"
     RETRY = "retry"
-    """Not now: the same request again, later."""
+    """Send it again, later."""
     REJECT = "reject"
-    """Never, for these rows."""
+    """The service will never take these rows."""
     STOP = "stop"
-    """Not at all, whatever the rows: a person must change something."""
+    """No rows are taken until a person changes something."""
 
     @property
     def outcome(self) -> Outcome:
@@ -36,15 +36,21 @@ _OUTCOMES = {
 MEANINGS: Mapping[int, tuple[Meaning, str]] = MappingProxyType(
     {
         400: (Meaning.REJECT, "the service can't read the request"),
-        401: (Meaning.STOP, "token=, headers= or a certificate: the service does not know us"),
-        403: (Meaning.STOP, "the service knows us and does not let us: ask for the right to write"),
+        401: (
+            Meaning.STOP,
+            "token=, headers= or a certificate: the service asks who calls",
+        ),
+        403: (
+            Meaning.STOP,
+            "the service refuses this client: ask for the right to write",
+        ),
         404: (Meaning.STOP, "is base_url right?"),
         405: (Meaning.STOP, "is base_url right, and method=?"),
-        407: (Meaning.STOP, "the proxy wants to know who asks"),
+        407: (Meaning.STOP, "the proxy asks for credentials"),
         408: (Meaning.RETRY, ""),
         409: (Meaning.RETRY, ""),
         410: (Meaning.STOP, "is base_url right?"),
-        413: (Meaning.REJECT, "fewer rows a request: part_bytes= or rows_per_call="),
+        413: (Meaning.REJECT, "fewer rows per request: part_bytes= or rows_per_call="),
         415: (Meaning.STOP, "another format=, or another body="),
         422: (Meaning.REJECT, "the service will never take these rows as they are"),
         423: (Meaning.RETRY, ""),
@@ -52,7 +58,7 @@ MEANINGS: Mapping[int, tuple[Meaning, str]] = MappingProxyType(
         429: (Meaning.RETRY, ""),
     }
 )
-"""Codes by themselves; the rest by their hundreds: 2xx is done, 5xx is tried again."""
+"""Single codes; all others go by their hundreds: 2xx is done, 5xx is tried again."""
 
 _BY_HUNDREDS: Mapping[int, tuple[Meaning, str]] = MappingProxyType(
     {
@@ -67,12 +73,12 @@ _BY_HUNDREDS: Mapping[int, tuple[Meaning, str]] = MappingProxyType(
 def meaning_of(
     status: int, overrides: Mapping[int, Meaning] = MappingProxyType({})
 ) -> tuple[Meaning, str]:
-    """What a status means and what a person could do about it."""
+    """The meaning of a status, and a hint for a person."""
     known, hint = MEANINGS.get(status) or _BY_HUNDREDS.get(status // 100, (Meaning.STOP, ""))
     return overrides.get(status, known), hint
 
 
-def refusal(meaning: Meaning, told: str, hint: str) -> EpochalError:
-    """The error for an answer that no repeat will change."""
+def refusal(meaning: Meaning, message: str, hint: str) -> EpochalError:
+    """The error for an answer that a repetition will not change."""
     kind = RowRejected if meaning is Meaning.REJECT else Misconfigured
-    return kind(told, hint or "the service's own words are all there is")
+    return kind(message, hint or "see the service's own message")

@@ -10,8 +10,8 @@ import pytest
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.kit.spool.ledger import SpoolLedger
-from epochal.sinks.http import Http, keyed
-from epochal.sinks.http.keyed import KeyedDelivery
+from epochal.sinks.http import Http, idempotency_key
+from epochal.sinks.http.idempotency_key import KeyedDelivery
 from epochal.testing.trial import Target, Trial
 
 
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_is_not_called_again_by_another_driver(service, ma
 def dies_before_its_proof(trial, receipts, monkeypatch) -> None:
     """All calls are made, and neither acknowledgements nor proof are written down."""
     with monkeypatch.context() as patch:
-        patch.setattr(keyed.Acknowledged, "_flush", lambda self: None)
+        patch.setattr(idempotency_key.Acknowledged, "_flush", lambda self: None)
         patch.setattr(SpoolLedger, "settle", lambda *_: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
             trial.commit(0, *receipts)
@@ -123,7 +123,7 @@ def test_several_rows_travel_as_an_array_or_as_lines(service, make, body, kind):
 @pytest.mark.parametrize(
     ("order", "at_once"), [("none", 4), ("partition", 2), ("epoch", 1)], ids=str
 )
-def test_calls_wait_for_each_other_as_the_order_says(service, make, order, at_once):
+def test_calls_wait_for_each_other_as_the_order_demands(service, make, order, at_once):
     trial = make(order=order)
     receipts = prepared(trial)
     seen: list[int] = []
@@ -163,9 +163,9 @@ def test_rows_that_are_refused_for_good_stop_the_query_with_the_way_out(service,
     trial = make(order="epoch")
     receipts = prepared(trial)
     service.answers = lambda request, body: 422 if json.loads(body)["id"] == 2 else None
-    with pytest.raises(RowRejected, match=r"-e0-p0-c2: POST .* answered 422") as told:
+    with pytest.raises(RowRejected, match=r"-e0-p0-c2: POST .* answered 422") as caught:
         trial.commit(0, *receipts)
-    assert "epochal resolve give-up" in told.value.hint
+    assert "epochal resolve give-up" in caught.value.hint
     assert trial.committer().newest() == []
     service.answers = lambda request, body: None
     trial.commit(0, *receipts)
@@ -183,7 +183,7 @@ def test_rows_that_are_refused_for_good_can_be_kept_aside(service, make, tmp_pat
     assert all("422" in one["because"] for one in kept)
 
 
-def test_what_a_status_means_can_be_told(service, make):
+def test_the_meaning_of_a_status_can_be_declared(service, make):
     trial = make(statuses={409: "ok"})
     service.answers = lambda request, body: 409
     trial.commit(0, trial.prepare(0, trial.batch(1)))
@@ -199,21 +199,21 @@ def test_what_no_row_can_help_stops_and_tells_no_secret(service, tmp_path, statu
     sink = Http(url, mode="idempotency-key", spool=tmp_path, **options)
     trial = Trial(Target(sink=sink, visible=service.rows))
     service.answers = lambda request, body: status
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         trial.commit(0, trial.prepare(0, trial.batch(1)))
     trial.close()
-    said = "".join(traceback.format_exception(told.value)) + repr(sink) + str(sink.describe())
-    assert str(status) in said
-    assert "hunter" not in said
+    shown = "".join(traceback.format_exception(caught.value)) + repr(sink) + str(sink.describe())
+    assert str(status) in shown
+    assert "hunter" not in shown
     assert service.headers[0]["Authorization"] == "Bearer hunter4"
     assert service.headers[0]["X-Api-Key"] == "hunter5"
-    assert told.value.hint
+    assert caught.value.hint
 
 
 def test_retry_after_is_honoured(service, make, monkeypatch):
     waited: list[float] = []
-    monkeypatch.setattr("epochal.sinks.http.connecting._retry_after_s", lambda answer: 7.0)
-    monkeypatch.setattr("epochal.sinks.http.connecting.time.sleep", waited.append)
+    monkeypatch.setattr("epochal.sinks.http.client._retry_after_s", lambda answer: 7.0)
+    monkeypatch.setattr("epochal.sinks.http.client.time.sleep", waited.append)
     trial = make(retries_max=2, retry_after_max_s=5.0)
     left = [429]
     service.answers = lambda request, body: left.pop() if left else None

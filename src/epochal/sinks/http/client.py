@@ -1,8 +1,7 @@
-"""Requests to a service: who asks, how long, how often, and what became of it.
+"""`Client`: requests to a service, with credentials, timeouts and retries.
 
-A request that may have arrived and was not answered is told apart from one that did not (I9).
-Nothing that is told holds a secret: no header, no query, and of an answer only what is left when
-the secrets are cut out of it.
+A request that may have arrived without an answer is distinguished from one that did not (I9).
+Messages hold no secret: no header, no query, and an answer only with the secrets removed.
 """
 
 from __future__ import annotations
@@ -16,16 +15,20 @@ from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
-from epochal.sinks.http.service import Service
-from epochal.sinks.http.statuses import Meaning, meaning_of, refusal
+from epochal.sinks.http.errors import Meaning, meaning_of, refusal
 
-_TOLD_CHARS_MAX = 300
+if TYPE_CHECKING:
+    from epochal.sinks.http.sink import Service
+
+_TEXT_CHARS_MAX = 300
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_KEPT_MAX = 8
 _TLS_SIGNS = ("CERTIFICATE", "certificate", "SSL:")
 
 
@@ -33,9 +36,9 @@ _TLS_SIGNS = ("CERTIFICATE", "certificate", "SSL:")
 class Reply:
     status: int
     body: Mapping[str, Any] = field(default_factory=dict)
-    """The answer where it is a JSON object, else nothing."""
-    told: str = ""
-    """The answer for people: cut, and without secrets."""
+    """The answer where it is a JSON object, otherwise empty."""
+    text: str = ""
+    """The answer for messages: shortened, and without secrets."""
 
 
 class Client:
@@ -54,7 +57,7 @@ class Client:
         self._backoff_ms = backoff_ms
         self._sleep = sleep
         self._http = _open(service)
-        # Also where nobody closes it: a kept client that gave way to others.
+        # Also for a kept client that is dropped without being closed.
         self._close = weakref.finalize(self, self._http.close)
 
     def close(self) -> None:
@@ -66,21 +69,21 @@ class Client:
         path: str = "",
         *,
         content: bytes | None = None,
-        told: Any = None,
+        json_body: Any = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
         reads: Collection[int] = (),
         is_final: bool = False,
     ) -> Reply:
         """
-        Ask until there is an answer, as often as the service's limits say.
+        Send a request until there is an answer, within the service's limits.
 
-        A status that means OK or is in `reads` comes back; others raise. After the last attempt:
+        A status that means OK or is in `reads` is returned; others raise. After the last attempt:
         `OutcomeUnknown` where `is_final` and some attempt may have been carried out, else
         `TryAgain`.
         """
-        if told is not None:
-            content = json.dumps(told).encode()
+        if json_body is not None:
+            content = json.dumps(json_body).encode()
             headers = {**(headers or {}), "Content-Type": "application/json"}
         what, is_sure, why = f"{method} {self._service.url}{path}", True, ""
         for wait_s in self._waits():
@@ -97,21 +100,21 @@ class Client:
             if meaning is Meaning.OK or reply.status in reads:
                 return reply
             if meaning is not Meaning.RETRY:
-                raise refusal(meaning, f"{what} answered {reply.status}: {reply.told}", hint)
+                raise refusal(meaning, f"{what} answered {reply.status}: {reply.text}", hint)
             is_sure = is_sure and reply.status in (429, 503)
-            why = f"{reply.status} {reply.told}"
-            self._sleep(self._asked_to_wait(answer, wait_s))
+            why = f"{reply.status} {reply.text}"
+            self._sleep(self._wait_s(answer, wait_s))
         fact = f"{what} was not done in {self._service.retries_max + 1} attempts: {why}"
         raise OutcomeUnknown(fact) if is_final and not is_sure else TryAgain(fact)
 
     def _waits(self) -> Iterator[float]:
-        """How long to wait after each attempt; not at all after the last."""
+        """The wait after each attempt; none after the last."""
         for at in range(self._service.retries_max):
             wait_s = self._backoff_ms[min(at, len(self._backoff_ms) - 1)] / 1000
             yield wait_s / 2 + wait_s / 2 * random.random()
         yield 0.0
 
-    def _asked_to_wait(self, answer: httpx.Response, wait_s: float) -> float:
+    def _wait_s(self, answer: httpx.Response, wait_s: float) -> float:
         if not wait_s:
             return 0.0
         return min(max(wait_s, _retry_after_s(answer)), self._service.retry_after_max_s)
@@ -124,7 +127,7 @@ class Client:
         headers: Mapping[str, str] | None,
         params: Mapping[str, str] | None,
     ) -> httpx.Request:
-        """With secrets read anew: they may have been changed since the last request."""
+        """With secrets read again: they may have changed since the last request."""
         service = self._service
         query = service.query.reveal() if service.query else str(httpx.QueryParams(params or {}))
         sent = {name: value.reveal() for name, value in service.headers}
@@ -149,16 +152,16 @@ class Client:
         return Reply(
             status=answer.status_code,
             body=body if is_object else {},
-            told=self._without_secrets(text)[:_TOLD_CHARS_MAX],
+            text=self._without_secrets(text)[:_TEXT_CHARS_MAX],
         )
 
     def _unanswered(self, error: httpx.RequestError) -> str:
-        told = self._without_secrets(str(error)) or type(error).__name__
-        if isinstance(error, httpx.ConnectError) and any(sign in told for sign in _TLS_SIGNS):
+        message = self._without_secrets(str(error)) or type(error).__name__
+        if isinstance(error, httpx.ConnectError) and any(sign in message for sign in _TLS_SIGNS):
             raise Misconfigured(
-                f"{self._service.url}: {told}", "ca= names who signed the service's certificate"
+                f"{self._service.url}: {message}", "ca= names who signed the service's certificate"
             ) from None
-        return f"{type(error).__name__}: {told}"
+        return f"{type(error).__name__}: {message}"
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._service.secrets():
@@ -166,8 +169,14 @@ class Client:
         return text
 
 
+@lru_cache(maxsize=_KEPT_MAX)
+def kept_client(service: Service, _process: int) -> Client:
+    """Connections outlive a task; a forked worker must not use its parent's sockets."""
+    return Client(service)
+
+
 def _retry_after_s(answer: httpx.Response) -> float:
-    """What `Retry-After` asks for: seconds, or a date."""
+    """The `Retry-After` of an answer: seconds, or a date."""
     text = answer.headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return float(text)

@@ -1,13 +1,15 @@
 """
-Calls a service that has one endpoint, from the spool, after the decision.
+`KeyedDelivery`: calls to a service with one endpoint, from the spool, after the decision.
 
-The decided receipts fix the rows, their order and how many of them make a call, so every call has a
-number, and its key is the same however often it is made:
+The decided receipts fix the rows, their order and the rows per call. So every call has a number,
+and its key is the same however often it is made:
 
     epochal-<uid>-s<sink>-e<epoch>-p<partition>-c<call>
 
-A service that keeps keys takes each call once. One that does not takes at least once: a reply that
-was lost, or a driver that died before it had written down what was acknowledged, calls again.
+    driver 1   call 0 ─► taken, acknowledged │ call 1 ─► taken │ ✗ dies before it records call 1
+    driver 2   skips call 0; repeats call 1 with the same key: the service answers, and does nothing
+
+A service that keeps keys takes each call once. One that does not takes call 1 twice: at least once.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected, TryAgain
 from epochal.kit import json_lines
 from epochal.kit.spool import RowSpool, SpoolLedger
-from epochal.sinks.http.connecting import Client
-from epochal.sinks.http.json_schema import require_json
-from epochal.sinks.http.spooling import ROWS_PER_CALL
+from epochal.sinks.http.check import require_json
+from epochal.sinks.http.writer import ROWS_PER_CALL
 from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, quantity
+
+if TYPE_CHECKING:
+    from epochal.sinks.http.client import Client
 
 _FLUSH_EVERY_S = 1.0
 _FLUSH_CALLS = 1000
@@ -44,7 +48,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class CallOptions:
     """How calls are made, from the sink's declaration."""
 
     method: str
@@ -56,7 +60,7 @@ class Manner:
 
 
 class Acknowledged:
-    """Which calls of an epoch were taken: what the ledger holds, and what it does not hold yet."""
+    """The calls of an epoch that were taken: in the ledger, and not in the ledger yet."""
 
     def __init__(self, ledger: SpoolLedger, epoch: EpochNumber) -> None:
         self._ledger = ledger
@@ -98,13 +102,13 @@ class KeyedDelivery:
         spool: RowSpool,
         ledger: SpoolLedger,
         client: Client,
-        manner: Manner,
+        options: CallOptions,
     ) -> None:
         self._identity = identity
         self._spool = spool
         self._ledger = ledger
         self._client = client
-        self._manner = manner
+        self._options = options
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         if schema is not None:
@@ -113,13 +117,13 @@ class KeyedDelivery:
             Ability(
                 name="each call taken once",
                 granted=False,
-                because=f"only the service can do that, by {self._manner.key_header}: calls whose "
-                "reply is lost are made again under the same key",
+                because=f"only the service can do that, by {self._options.key_header}: calls whose "
+                "reply is lost are repeated with the same key",
             ),
             Ability(
-                name="says no before the decision",
+                name="refuses before the decision",
                 granted=False,
-                because="calls are made after it; what is refused then is kept or stops the query "
+                because="calls are made after it; a call refused then is kept or stops the query "
                 "(on_reject)",
             ),
         ]
@@ -136,7 +140,7 @@ class KeyedDelivery:
                     acknowledged.add(call)
 
         try:
-            _some_at_a_time(make, self._jobs(ordered), self._manner.concurrency)
+            _in_parallel(make, self._jobs(ordered), self._options.concurrency)
         except TryAgain as error:
             raise TryAgain(
                 f"epoch {epoch}: {error.message}; {quantity(len(acknowledged), 'call')} taken"
@@ -156,11 +160,11 @@ class KeyedDelivery:
         self._client.close()
 
     def _jobs(self, receipts: Sequence[Receipt]) -> Iterator[Iterator[Call]]:
-        """What may go on side by side; within each, calls follow each other."""
+        """Streams of calls that may run in parallel; within each, one call follows another."""
         streams = (self._calls(receipt) for receipt in receipts)
-        if self._manner.order == "partition":
+        if self._options.order == "partition":
             yield from streams
-        elif self._manner.order == "epoch":
+        elif self._options.order == "epoch":
             yield (call for stream in streams for call in stream)
         else:
             yield from (iter((call,)) for stream in streams for call in stream)
@@ -168,38 +172,38 @@ class KeyedDelivery:
     def _calls(self, receipt: Receipt) -> Iterator[Call]:
         size = receipt.token.get(ROWS_PER_CALL)
         if not isinstance(size, int) or size < 1:
-            raise InvariantBroken(f"the receipt of {receipt.handle} says {size} rows a call")
-        waiting: list[bytes] = []
+            raise InvariantBroken(f"the receipt of {receipt.handle} names {size} rows per call")
+        buffer: list[bytes] = []
         number = 0
         for batch in self._spool.read(receipt.handle, rows=receipt.rows):
-            waiting += json_lines.lines(batch).to_pybytes().split(b"\n")[:-1]
+            buffer += json_lines.lines(batch).to_pybytes().split(b"\n")[:-1]
             first = 0
-            while len(waiting) - first >= size:
-                rows = waiting[first : first + size]
+            while len(buffer) - first >= size:
+                rows = buffer[first : first + size]
                 yield Call(partition=receipt.handle.partition, number=number, rows=rows)
                 first, number = first + size, number + 1
-            waiting = waiting[first:]
-        if waiting:
-            yield Call(partition=receipt.handle.partition, number=number, rows=waiting)
+            buffer = buffer[first:]
+        if buffer:
+            yield Call(partition=receipt.handle.partition, number=number, rows=buffer)
 
     def _make(self, epoch: EpochNumber, call: Call, rejected: _Rejected) -> None:
         key = self._key(epoch, call)
-        content, kind = _body(call.rows, self._manner.body)
-        headers = {"Content-Type": kind, self._manner.key_header: key}
+        content, kind = _body(call.rows, self._options.body)
+        headers = {"Content-Type": kind, self._options.key_header: key}
         try:
-            self._client.ask(self._manner.method, content=content, headers=headers)
+            self._client.ask(self._options.method, content=content, headers=headers)
         except RowRejected as error:
-            if self._manner.on_reject == "stop":
+            if self._options.on_reject == "stop":
                 raise RowRejected(
                     f"{key}: {error.message}",
-                    "nothing was lost: mend the service and start again; or keep such rows aside "
+                    "no row was lost: correct the service and start again; or keep such rows aside "
                     'with on_reject="keep"; or, for this epoch, `epochal resolve give-up`',
                 ) from error
             rejected.keep(call, key, error)
 
     def _key(self, epoch: EpochNumber, call: Call) -> str:
-        whose = f"epochal-{self._identity.uid}-s{self._identity.tag}"
-        return f"{whose}-e{epoch}-p{call.partition}-c{call.number}"
+        owner = f"epochal-{self._identity.uid}-s{self._identity.tag}"
+        return f"{owner}-e{epoch}-p{call.partition}-c{call.number}"
 
 
 class _Rejected:
@@ -210,9 +214,9 @@ class _Rejected:
         self._folder = f"{_rejected_folder(identity)}/{epoch:020d}"
 
     def keep(self, call: Call, key: str, error: RowRejected) -> None:
-        told = {"key": key, "because": error.message, "rows": [json.loads(r) for r in call.rows]}
+        kept = {"key": key, "because": error.message, "rows": [json.loads(r) for r in call.rows]}
         name = f"{self._folder}/p{call.partition}-c{call.number}.json"
-        self._place.put(name, json.dumps(told, ensure_ascii=False).encode())
+        self._place.put(name, json.dumps(kept, ensure_ascii=False).encode())
 
     def count(self) -> int:
         return len(self._place.files(self._folder))
@@ -230,10 +234,10 @@ def _body(rows: Sequence[bytes], body: str) -> tuple[bytes, str]:
     return b"[" + b",".join(rows) + b"]", "application/json"
 
 
-def _some_at_a_time(
+def _in_parallel(
     verb: Callable[[Iterator[Call]], None], jobs: Iterator[Iterator[Call]], most: int
 ) -> None:
-    """All jobs, `most` of them at a time and no more waiting; the first error stops the rest."""
+    """Run all jobs, `most` at a time; the first error stops the rest."""
     with ThreadPoolExecutor(most) as pool:
         running: set[Future[None]] = set()
         for job in jobs:
@@ -247,7 +251,7 @@ def _some_at_a_time(
 
 
 def _runs(calls: Sequence[tuple[int, int]]) -> list[Json]:
-    """Calls as [partition, first, last], with those that follow each other put together."""
+    """Calls as [partition, first, last], consecutive ones together."""
     runs: list[list[int]] = []
     for partition, number in sorted(calls):
         if runs and runs[-1][0] == partition and runs[-1][2] == number - 1:
@@ -260,6 +264,6 @@ def _runs(calls: Sequence[tuple[int, int]]) -> list[Json]:
 def _calls_in(runs: Sequence[Json]) -> Iterator[tuple[int, int]]:
     for run in runs:
         if not isinstance(run, list) or not all(isinstance(part, int) for part in run):
-            raise InvariantBroken(f"{run!r} is not what this sink acknowledges with")
+            raise InvariantBroken(f"{run!r} is not a range of calls, as this sink records them")
         partition, first, last = run
         yield from ((partition, number) for number in range(first, last + 1))

@@ -1,4 +1,4 @@
-"""Counting at a receiver, and what it may forget of a pipeline."""
+"""An operator's verbs at a receiver: `recount` (`epochal verify`), `forget` (`epochal drop`)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from epochal.contract import Dropped, Recount
 from epochal.errors import InvariantBroken
-from epochal.sinks.http.connecting import Client
+from epochal.sinks.http.client import Client
 from epochal.terms import EpochNumber, Identity, Mark
 
 
 def recount(client: Client, about: Mapping[str, Any], identity: Identity) -> Recount:
-    """The rows that the receiver shows of one sink of one uid, by epoch."""
+    """The visible rows of one sink of one uid, by epoch, counted by the receiver."""
     if not about.get("counts"):
         return Recount(rows=None, because="the receiver keeps no rows, or can't count them")
-    body = client.ask("GET", "/counts", params=_life(identity)).body
+    body = client.ask("GET", "/counts", params=_owner(identity)).body
     listed = body.get("epochs")
     if not isinstance(listed, list):
         raise InvariantBroken(f"the receiver's answer has no epochs: {str(dict(body))[:200]}")
@@ -23,24 +23,24 @@ def recount(client: Client, about: Mapping[str, Any], identity: Identity) -> Rec
     return Recount(
         rows=sum(epochs.values()),
         epochs=epochs,
-        because="rows that the receiver shows, counted there",
+        because="visible rows, counted by the receiver",
     )
 
 
 def forget(
     client: Client, marks: Sequence[Mark], identity: Identity, *, is_dry_run: bool
 ) -> Dropped:
-    """All proofs below the newest. That one stays: readers of whole epochs go by it."""
+    """Delete all proofs below the newest, which readers of whole epochs still need."""
     newest = max((mark.epoch for mark in marks if mark.uid == identity.uid), default=None)
     if newest is None:
         return Dropped()
     if not is_dry_run:
-        client.ask("DELETE", "/marks", params={**_life(identity), "below": str(newest)})
+        client.ask("DELETE", "/marks", params={**_owner(identity), "below": str(newest)})
     return Dropped(
         removed=[f"proofs of epochs below {newest}, as far as they are kept"],
-        kept=f"the mark of epoch {newest}: readers of whole epochs find the rows by it",
+        kept=f"the mark of epoch {newest}: readers of whole epochs need it",
     )
 
 
-def _life(identity: Identity) -> dict[str, str]:
+def _owner(identity: Identity) -> dict[str, str]:
     return {"uid": identity.uid, "tag": identity.tag}
