@@ -285,12 +285,12 @@ def read(table: Table) -> list[bytes]:
                 isolation_level=1,
                 topics=[fetch.FetchTopic(topic=TOPIC, partitions=[part])],
             )
-            told = table.ask(request).responses[0].partitions[0]
-            assert told.error_code == 0, told
-            found = list(batch_reader.read(told.records or b""))
+            result = table.ask(request).responses[0].partitions[0]
+            assert result.error_code == 0, result
+            found = list(batch_reader.read(result.records or b""))
             if not found:
                 break
-            aborted = [(a.producer_id, a.first_offset) for a in told.aborted_transactions or ()]
+            aborted = [(a.producer_id, a.first_offset) for a in result.aborted_transactions or ()]
             for batch in batch_reader.committed(found, aborted):
                 if not batch.is_control:
                     rows += batch.columns()["value"].to_pylist()

@@ -1,4 +1,4 @@
-"""Conversations with a broker, told as lines: the same lines from ours and from Apache Kafka.
+"""Conversations with a broker, written as lines: the same lines from ours and from Apache Kafka.
 
 Producer ids, offsets of time and member ids differ between brokers and are left out; error codes,
 epochs, offsets and states are not.
@@ -17,7 +17,7 @@ import pyarrow as pa
 from wire import Transaction, fetch, values
 
 from epochal.errors import TryAgain
-from epochal.kafka import batches, faults
+from epochal.kafka import batches, errors
 from epochal.kafka.batches import Columns, Producer
 from epochal.kafka.client import Ask, Client, group_coordinator
 from epochal.kafka.cluster import Controller, Coordinator, Leader
@@ -66,8 +66,8 @@ class Teller:
         self.topic = topic
         self.lines: list[str] = []
 
-    def say(self, about: str, *told: object) -> None:
-        shown = [faults.name_of(one) if isinstance(one, Code) else str(one) for one in told]
+    def say(self, about: str, *values: object) -> None:
+        shown = [errors.code_name(one) if isinstance(one, Code) else str(one) for one in values]
         self.lines.append(f"{about}: {' '.join(shown)}")
 
     def once(self, request: Any, to: Any, version: int | None = None) -> Any:
@@ -101,7 +101,7 @@ class Teller:
         deadline = time.monotonic() + 60
         while True:
             answer = ask()
-            if not faults.is_passing(code_of(answer)) or time.monotonic() > deadline:
+            if not errors.is_transient(code_of(answer)) or time.monotonic() > deadline:
                 return answer
             time.sleep(0.05)
 
@@ -164,11 +164,11 @@ class Teller:
         """Wait until markers are written; the state and epoch then."""
         request = DescribeTransactionsRequest(transactional_ids=[txn.transactional_id])
         for _ in range(200):
-            (told,) = self.once(request, Coordinator(txn.transactional_id)).transaction_states
-            if not told.transaction_state.startswith("Prepare"):
+            (response,) = self.once(request, Coordinator(txn.transactional_id)).transaction_states
+            if not response.transaction_state.startswith("Prepare"):
                 break
             time.sleep(0.05)
-        return f"{told.transaction_state} epoch {told.producer_epoch}"
+        return f"{response.transaction_state} epoch {response.producer_epoch}"
 
     # Records
 
@@ -555,8 +555,8 @@ def reading(t: Teller) -> None:
             topics=[fetching.FetchTopic(topic=topic or t.topic, partitions=[part])],
         )
         answer = t.once(request, Leader(t.topic, 0))
-        (told,) = answer.responses[0].partitions
-        t.say(about, Code(told.error_code), told.high_watermark, bool(told.records))
+        (response,) = answer.responses[0].partitions
+        t.say(about, Code(response.error_code), response.high_watermark, bool(response.records))
 
     for offset in (0, 3, 4, 5, -1):
         read(f"from {offset}", offset)
@@ -570,8 +570,8 @@ def reading(t: Teller) -> None:
             isolation_level=isolation,
             topics=[list_offsets.ListOffsetsTopic(name=t.topic, partitions=[part])],
         )
-        (told,) = t.once(request, Leader(t.topic, 0), 8).topics[0].partitions
-        t.say(f"at {timestamp}", Code(told.error_code), told.offset, told.timestamp)
+        (response,) = t.once(request, Leader(t.topic, 0), 8).topics[0].partitions
+        t.say(f"at {timestamp}", Code(response.error_code), response.offset, response.timestamp)
 
     for timestamp in (-1, -2, -3, -4, 0, NOW_MS, NOW_MS + 5, NOW_MS + 30, NOW_MS + 31):
         listed(timestamp)
@@ -584,8 +584,8 @@ def reading(t: Teller) -> None:
         part = delete_records.DeleteRecordsPartition(partition_index=index, offset=offset)
         topic = delete_records.DeleteRecordsTopic(name=t.topic, partitions=[part])
         request = delete_records.DeleteRecordsRequest(topics=[topic], timeout_ms=5_000)
-        (told,) = t.once(request, Leader(t.topic, 0)).topics[0].partitions
-        t.say(f"delete to {offset}", Code(told.error_code), told.low_watermark)
+        (response,) = t.once(request, Leader(t.topic, 0)).topics[0].partitions
+        t.say(f"delete to {offset}", Code(response.error_code), response.low_watermark)
 
     for offset in (2, 1, 99, -5):
         delete(offset)
@@ -606,8 +606,10 @@ def topics(t: Teller) -> None:
             timeout_ms=10_000,
             validate_only=rehearse,
         )
-        (told,) = t.once(request, Controller()).topics
-        t.say(about, Code(told.error_code), told.num_partitions, told.replication_factor)
+        (response,) = t.once(request, Controller()).topics
+        t.say(
+            about, Code(response.error_code), response.num_partitions, response.replication_factor
+        )
 
     config = create_topics.CreatableTopicConfig
     make("rehearsed", name, rehearse=True)
@@ -626,19 +628,19 @@ def topics(t: Teller) -> None:
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=f"{name}-6", configuration_keys=["retention.ms"]
     )
-    (told,) = t.once(DescribeConfigsRequest(resources=[resource]), Controller()).results
-    (row,) = told.configs
+    (response,) = t.once(DescribeConfigsRequest(resources=[resource]), Controller()).results
+    (row,) = response.configs
     t.say("described", row.name, row.value, row.config_source, row.config_type)
     resource = DescribeConfigsResource(resource_type=2, resource_name="nowhere")
-    (told,) = t.once(DescribeConfigsRequest(resources=[resource]), Controller()).results
-    t.say("of an unknown topic", Code(told.error_code))
+    (response,) = t.once(DescribeConfigsRequest(resources=[resource]), Controller()).results
+    t.say("of an unknown topic", Code(response.error_code))
 
     def alter(about: str, topic: str, key: str, value: str | None, operation: int = 0) -> None:
         change = AlterableConfig(name=key, config_operation=operation, value=value)
         wanted = AlterConfigsResource(resource_type=2, resource_name=topic, configs=[change])
         request = IncrementalAlterConfigsRequest(resources=[wanted])
-        (told,) = t.once(request, Controller()).responses
-        t.say(about, Code(told.error_code))
+        (response,) = t.once(request, Controller()).responses
+        t.say(about, Code(response.error_code))
 
     alter("set", name, "retention.ms", "5000")
     alter("set badly", name, "retention.ms", "-7")
@@ -649,8 +651,8 @@ def topics(t: Teller) -> None:
     def grow(about: str, topic: str, count: int) -> None:
         wanted = CreatePartitionsTopic(name=topic, count=count, assignments=None)
         request = CreatePartitionsRequest(topics=[wanted], timeout_ms=10_000)
-        (told,) = t.once(request, Controller()).results
-        t.say(about, Code(told.error_code))
+        (response,) = t.once(request, Controller()).results
+        t.say(about, Code(response.error_code))
 
     grow("grown", name, 3)
     grow("the same", name, 3)
@@ -724,9 +726,9 @@ def groups(t: Teller) -> None:  # noqa: PLR0915  one long conversation
     t.say("heartbeat", beat(member, 1), beat(member, 2))
     t.say("commit", commit(member, 1), commit(member, 2), commit(member, 1, "nowhere"))
     t.say("commit from outside", commit("", -1))
-    (told,) = t.once(DescribeGroupsRequest(groups=[group]), to).groups
-    t.say("described", told.group_state, told.protocol_type, told.protocol_data)
-    t.say("assigned", [one.member_assignment for one in told.members])
+    (response,) = t.once(DescribeGroupsRequest(groups=[group]), to).groups
+    t.say("described", response.group_state, response.protocol_type, response.protocol_data)
+    t.say("assigned", [one.member_assignment for one in response.members])
     (gone,) = t.once(DeleteGroupsRequest(groups_names=[group]), to).results
     t.say("deleted with members", Code(gone.error_code))
     other = join(protocols=[join_group.JoinGroupRequestProtocol(name="other", metadata=b"")])
@@ -736,17 +738,17 @@ def groups(t: Teller) -> None:  # noqa: PLR0915  one long conversation
         answer = t.once(request, to)
         codes = [Code(one.error_code) for one in answer.members]
         t.say("left", Code(answer.error_code), *codes)
-    (told,) = t.once(DescribeGroupsRequest(groups=[group]), to).groups
-    t.say("described", told.group_state)
+    (response,) = t.once(DescribeGroupsRequest(groups=[group]), to).groups
+    t.say("described", response.group_state)
     t.say("commit of a free group", commit("", -1))
     (gone,) = t.once(DeleteGroupsRequest(groups_names=[group]), to).results
     t.say("deleted", Code(gone.error_code))
     (gone,) = t.once(DeleteGroupsRequest(groups_names=[group]), to).results
     t.say("deleted again", Code(gone.error_code))
-    (told,) = t.once(DescribeGroupsRequest(groups=[group]), to, 5).groups
-    t.say("described v5", Code(told.error_code), told.group_state)
-    (told,) = t.once(DescribeGroupsRequest(groups=[group]), to, 6).groups
-    t.say("described v6", Code(told.error_code), told.group_state)
+    (response,) = t.once(DescribeGroupsRequest(groups=[group]), to, 5).groups
+    t.say("described v5", Code(response.error_code), response.group_state)
+    (response,) = t.once(DescribeGroupsRequest(groups=[group]), to, 6).groups
+    t.say("described v6", Code(response.error_code), response.group_state)
 
 
 def static_members(t: Teller) -> None:
@@ -809,9 +811,9 @@ def looking_at_transactions(t: Teller) -> None:
 
     def described(who: str) -> None:
         request = DescribeTransactionsRequest(transactional_ids=[who])
-        (told,) = t.once(request, Coordinator(name)).transaction_states
-        named = [topic.partitions for topic in told.topics]
-        t.say("described", Code(told.error_code), told.transaction_state, named)
+        (response,) = t.once(request, Coordinator(name)).transaction_states
+        named = [topic.partitions for topic in response.topics]
+        t.say("described", Code(response.error_code), response.transaction_state, named)
 
     described(name)
     described("never-heard-of")
@@ -832,11 +834,11 @@ def looking_at_transactions(t: Teller) -> None:
         asked = TopicRequest(name=topic, partition_indexes=[index])
         answer = t.once(DescribeProducersRequest(topics=[asked]), Leader(t.topic, 0))
         part = answer.topics[0].partitions[0]
-        told = [
+        response = [
             (one.producer_epoch, one.last_sequence, one.current_txn_start_offset)
             for one in part.active_producers
         ]
-        t.say("producers", Code(part.error_code), told)
+        t.say("producers", Code(part.error_code), response)
     t.ended(txn, commit=True, version=5)
     t.settle(txn)
     described(name)

@@ -85,14 +85,14 @@ def seen(spark: Any, bootstrap: str, topic: str, isolation: str) -> list[str]:
 
 def main(bootstrap: str, source: str, target: str, folder: str) -> None:
     spark = connect()
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         isolation: seen(spark, bootstrap, source, isolation)
         for isolation in ("read_committed", "read_uncommitted")
     }
     epochs = [move(spark, bootstrap, source, target, folder)]
     add(spark, bootstrap, source)
     epochs.append(move(spark, bootstrap, source, target, folder))
-    print(json.dumps(told | {"epochs": epochs}))  # noqa: T201  stdout is the answer
+    print(json.dumps(result | {"epochs": epochs}))  # noqa: T201  stdout is the answer
     spark.stop()
 
 

@@ -73,7 +73,7 @@ class Table:
         self.broker.now_ms = self.now_ms
         state.finish(self.now_ms)
         self._answers()
-        self.broker.waiting.wake_ready()
+        self.broker.fetch_waiters.wake_ready()
         self.store.commit()
         if self.store.is_synced:
             self.store.sync()

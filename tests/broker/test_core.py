@@ -10,8 +10,7 @@ from table import Table
 from epochal.broker.core.batch_check import BatchHeader
 from epochal.broker.core.partitions import Partition
 from epochal.broker.core.settings import Settings
-from epochal.broker.core.transactions import EPOCH_MAX, Transactions
-from epochal.broker.core.txn_states import (
+from epochal.broker.core.transaction_states import (
     COMPLETED,
     END_NEWER,
     END_OLDER,
@@ -20,6 +19,7 @@ from epochal.broker.core.txn_states import (
     State,
     move,
 )
+from epochal.broker.core.transactions import EPOCH_MAX, Transactions
 from epochal.errors import IllegalMove
 from epochal.kafka.batch_format import Marker
 from epochal.kafka.codes import Code
@@ -193,18 +193,18 @@ def test_the_last_stable_offset_and_aborted_lists_are_what_a_slow_reader_works_o
         assert partition.stable_end == min(is_open.values(), default=partition.end)
     end = partition.stable_end
     for start in range(0, end, 7):
-        told = {(a.producer_id, a.first_offset) for a in partition.aborted_between(start, end)}
-        assert visible(log, told, start, end) == truth(log, start, end)
+        result = {(a.producer_id, a.first_offset) for a in partition.aborted_between(start, end)}
+        assert visible(log, result, start, end) == truth(log, start, end)
 
 
 def visible(
     log: list[tuple[int, int, int, Marker | None]],
-    told: set[tuple[int, int]],
+    result: set[tuple[int, int]],
     start: int,
     end: int,
 ) -> list[int]:
     """What a client makes of the answer."""
-    coming = sorted(told, key=lambda row: row[1])
+    coming = sorted(result, key=lambda row: row[1])
     gone: set[int] = set()
     seen = []
     for first, last, producer, marker in log:

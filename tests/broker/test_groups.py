@@ -40,12 +40,12 @@ class Consumers:
         return found
 
     def take(self, name: str, joined: Answering) -> Any:
-        """What somebody was told who had asked to join."""
-        told = joined.message
-        assert told is not None, "no answer yet"
-        assert told.error_code == Code.NONE, Code(told.error_code)
-        self.ids[name], self.generation = told.member_id, told.generation_id
-        return told
+        """The answer to a request to join."""
+        result = joined.message
+        assert result is not None, "no answer yet"
+        assert result.error_code == Code.NONE, Code(result.error_code)
+        self.ids[name], self.generation = result.member_id, result.generation_id
+        return result
 
     def sync(self, name: str, *given: str) -> Answering:
         request = SyncGroupRequest(
@@ -89,9 +89,9 @@ def test_a_leader_that_dies_before_it_assigns_is_left_out_and_others_stay_who_th
     two.table.pass_time(SESSION_MS)
     assert waiting.message.error_code == Code.REBALANCE_IN_PROGRESS
     two.table.pass_time(SESSION_MS // 2)
-    told = two.take("b", two.join("b"))
-    assert told.leader == told.member_id == two.ids["b"]
-    assert len(told.members) == 1
+    result = two.take("b", two.join("b"))
+    assert result.leader == result.member_id == two.ids["b"]
+    assert len(result.members) == 1
     assert two.sync("b", "b").message.assignment == b"b"
     assert two.beat("a") is Code.UNKNOWN_MEMBER_ID
 

@@ -28,7 +28,7 @@ WRITERS = 3
 
 
 class Writer(threading.Thread):
-    """Commits rows in small transactions, and remembers what it was told about each."""
+    """Commits rows in small transactions, and remembers the answer to each."""
 
     def __init__(self, address: str, topic: str, number: int, is_over: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -103,7 +103,7 @@ def seen(client: Client, topic: str) -> list[bytes]:
 
 def aborted_of(client: Client, topic: str, partition: int) -> list[tuple[int, int]]:
     """Of the whole partition, asked for step by step as `fetch` does."""
-    told: set[tuple[int, int]] = set()
+    result: set[tuple[int, int]] = set()
     offset = 0
     while True:
         part = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
@@ -114,10 +114,10 @@ def aborted_of(client: Client, topic: str, partition: int) -> list[tuple[int, in
             topics=[FetchTopic(topic=topic, partitions=[part])],
         )
         answer = client.ask(request, Leader(topic, partition)).responses[0].partitions[0]
-        told |= {(one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()}
+        result |= {(one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()}
         found = list(batch_reader.read(answer.records or b""))
         if not found:
-            return sorted(told, key=lambda row: row[1])
+            return sorted(result, key=lambda row: row[1])
         offset = found[-1].last_offset + 1
 
 

@@ -180,8 +180,8 @@ def test_librdkafkas_groups_rebalance(address: str, topic: str) -> None:
     assert parts_of(one) in (1, 2)
     admin = AdminClient({"bootstrap.servers": address})
     wait_for(lambda: (one.poll(0.1), len(one.assignment()) == 3)[1])
-    told = admin.describe_consumer_groups([group])[group].result()
-    assert len(told.members) == 1
+    response = admin.describe_consumer_groups([group])[group].result()
+    assert len(response.members) == 1
     one.commit(offsets=[TopicPartition(topic, 0, 5)], asynchronous=False)
     one.close()
     assert [future.result() for future in admin.delete_consumer_groups([group]).values()] == [None]

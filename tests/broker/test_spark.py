@@ -22,12 +22,12 @@ def test_spark_moves_committed_rows_once_from_topic_to_topic_and_goes_on_later(
     source, target = make_topic(partitions=3), make_topic(partitions=2)
     _transact(broker, source, COMMITTED)
     _transact(broker, source, ABORTED)
-    told = _run_spark(broker, source, target, tmp_path)
+    result = _run_spark(broker, source, target, tmp_path)
     values = sorted(f"row-{number}" for number in COMMITTED)
-    assert told["read_committed"] == values
-    assert told["read_uncommitted"] == sorted([*values, *(f"row-{number}" for number in ABORTED)])
-    assert told["epochs"][0] > 1
-    assert told["epochs"][1] > 0
+    assert result["read_committed"] == values
+    assert result["read_uncommitted"] == sorted([*values, *(f"row-{number}" for number in ABORTED)])
+    assert result["epochs"][0] > 1
+    assert result["epochs"][1] > 0
     found = _read(broker, target)
     assert sorted((int(one.key()), one.value().decode()) for one in found) == [
         (number, f"moved-row-{number}") for number in (*COMMITTED, *spark_client.MORE)
@@ -63,8 +63,8 @@ def _run_spark(broker: EmbeddedServer, source: str, target: str, folder: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _read(broker: EmbeddedServer, topic: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A broker stops when it is told to, and when its disk refuses: what it acknowledged stays."""
+"""A broker stops on a signal, and when its disk refuses a write: acknowledged records stay."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_a_disk_that_refuses_stops_the_broker_and_what_was_acknowledged_is_there
         rows = [b"%06d" % number + bytes(2_000) for number in range(1_000)]
         started[0].limit_files(300_000)
         taken = _taken(client, topic, rows)
-    told = started[0].last_words()
-    assert "Traceback" not in told
-    assert f"its folder {tmp_path} can't be used: File too large" in told
-    assert "hint: " in told
+    result = started[0].last_words()
+    assert "Traceback" not in result
+    assert f"its folder {tmp_path} can't be used: File too large" in result
+    assert "hint: " in result
     assert 10 < len(taken) < len(rows)
     started.append(Running(tmp_path))
     with Client(started[1].address, clock=SystemClock()) as client:
@@ -104,6 +104,6 @@ def _taken(client: Client, topic: str, rows: list[bytes]) -> list[bytes]:
 
 def test_an_address_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        told = Running(tmp_path, taken.getsockname()[1]).last_words()
-    assert "can't listen on 127.0.0.1" in told
-    assert "Traceback" not in told
+        result = Running(tmp_path, taken.getsockname()[1]).last_words()
+    assert "can't listen on 127.0.0.1" in result
+    assert "Traceback" not in result

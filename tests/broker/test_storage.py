@@ -45,9 +45,9 @@ def write(
     request = produce.ProduceRequest(
         acks=-1, topic_data=[produce.TopicProduceData(name="t", partition_data=[part])]
     )
-    (told,) = table.ask(request).responses[0].partition_responses
-    assert told.error_code == 0, told
-    return told.base_offset
+    (result,) = table.ask(request).responses[0].partition_responses
+    assert result.error_code == 0, result
+    return result.base_offset
 
 
 def fetching(offset: int, **options: int) -> fetch.FetchRequest:
@@ -62,9 +62,9 @@ def fetching(offset: int, **options: int) -> fetch.FetchRequest:
 def read(table: Table, offset: int = 0, bytes_max: int = 5_000) -> list[bytes]:
     rows: list[bytes] = []
     while True:
-        (told,) = table.ask(fetching(offset, bytes_max=bytes_max)).responses[0].partitions
-        assert told.error_code == 0, told
-        found = list(batch_reader.read(told.records or b""))
+        (result,) = table.ask(fetching(offset, bytes_max=bytes_max)).responses[0].partitions
+        assert result.error_code == 0, result
+        found = list(batch_reader.read(result.records or b""))
         if not found:
             return rows
         for batch in found:
@@ -77,8 +77,8 @@ def read(table: Table, offset: int = 0, bytes_max: int = 5_000) -> list[bytes]:
 def since(table: Table, timestamp_ms: int) -> tuple[int, int]:
     part = list_offsets.ListOffsetsPartition(partition_index=0, timestamp=timestamp_ms)
     topic = list_offsets.ListOffsetsTopic(name="t", partitions=[part])
-    (told,) = table.ask(list_offsets.ListOffsetsRequest(topics=[topic])).topics[0].partitions
-    return told.offset, told.timestamp
+    (result,) = table.ask(list_offsets.ListOffsetsRequest(topics=[topic])).topics[0].partitions
+    return result.offset, result.timestamp
 
 
 def test_every_offset_is_found_in_every_segment_also_after_a_restart_without_indexes() -> None:
@@ -134,20 +134,20 @@ def test_old_and_surplus_segments_go() -> None:
         table.broker.now_ms = table.now_ms
     partition = table.broker.partition("t", 0)
     assert partition is not None
-    table.broker.keep_house()
+    table.broker.clean_up()
     table.tick()
     assert 0 < partition.log_start < 20
     files = [path for path in table.disk.files if path.endswith(".segment")]
     assert len(files) == len(table.store.logs[partition.number].segments)
-    (told,) = table.ask(fetching(0)).responses[0].partitions
-    assert told.error_code == 1
+    (result,) = table.ask(fetching(0)).responses[0].partitions
+    assert result.error_code == 1
     kept = read(table, partition.log_start)
     again = table_with(table.disk.restarted())
     assert again.broker.partition("t", 0).log_start == partition.log_start
     assert read(again, partition.log_start) == kept
     topic = table.broker.state.topics.by_name["t"]
     table.broker.state.topics.configure(topic, {"segment.bytes": "4000", "retention.bytes": "1"})
-    table.broker.keep_house()
+    table.broker.clean_up()
     table.tick()
     assert len(table.store.logs[partition.number].segments) == 1
 
@@ -171,9 +171,9 @@ def test_a_reader_waits_for_enough_and_is_looked_at_once() -> None:
     assert not waiting.is_over
     write(table, b"x" * 300)
     assert waiting.is_over
-    (told,) = waiting.message.responses[0].partitions
-    assert len(list(batch_reader.read(told.records))) == 2
-    assert not table.broker.waiting._at
+    (result,) = waiting.message.responses[0].partitions
+    assert len(list(batch_reader.read(result.records))) == 2
+    assert not table.broker.fetch_waiters._at
 
 
 def test_a_reader_that_waits_at_a_topic_hears_at_once_that_it_was_deleted() -> None:
@@ -183,6 +183,6 @@ def test_a_reader_that_waits_at_a_topic_hears_at_once_that_it_was_deleted() -> N
     assert not waiting.is_over
     gone = delete_topics.DeleteTopicState(name="t")
     table.ask(delete_topics.DeleteTopicsRequest(topics=[gone]))
-    (told,) = waiting.message.responses[0].partitions
-    assert told.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    assert not table.broker.waiting._at
+    (result,) = waiting.message.responses[0].partitions
+    assert result.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert not table.broker.fetch_waiters._at

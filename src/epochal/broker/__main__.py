@@ -14,8 +14,8 @@ from epochal.errors import EpochalError
 
 
 def main() -> int:
-    asked = json.loads(sys.argv[1])
-    settings = Settings(**asked.pop("settings", {}))
+    options = json.loads(sys.argv[1])
+    settings = Settings(**options.pop("settings", {}))
 
     def ready(address: str) -> None:
         sys.stdout.write(address + "\n")
@@ -23,7 +23,7 @@ def main() -> int:
 
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        serve(**asked, settings=settings, ready=ready)
+        serve(**options, settings=settings, ready=ready)
     except EpochalError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -1,7 +1,7 @@
-"""Core, storage and waiting readers under one roof: what handlers see.
+"""`Broker`: core, storage and waiting fetches together, as handlers see them.
 
-All of it belongs to one loop. Handlers decide at once and answer at once, or leave a token behind
-and answer later; nothing here waits.
+All of it belongs to one event loop. A handler decides at once, and answers at once or takes a
+`Later` and answers through that; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from epochal.broker.core.partitions import Partition
 from epochal.broker.core.settings import Settings
 from epochal.broker.core.state import BrokerState
 from epochal.broker.core.topics import Topic
+from epochal.broker.core.transaction_states import State
 from epochal.broker.core.transactions import Transaction
-from epochal.broker.core.txn_states import State
+from epochal.broker.fetch_waiters import FetchWaiters
 from epochal.broker.sasl import Login
 from epochal.broker.storage.store import Store
-from epochal.broker.waiting import Waiting
 from epochal.kafka.primitives import Message
 
 FEATURE = "transaction.version"
@@ -35,40 +35,40 @@ class Address:
 
 
 class Later(Protocol):
-    """An answer that is still to come. Whoever holds this gives it."""
+    """An answer that is given later, by the holder of this object."""
 
     is_over: bool
-    """Answered, or nobody is there any more."""
+    """Answered, or the client has disconnected."""
 
     def answer(self, message: Message) -> None: ...
 
     def after(self, delay_ms: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
-        """Call `then` when so much time has passed without an answer; `gone` if the client went."""
+        """Call `then` after this time without an answer; `gone` if the client disconnects."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A request on its way through a handler."""
+    """A request, as a handler gets it."""
 
     broker: Broker
     version: int
     client_id: str
     client_host: str
     address: Address
-    """Where this client reaches the broker: what it is told to connect to."""
+    """Where this client reaches the broker: the address in metadata answers."""
     login: Login | None
     later: Callable[[], Later]
-    """Asked for by a handler that answers later; it then returns None."""
+    """For a handler that answers later, and returns None now."""
 
 
 class Broker:
     def __init__(self, settings: Settings, store: Store, now_ms: int) -> None:
         self.settings = settings
         self.store = store
-        self.waiting = Waiting()
+        self.fetch_waiters = FetchWaiters()
         self.now_ms = now_ms
         """The time of this tick."""
-        self.state = BrokerState(settings, store.emit, self.waiting.moved)
+        self.state = BrokerState(settings, store.emit, self.fetch_waiters.grown)
         self._recover()
 
     def _recover(self) -> None:
@@ -79,7 +79,7 @@ class Broker:
             state.apply(Identity(cluster_id, state.topics.next_partition))
             store.roll(state.known())
         state.recovered(self.now_ms)
-        # What was decided before the crash is carried out before anybody is let in.
+        # Transactions prepared before a crash are completed before clients may connect.
         while state.finish(self.now_ms):
             store.commit()
         store.commit()
@@ -91,7 +91,7 @@ class Broker:
         return self.settings.transaction_version >= FEATURE_MAX
 
     def topic(self, name: str, *, may_create: bool) -> Topic | None:
-        """The topic, made now if that is wanted and allowed. Raises `Refused`."""
+        """The topic, created now if that is wanted and allowed. Raises `Refused`."""
         found = self.state.topics.by_name.get(name)
         if found is None and may_create and self.settings.topics_auto_created:
             partitions = self.settings.partitions_default
@@ -109,10 +109,10 @@ class Broker:
         ids = self.state.transactions.ids.values()
         return [txn for txn in ids if txn.state is State.ONGOING]
 
-    # Housekeeping
+    # Retention and expiry
 
-    def keep_house(self) -> None:
-        """What need not happen at once: retention, and forgetting what nobody uses."""
+    def clean_up(self) -> None:
+        """From time to time: retention, and expiry of unused ids and groups."""
         self.state.forget_idle(self.now_ms)
         for topic in list(self.state.topics.by_name.values()):
             keep_ms = topic.number("retention.ms", self.settings)
@@ -125,7 +125,7 @@ class Broker:
                     self.state.move_log_start(partition, start)
 
     def _retained_from(self, partition: Partition, keep_ms: int, keep_bytes: int) -> int:
-        """The offset at which the log may begin: always where a segment does, or at its end."""
+        """The offset at which the log may begin: the start of a segment, or the end of the log."""
         log = self.store.logs[partition.number]
         start = partition.log_start
         size = log.size

@@ -1,10 +1,10 @@
-"""One client's connection: frames in, answers out, in the order of the requests.
+"""`Connection`: one client's connection: frames in, answers out, in the order of the requests.
 
-Requests of one connection are handled one after the other; while one of them waits (for more to
-read, for the rest of a group), those behind it wait too, as the protocol has it.
+Requests of one connection are handled one after the other; while one of them waits (for more
+records, for the rest of a group), those behind it wait too, as the protocol demands.
 
-Nothing is written to the socket before the tick in which it was decided is on disk: answers gather
-here, and `flush` sends them.
+Nothing is written to the socket before the tick in which it was decided is on disk: answers are
+buffered here, and `flush` sends them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from epochal.errors import EpochalError
 from epochal.kafka.primitives import Malformed, Message, Part, skip_tagged
 
 if TYPE_CHECKING:
-    from epochal.broker.ticks import Ticks
+    from epochal.broker.tick_loop import TickLoop
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhih")
@@ -34,11 +34,11 @@ _CHUNK_BYTES = 1 << 18
 _ANSWERED_BYTES_MAX = 1 << 20
 _ANSWERED_PARTS_MAX = 10_000
 _WAITING_BYTES_MAX = 8 << 20
-"""A connection with more than this unhandled is not read from until there is less."""
+"""With more unhandled bytes than this, a connection is not read from."""
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, ticks: Ticks, login: Login | None) -> None:
+    def __init__(self, ticks: TickLoop, login: Login | None) -> None:
         self._ticks = ticks
         self._login = login
         self._handlers = handlers.table()
@@ -50,14 +50,14 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._is_paused = False
         self._is_full = False
-        """The client does not read as fast as it is answered."""
+        """The client reads more slowly than it is answered."""
         self._is_ahead = False
-        """Much is answered and not sent yet: the rest waits for the next tick."""
+        """Many answers are not sent yet: further requests wait for the next tick."""
         self._is_closing = False
         self._out: list[Part] = []
         self._out_bytes = 0
         self._sending: deque[Part] = deque()
-        self.later: _Answering | None = None
+        self.later: _LaterAnswer | None = None
         self._host = ""
         self._address = Address(host="", port=0)
         self._used_ms = ticks.broker.now_ms
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._host = peer[0] if peer else ""
         self._address = self._ticks.address_for(transport.get_extra_info("sockname"))
-        # Whatever the socket does not take at once is kept here, in pieces that need no moving.
+        # Bytes that the socket does not take at once are kept here, in pieces that are not copied.
         self._transport.set_write_buffer_limits(high=1, low=0)
         if not self._ticks.admit(self):
             self._transport.abort()
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
     # In a tick
 
     def work(self) -> None:
-        """Handle what is there, up to a request that waits."""
+        """Handle all requests that have arrived, up to one that waits."""
         frames = self._frames
         while frames and self.later is None and not (self._is_full or self._is_ahead):
             frame = frames.popleft()
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._handle(frame)
             except (EpochalError, struct.error, IndexError, UnicodeDecodeError) as error:
-                self._ticks.say(f"a request of {self._host} can't be read: {error}")
+                self._ticks.log(f"a request of {self._host} can't be read: {error}")
                 self.close()
                 return
         if self._is_paused and self._waiting_bytes < _WAITING_BYTES_MAX:
@@ -159,14 +159,14 @@ class Connection(asyncio.Protocol):
                 is_newer = self._ticks.broker.is_newer_protocol
                 self._put(api_versions.too_new(is_newer=is_newer), 0, correlation_id, False)
                 return
-            raise Malformed(f"API key {api_key} version {version} is not spoken here")
+            raise Malformed(f"API key {api_key} version {version} is not supported")
         if self._login is not None and self._login.user is None and api_key not in _BEFORE_LOGIN:
             raise Malformed(f"API key {api_key} before authentication")
         request_type = handler.request
         is_flexible = version >= request_type.FLEXIBLE_FROM
         if is_flexible:
             at = skip_tagged(frame, at)
-        # Whatever follows is left unread: some clients send more than a version has.
+        # Bytes behind it are ignored: some clients send more than a version has.
         request, _ = request_type.decode_head(version, frame, at)
         has_tags = is_flexible and api_key != _API_VERSIONS
         self._call(
@@ -188,8 +188,8 @@ class Connection(asyncio.Protocol):
         client_id: str,
         has_tags: bool,
     ) -> None:
-        def later() -> _Answering:
-            self.later = _Answering(self, version, correlation_id, has_tags, self._ticks)
+        def later() -> _LaterAnswer:
+            self.later = _LaterAnswer(self, version, correlation_id, has_tags, self._ticks)
             return self.later
 
         call = Call(
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         if self._out_bytes > _ANSWERED_BYTES_MAX or len(out) > _ANSWERED_PARTS_MAX:
             self._is_ahead = True
 
-    def answer_later(self, later: _Answering, answer: Message) -> None:
+    def answer_later(self, later: _LaterAnswer, answer: Message) -> None:
         if self.later is later:
             self.later = None
             self._put(answer, later.version, later.correlation_id, later.has_tags)
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        """As much as the client takes; the rest when it has taken that."""
+        """Send as much as the socket takes; the rest follows when it is ready."""
         if self._transport is None:
             return
         while self._sending and not self._is_full:
@@ -253,11 +253,11 @@ class Connection(asyncio.Protocol):
             self._ticks.wake(self)
 
     def is_idle_since(self, time_ms: int) -> bool:
-        """Nothing came or left since then, and nobody waits for an answer."""
+        """Nothing was received or sent since then, and no answer is pending."""
         return self._used_ms < time_ms and self.later is None
 
     def close(self) -> None:
-        """What was answered still leaves, if it is durable in time."""
+        """Close after sending the answers that are durable."""
         self._frames.clear()
         self._is_closing = True
         if self._transport is not None and not self._out and not self._sending:
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
 
 
 def _chunks(parts: list[Part]) -> list[Part]:
-    """The same bytes, small parts together and large ones cut, without copying the large ones."""
+    """The same bytes: small parts joined, large ones sliced without a copy."""
     found: list[Part] = []
     small: list[Part] = []
     for part in parts:
@@ -280,8 +280,8 @@ def _chunks(parts: list[Part]) -> list[Part]:
     return found
 
 
-class _Answering:
-    """An answer that is still to come, and its place in the row."""
+class _LaterAnswer:
+    """An answer that is given later, in its place in the order of requests."""
 
     __slots__ = (
         "_connection",
@@ -300,7 +300,7 @@ class _Answering:
         version: int,
         correlation_id: int,
         has_tags: bool,
-        ticks: Ticks,
+        ticks: TickLoop,
     ) -> None:
         self.version = version
         self.correlation_id = correlation_id
@@ -322,7 +322,7 @@ class _Answering:
         self._timer = self._ticks.call_later(delay_ms / 1000, then)
 
     def leave(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         if not self.is_over:
             self._end()
             if self._gone is not None:

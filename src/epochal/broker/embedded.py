@@ -1,4 +1,4 @@
-"""A broker of one's own, in a process of its own, for the length of a `with` block."""
+"""`broker`: an embedded broker in its own process, for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BrokerProcess:
     """A broker process with its own folder. Its port stays the same over restarts."""
 
     def __init__(self, data_dir: str | Path, *, port: int = 0, **options: Any) -> None:
-        """`options` are those of `serve`; `settings` is a mapping of what differs from default."""
+        """`options` are those of `serve`; `settings` is a mapping of settings that differ."""
         self._options = {"data_dir": str(data_dir), "port": port, **options}
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -36,7 +36,7 @@ class BrokerProcess:
         command = [sys.executable, "-m", "epochal.broker", json.dumps(self._options)]
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # its end tells the broker that nobody needs it any more
+            stdin=subprocess.PIPE,  # the broker stops when this pipe is closed
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -56,7 +56,7 @@ class BrokerProcess:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As a process that crashes."""
+        """End it as a crash does."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
@@ -85,7 +85,7 @@ def broker(data_dir: str | Path | None = None, *, port: int = 0, **options: Any)
     """
     The address of a broker that lives as long as the block: `with broker() as bootstrap: …`.
 
-    Without a folder of yours its data is gone afterwards.
+    Without `data_dir` its data is removed afterwards.
     """
     with tempfile.TemporaryDirectory(prefix="epochal-broker-") as temporary:
         process = BrokerProcess(data_dir or temporary, port=port, **options)

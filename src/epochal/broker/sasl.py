@@ -1,7 +1,7 @@
 """The broker's side of SASL: PLAIN and SCRAM.
 
-Of a password only what SCRAM stores is kept in memory: salted, so that it can check a password and
-prove itself, and not say it.
+Only SCRAM's salted keys are kept in memory, not passwords: they suffice to check a password and to
+prove the broker's identity.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 _ITERATIONS = 4_096
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS = ("PLAIN", *_HASHES)
-_WORDS_BYTES_MAX = 64 << 10
+_MESSAGE_BYTES_MAX = 64 << 10
 
 
 class LoginFailed(Exception):
-    """Said to the client as it is: tells nothing about what exactly was wrong."""
+    """Sent to the client, without details of what was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def _store(password: str, hash_name: str, salt: bytes) -> _Stored:
 
 
 class Users:
-    """Who may come in."""
+    """The users that may connect."""
 
     def __init__(
         self, passwords: Mapping[str, str], mechanisms: Sequence[str] = MECHANISMS
@@ -50,7 +50,7 @@ class Users:
             for user, password in passwords.items()
             for hash_name in _HASHES.values()
         }
-        # A name that nobody has takes as long, and looks the same, as a wrong password.
+        # An unknown name takes as long as a wrong password, and is answered the same.
         self._nobody = {
             hash_name: _store(secrets.token_hex(), hash_name, secrets.token_bytes(16))
             for hash_name in _HASHES.values()
@@ -66,7 +66,7 @@ class Users:
 
 
 class Login:
-    """One connection's way in."""
+    """The authentication of one connection."""
 
     def __init__(self, users: Users) -> None:
         self.user: str | None = None
@@ -88,25 +88,25 @@ class Login:
         next(self._exchange)
         return True
 
-    def hear(self, words: bytes) -> bytes:
-        """The next words to say. Raises `LoginFailed`."""
-        if self._exchange is None or len(words) > _WORDS_BYTES_MAX:
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a client's message. Raises `LoginFailed`."""
+        if self._exchange is None or len(message) > _MESSAGE_BYTES_MAX:
             raise LoginFailed("Authentication failed")
         try:
-            return self._exchange.send(words)
+            return self._exchange.send(message)
         except StopIteration as done:
-            self.user, said = done.value
+            self.user, last = done.value
             self._exchange = None
-            return bytes(said)
+            return bytes(last)
         except (LoginFailed, ValueError, KeyError, binascii.Error):
             self._exchange = None
             raise LoginFailed("Authentication failed: invalid credentials") from None
 
 
 def _plain(users: Users) -> Generator[bytes, bytes, tuple[str, bytes]]:
-    words = (yield b"").decode()
-    asked_for, user, password = words.split("\0")
-    if asked_for not in ("", user) or not users.is_password(user, password):
+    message = (yield b"").decode()
+    authorization, user, password = message.split("\0")
+    if authorization not in ("", user) or not users.is_password(user, password):
         raise LoginFailed
     return user, b""
 
@@ -116,10 +116,10 @@ def _scram(users: Users, hash_name: str) -> Generator[bytes, bytes, tuple[str, b
     header, _, bare = first.partition(",,")
     if header not in ("n", "y"):
         raise LoginFailed
-    told = _attributes(bare)
-    user = told["n"].replace("=2C", ",").replace("=3D", "=")
+    given = _attributes(bare)
+    user = given["n"].replace("=2C", ",").replace("=3D", "=")
     stored = users.stored(user, hash_name)
-    nonce = told["r"] + secrets.token_urlsafe(18)
+    nonce = given["r"] + secrets.token_urlsafe(18)
     salt = base64.b64encode(stored.salt).decode()
     server_first = f"r={nonce},s={salt},i={_ITERATIONS}"
     final = (yield server_first.encode()).decode()
@@ -128,8 +128,8 @@ def _scram(users: Users, hash_name: str) -> Generator[bytes, bytes, tuple[str, b
         raise LoginFailed
     signed = f"{bare},{server_first},{final_bare}".encode()
     signature = hmac.digest(stored.stored_key, signed, hash_name)
-    given = base64.b64decode(proof, validate=True)
-    client_key = bytes(a ^ b for a, b in zip(given, signature, strict=True))
+    proven = base64.b64decode(proof, validate=True)
+    client_key = bytes(a ^ b for a, b in zip(proven, signature, strict=True))
     if not hmac.compare_digest(hashlib.new(hash_name, client_key).digest(), stored.stored_key):
         raise LoginFailed
     verifier = base64.b64encode(hmac.digest(stored.server_key, signed, hash_name)).decode()

@@ -1,8 +1,4 @@
-"""The way in: a broker on a socket.
-
-`serve` is what the command line calls: it returns when it is told to stop. `running` is the same
-within somebody's event loop.
-"""
+"""`serve`: a broker on a socket, until a signal; `running`: the same within an event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from epochal.broker.core.settings import Settings
 from epochal.broker.sasl import MECHANISMS, Login, Users
 from epochal.broker.storage.disk import RealDisk
 from epochal.broker.storage.store import Store
-from epochal.broker.ticks import Ticks
+from epochal.broker.tick_loop import TickLoop
 from epochal.errors import Misconfigured
 
 _BACKLOG = 512
@@ -31,31 +27,31 @@ _SYNC_LOOK_S = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Where to listen, and who may come in."""
+    """Where to listen, and who may connect."""
 
     host: str = "127.0.0.1"
     port: int = 9092
-    """0: any that is free."""
+    """0: any free port."""
     advertised_host: str | None = None
-    """What clients are told to connect to, if not `host`."""
+    """The host that clients connect to, if not `host`."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Name → password: SASL is asked of everybody where there are any."""
+    """Name → password. If there are any, every client must authenticate by SASL."""
     mechanisms: Sequence[str] = MECHANISMS
     certificate_file: str | None = None
-    """PEM, with the chain and, unless there is a key file, the key: everybody speaks TLS."""
+    """PEM, with the chain and, unless there is a key file, the key: every client uses TLS."""
     key_file: str | None = None
     client_ca_file: str | None = None
-    """PEM: clients must show a certificate signed by one of these."""
+    """PEM: clients need a certificate signed by one of these."""
 
     def check(self) -> None:
-        """Raises where a stranger could come in."""
+        """Raise where everyone could connect."""
         for mechanism in self.mechanisms:
             if mechanism not in MECHANISMS:
                 raise Misconfigured(f"{mechanism} is none of {', '.join(MECHANISMS)}")
         if self.users or self.certificate_file or _is_loopback(self.host):
             return
         raise Misconfigured(
-            f"{self.host} can be reached from elsewhere, and nobody would be asked who they are",
+            f"{self.host} can be reached from other machines, and no client would be authenticated",
             hint="listen on 127.0.0.1, or set users (SASL) or a certificate (TLS)",
         )
 
@@ -89,14 +85,14 @@ async def running(
     fsync: bool = False,
     fail: Callable[[BaseException], None] | None = None,
 ) -> AsyncIterator[Address]:
-    """A broker for the length of a block. `fail` hears of an error that ends it."""
+    """A broker for the length of a block. `fail` is called with an error that ends it."""
     listener.check()
     context = listener.context()
     users = Users(listener.users, listener.mechanisms) if listener.users else None
     disk = RealDisk(Path(data_dir))
     store = Store(disk, is_synced=fsync, segment_bytes_max=settings.segment_bytes)
     loop = asyncio.get_running_loop()
-    ticks: Ticks | None = None
+    ticks: TickLoop | None = None
     try:
         broker = Broker(settings, store, time.time_ns() // 1_000_000)
 
@@ -117,15 +113,17 @@ async def running(
         except OSError as error:
             raise Misconfigured(
                 f"the broker can't listen on {listener.host}:{listener.port}: {error.strerror}",
-                hint="another port, or 0 for any that is free",
+                hint="another port, or 0 for any free one",
             ) from error
         port = server.sockets[0].getsockname()[1]
         shown = listener.advertised_host or listener.host
         is_any = listener.advertised_host is None and shown in ("0.0.0.0", "::", "")  # noqa: S104
         address = Address(host=shown, port=port)
-        ticks = Ticks(broker, advertised=address, has_fixed_host=not is_any, fail=fail or _ignore)
+        ticks = TickLoop(
+            broker, advertised=address, has_fixed_host=not is_any, fail=fail or _ignore
+        )
         for note in store.notes:
-            ticks.say(note)
+            ticks.log(note)
         await server.start_serving()
         try:
             yield address
@@ -142,7 +140,7 @@ async def running(
 
 
 def _ignore(_: BaseException) -> None:
-    """The block's own work will notice."""
+    """Requests of the block fail then."""
 
 
 async def _serve(
@@ -173,8 +171,8 @@ async def _serve(
             await over
     except OSError as error:
         raise Misconfigured(
-            f"the broker has stopped, for its folder {data_dir} can't be used: {error.strerror}",
-            hint="what it acknowledged is there: give it room, and start it again",
+            f"the broker has stopped: its folder {data_dir} can't be used: {error.strerror}",
+            hint="acknowledged records are kept: free some space, and start it again",
         ) from error
 
 
@@ -196,8 +194,8 @@ def serve(
     """
     Run a broker until SIGTERM or SIGINT. `ready` is called with its address once it can be used.
 
-    Raises `Misconfigured` where the folder is in use, the address is taken or open to strangers, or
-    the disk refuses a write: the broker has then stopped, and what it had acknowledged is in the
+    Raises `Misconfigured` where the folder is in use, the address is taken or open to everyone, or
+    the disk refuses a write: the broker has then stopped, and all acknowledged records are in the
     folder.
     """
     listener = Listener(

@@ -1,16 +1,17 @@
-"""What a broker decides, without a socket, a clock or a disk.
+"""The decisions of a broker, without a socket, a clock or a disk.
 
     settings       limits and defaults, with their units
     entries        every durable change, as a value: the only way state survives
-    batch_check    whether bytes of a producer are a batch that may be appended
+    batch_check    checks a batch of a producer before it is appended
     partitions     offsets, sequences of producers, last stable offset, aborted transactions
-    txn_states     the states of a transaction as a table
+    transaction_states  the states of a transaction as a table
     transactions   producer ids, epochs, fencing, ends and timeouts of transactions
-    offsets        what consumer groups have committed, and what waits for a transaction
+    offsets        committed offsets of consumer groups, and those pending in a transaction
+    group_members  members and states of a group
     groups         classic consumer groups
     topics         names, partitions and their configuration
-    state          all of it together, and how entries and snapshots bring it back
+    state          all of it together, and its recovery from entries and snapshots
 
-Time is an argument. A change is made in memory and emitted as an entry in the same breath; whoever
-owns the core writes the entries down before any answer of theirs leaves (storage/, server).
+Time is an argument. Every change in memory is emitted as an entry at once; the owner of the core
+(storage/, tick_loop) makes the entries durable before any answer that depends on them is sent.
 """

@@ -1,7 +1,7 @@
-"""Whether the bytes that a producer sends for a partition are one batch that may be appended.
+"""`inspect`: checks the bytes that a producer sends for a partition before they are appended.
 
-A broker passes records on as they are and looks at the 61 bytes of the header only; the checksum
-over the rest says that they are as the producer meant them.
+A broker stores records unchanged and reads only the 61 bytes of the header; the checksum covers the
+rest.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NOT_ONE = Refusal(Code.INVALID_RECORD, "a request must carry one whole batch fo
 def inspect(
     data: Records | None, *, bytes_max: int, timestamp_max_ms: int, takes_zstd: bool
 ) -> BatchHeader | Refusal:
-    """The header of the one batch that `data` is, or why it is not taken."""
+    """The header of the one batch in `data`, or the reason for refusing it."""
     if data is None or len(data) < batch_format.HEADER_BYTES:
         return _NOT_ONE
     head = BatchHeader._make(_unpack(data, 0))

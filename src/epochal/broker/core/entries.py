@@ -1,7 +1,7 @@
 """Every durable change of a broker, as a value.
 
 Applying the entries of a journal in their order to a snapshot's state gives the state of the broker
-that emitted them. An entry says what became true, never what was asked: applying one can't fail
+that emitted them. An entry is the result of a request, never the request: applying one can't fail
 and needs no clock.
 """
 
@@ -18,7 +18,7 @@ class Appended(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The bytes of a partition from `first_offset` up to `end_offset` stand in a segment."""
+    """The bytes of a partition from `first_offset` up to `end_offset` are in a segment."""
 
     partition: int
     segment: int
@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
 
 class TxnChanged(NamedTuple):
-    """Everything about a transactional id except what is in its transaction."""
+    """Everything about a transactional id except the partitions and groups of its transaction."""
 
     transactional_id: str
     producer_id: int
@@ -57,7 +57,7 @@ class TxnForgotten(NamedTuple):
 
 
 class ProducerIdsReserved(NamedTuple):
-    """Ids below this one may have been given away."""
+    """Ids below this one may be in use."""
 
     before: int
 
@@ -123,7 +123,7 @@ class GroupForgotten(NamedTuple):
 
 
 class PartitionKnown(NamedTuple):
-    """What a snapshot says of a partition: all that its batches up to here have made true."""
+    """A partition in a snapshot: its state after all its batches up to here."""
 
     partition: int
     log_start: int
@@ -133,7 +133,7 @@ class PartitionKnown(NamedTuple):
 
 
 class SegmentKnown(NamedTuple):
-    """What a snapshot says of a segment."""
+    """A segment in a snapshot."""
 
     partition: int
     base_offset: int

@@ -1,13 +1,13 @@
-"""Classic consumer groups: who is a member, and which assignment is theirs.
+"""Classic consumer groups: members and their assignments.
 
     Empty ──► PreparingRebalance ──► CompletingRebalance ──► Stable
                 ▲      │  ▲                 │                  │
-                │      ▼  └─────────────────┴──────────────────┘  somebody came, went or changed
-              (nobody is left: Empty)
+                │      ▼  └─────────────────┴──────────────────┘  a member joined, left or changed
+              (no member is left: Empty)
 
-    PreparingRebalance    members are to join again; it ends when all have, or time is up
-    CompletingRebalance   a new generation began; its leader is to say who gets what
-    Stable                everybody has an assignment
+    PreparingRebalance    members must join again; it ends when all have, or time is up
+    CompletingRebalance   a new generation began; its leader must send the assignment
+    Stable                all members have an assignment
 
 A join or a sync is answered later, when the group gets there: its token comes back with the answer
 through `answers`, for the owner to call.
@@ -21,21 +21,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from epochal.broker.core.entries import Entry, GroupChanged, GroupForgotten
-from epochal.broker.core.group_terms import (
+from epochal.broker.core.group_members import (
     Answer,
     Group,
     GroupState,
     JoinAnswer,
-    Joining,
+    JoinRequest,
     Member,
     SyncAnswer,
     Token,
     can_agree,
     changed,
+    check_member,
     chosen,
     synced,
     update,
-    who_is,
 )
 from epochal.broker.core.settings import Settings
 from epochal.kafka.codes import Code
@@ -45,14 +45,14 @@ class Groups:
     def __init__(self, settings: Settings, emit: Callable[[Entry], None]) -> None:
         self.groups: dict[str, Group] = {}
         self.answers: list[tuple[Token, Answer]] = []
-        """What became known since the owner looked last."""
+        """Answers since the owner last took them."""
         self._settings = settings
         self._emit = emit
 
-    # Joining
+    # JoinRequest
 
-    def join(self, wish: Joining, token: Token, new_id: str, now_ms: int) -> None:
-        """`new_id` is what a newcomer will be called. The answer comes through `answers`."""
+    def join(self, wish: JoinRequest, token: Token, new_id: str, now_ms: int) -> None:
+        """`new_id` is the id for a new member. The answer comes through `answers`."""
         code = self._check_wish(wish)
         if code is not Code.NONE:
             self._refuse_join(token, code, wish.member_id)
@@ -70,7 +70,7 @@ class Groups:
         else:
             self._join_again(group, wish, token, now_ms)
 
-    def _check_wish(self, wish: Joining) -> Code:
+    def _check_wish(self, wish: JoinRequest) -> Code:
         limits = self._settings
         if not wish.group_id:
             return Code.INVALID_GROUP_ID
@@ -85,7 +85,7 @@ class Groups:
         self.answers.append((token, JoinAnswer(code, member_id)))
 
     def _join_new(
-        self, group: Group, wish: Joining, token: Token, new_id: str, now_ms: int
+        self, group: Group, wish: JoinRequest, token: Token, new_id: str, now_ms: int
     ) -> None:
         if wish.instance_id is not None and wish.instance_id in group.static:
             self._replace_static(group, wish, token, new_id, now_ms)
@@ -99,11 +99,11 @@ class Groups:
             return
         self._add(group, wish, token, new_id, now_ms)
 
-    def _join_again(self, group: Group, wish: Joining, token: Token, now_ms: int) -> None:
+    def _join_again(self, group: Group, wish: JoinRequest, token: Token, now_ms: int) -> None:
         if group.invited.pop(wish.member_id, None) is not None:
             self._add(group, wish, token, wish.member_id, now_ms)
             return
-        code = who_is(group, wish.member_id, wish.instance_id)
+        code = check_member(group, wish.member_id, wish.instance_id)
         if code is not Code.NONE:
             self._refuse_join(token, code, wish.member_id)
             return
@@ -118,7 +118,9 @@ class Groups:
                 update(member, wish, token)
                 self._rebalance(group, now_ms)
 
-    def _add(self, group: Group, wish: Joining, token: Token, member_id: str, now_ms: int) -> None:
+    def _add(
+        self, group: Group, wish: JoinRequest, token: Token, member_id: str, now_ms: int
+    ) -> None:
         member = Member(
             member_id,
             wish.instance_id,
@@ -139,7 +141,7 @@ class Groups:
         self._rebalance(group, now_ms)
 
     def _replace_static(
-        self, group: Group, wish: Joining, token: Token, new_id: str, now_ms: int
+        self, group: Group, wish: JoinRequest, token: Token, new_id: str, now_ms: int
     ) -> None:
         """The same member in a new process: the old one is fenced, the assignment stays."""
         old_id = group.static[wish.instance_id or ""]
@@ -157,7 +159,7 @@ class Groups:
             self._rebalance(group, now_ms)
             return
         update(member, wish, None)
-        member.heard_until_ms = now_ms + member.session_timeout_ms
+        member.session_until_ms = now_ms + member.session_timeout_ms
         self._persist(group)
         shown = group.leader if not was_leader or wish.may_skip_assignment else old_id
         answer = self._joined(group, member)._replace(
@@ -176,7 +178,7 @@ class Groups:
         member.joining = member.syncing = None
 
     def _welcome(self, group: Group, member: Member, token: Token, now_ms: int) -> None:
-        member.heard_until_ms = now_ms + member.session_timeout_ms
+        member.session_until_ms = now_ms + member.session_timeout_ms
         self.answers.append((token, self._joined(group, member)))
 
     def _joined(self, group: Group, member: Member) -> JoinAnswer:
@@ -205,8 +207,8 @@ class Groups:
                     answer = SyncAnswer(Code.REBALANCE_IN_PROGRESS)
                     self.answers.append((member.syncing, answer))
                     member.syncing = None
-                    # It could not speak while it waited: its session begins anew.
-                    member.heard_until_ms = now_ms + member.session_timeout_ms
+                    # It could send no heartbeat while it waited: its session starts again.
+                    member.session_until_ms = now_ms + member.session_timeout_ms
             group.state = GroupState.PREPARING
             longest = max((m.rebalance_timeout_ms for m in group.members.values()), default=0)
             delay = self._settings.group_initial_delay_ms
@@ -289,7 +291,7 @@ class Groups:
             self.answers.append((token, SyncAnswer(code)))
             return
         member = group.members[who[0]]
-        member.heard_until_ms = now_ms + member.session_timeout_ms
+        member.session_until_ms = now_ms + member.session_timeout_ms
         if group.state is GroupState.STABLE:
             self.answers.append((token, synced(group, member)))
             return
@@ -301,7 +303,7 @@ class Groups:
         group.state = GroupState.STABLE
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
-            member.heard_until_ms = now_ms + member.session_timeout_ms
+            member.session_until_ms = now_ms + member.session_timeout_ms
             if member.syncing is not None:
                 self.answers.append((member.syncing, synced(group, member)))
                 member.syncing = None
@@ -313,7 +315,7 @@ class Groups:
             return code
         group = self.groups[group_id]
         member = group.members[who[0]]
-        member.heard_until_ms = now_ms + member.session_timeout_ms
+        member.session_until_ms = now_ms + member.session_timeout_ms
         is_rebalancing = group.state is GroupState.PREPARING
         return Code.REBALANCE_IN_PROGRESS if is_rebalancing else Code.NONE
 
@@ -325,7 +327,7 @@ class Groups:
         if group is None:
             return Code.UNKNOWN_MEMBER_ID
         member_id, instance_id, generation = who
-        code = who_is(group, member_id, instance_id)
+        code = check_member(group, member_id, instance_id)
         if code is Code.NONE and generation != group.generation:
             return Code.ILLEGAL_GENERATION
         return code
@@ -333,7 +335,7 @@ class Groups:
     def check_commit(
         self, group_id: str, who: tuple[str, str | None, int], *, is_transactional: bool
     ) -> Code:
-        """Whether a commit of offsets may come from here: a member, or nobody for a free group."""
+        """Whether this client may commit offsets: a member, or any client for a group without."""
         member_id, instance_id, generation = who
         group = self.groups.get(group_id)
         if group is None:
@@ -355,7 +357,7 @@ class Groups:
         if group.invited.pop(member_id, None) is not None:
             self._left(group, now_ms)
             return Code.NONE
-        code = who_is(group, member_id, instance_id)
+        code = check_member(group, member_id, instance_id)
         if code is not Code.NONE:
             return code
         self._remove(group, group.members[member_id])
@@ -376,7 +378,7 @@ class Groups:
         group = self.groups.get(group_id)
         member = None if group is None else group.members.get(member_id)
         if member is not None:
-            member.heard_until_ms = now_ms + member.session_timeout_ms
+            member.session_until_ms = now_ms + member.session_timeout_ms
 
     def ensure(self, group_id: str, now_ms: int) -> None:
         """A group that only keeps offsets is a group too."""
@@ -402,7 +404,7 @@ class Groups:
                 self._left(group, now_ms)
         for member in list(group.members.values()):
             is_waited_for = member.joining is not None or member.syncing is not None
-            if not is_waited_for and 0 < member.heard_until_ms <= now_ms:
+            if not is_waited_for and 0 < member.session_until_ms <= now_ms:
                 self._remove(group, member)
                 self._left(group, now_ms)
         if group.rebalance_until_ms > now_ms:
@@ -436,7 +438,7 @@ class Groups:
     def recovered(self, now_ms: int) -> None:
         for group in self.groups.values():
             for member in group.members.values():
-                member.heard_until_ms = now_ms + member.session_timeout_ms
+                member.session_until_ms = now_ms + member.session_timeout_ms
 
     def known(self) -> Iterator[Entry]:
         for group in self.groups.values():

@@ -2,7 +2,7 @@
 
 Offsets that a transaction commits are *pending* under its producer id until the transaction is
 decided: a commit makes them the group's, an abort drops them. Readers that ask for stable offsets
-are told to wait while a partition has pending ones.
+are result to wait while a partition has pending ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Offsets:
     def __init__(self, emit: Callable[[Entry], None]) -> None:
         self.groups: dict[str, dict[Place, Committed]] = {}
         self.pending: dict[str, dict[int, dict[Place, Committed]]] = {}
-        """Group → producer id → what it would commit."""
+        """Group → producer id → offsets pending in its transaction."""
         self._emit = emit
 
     def commit(self, group: str, rows: list[OffsetRow]) -> None:

@@ -10,7 +10,7 @@ many as a client keeps under way. A batch is
 
 A transaction is open here from its first batch to its marker. The *last stable offset* is the first
 offset of the oldest open transaction, or the end: readers of committed records get no further, so
-that whatever they do get is decided. What was aborted is told to them as (producer id, first
+that whatever they do get is decided. What was aborted is result to them as (producer id, first
 offset): from there on they drop that producer's records up to its abort marker.
 
 Open transactions are kept in the order of their first offsets, which is the order in which they
@@ -43,7 +43,7 @@ class KnownBatch(NamedTuple):
 
 
 class ProducerState:
-    """What a partition knows of a producer id."""
+    """The state of a producer id at a partition."""
 
     __slots__ = (
         "batches",
@@ -73,13 +73,13 @@ class Aborted(NamedTuple):
     first_offset: int
     producer_id: int
     stable_offset: int
-    """The last stable offset when it was aborted: what is read below that needs it not."""
+    """The last stable offset when it was aborted; reads below that don't need it."""
 
 
 class Verdict(NamedTuple):
     code: Code
     duplicate_of: int = -1
-    """The offset under which the same batch stands already."""
+    """The offset at which the same batch was appended before."""
 
 
 _GOOD = Verdict(Code.NONE)

@@ -1,4 +1,4 @@
-"""Limits and defaults of a broker. Where Apache Kafka has a name for one, it stands beside it."""
+"""`Settings`: limits and defaults of a broker, with the names that Apache Kafka has for them."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ from epochal.broker.core.offsets import Offsets
 from epochal.broker.core.partitions import Partition, Verdict
 from epochal.broker.core.settings import Settings
 from epochal.broker.core.topics import Topics
+from epochal.broker.core.transaction_states import State
 from epochal.broker.core.transactions import Transaction, Transactions
-from epochal.broker.core.txn_states import State
 from epochal.kafka import batch_format
 from epochal.kafka.batch_format import Marker, Producer
 from epochal.kafka.codes import Code
@@ -63,7 +63,7 @@ class BrokerState:
         emit: Callable[[Entry], None],
         moved: Callable[[Partition, int], None] = lambda _partition, _size: None,
     ) -> None:
-        """`moved` hears of every partition that has more to read, and of how many bytes more."""
+        """`moved` is called for every partition with more to read, with the number of bytes."""
         self.settings = settings
         self.cluster_id = ""
         self.emit = emit
@@ -76,7 +76,7 @@ class BrokerState:
         self.groups = Groups(settings, emit)
 
     def new_producer_id(self) -> int:
-        """Ids are reserved in blocks: after a crash the rest of a block is never given away."""
+        """Ids are reserved in blocks: after a crash the rest of a block is never used."""
         if self._next_producer_id >= self._reserved_before:
             self._reserved_before = self._next_producer_id + self.settings.producer_id_block
             self.emit(ProducerIdsReserved(self._reserved_before))
@@ -230,7 +230,7 @@ class BrokerState:
         self.groups.expire(now_ms)
 
     def forget_idle(self, now_ms: int) -> None:
-        """Housekeeping, now and then: ids, producers and groups that nobody uses any more."""
+        """From time to time: expire ids, producers and groups that are no longer used."""
         self.transactions.forget_idle(now_ms)
         for partition in self.topics.partitions.values():
             partition.forget_idle(now_ms - self.settings.producer_expiry_ms)

@@ -22,7 +22,7 @@ _LONG_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKind:
-    """One setting of a topic: its default, its type as DescribeConfigs tells it, and its check."""
+    """One setting of a topic: its default, its type in DescribeConfigs, and its check."""
 
     default: Callable[[Settings], str]
     type_code: int
@@ -105,7 +105,7 @@ class Topic:
     topic_id: bytes
     partitions: list[Partition]
     configs: dict[str, str] = field(default_factory=dict)
-    """What was set; the rest is the default."""
+    """Settings that differ from the default."""
     message_bytes_max: int = 0
     is_log_append_time: bool = False
     timestamp_ahead_max_ms: int = 0

@@ -1,20 +1,20 @@
 """The transaction coordinator: who may write, and how every transaction ends.
 
-A transactional id has one producer id and one epoch at a time. Whoever says InitProducerId gets the
-next epoch; all before it are zombies and are told so (fenced). Sixteen bits of epochs run out: the
-last but one is never given to a client, and the id then goes on under a new producer id.
+A transactional id has one producer id and one epoch at a time. InitProducerId returns the next
+epoch; producers with an older one are fenced from then on. An epoch has sixteen bits: the last but
+one is never given to a client, and the id then continues under a new producer id.
 
 An end has two steps. *Prepare* is the decision and is durable before it is acknowledged; *complete*
 follows once every partition has its marker. A broker that dies in between finds the prepared state
-and goes on (`unfinished`). While it is prepared, whatever wants the id is told to come again:
+and completes it (`unfinished`). Until then, requests for the id are answered with
 CONCURRENT_TRANSACTIONS.
 
 The newer protocol raises the epoch with every end, so that pid and epoch name one transaction, and
 a late request of the transaction before can't touch the next one. The marker carries the raised
 epoch: the partitions learn it from there.
 
-Nobody waits for a producer that is gone: a transaction that is open for longer than its timeout is
-aborted under a raised epoch, which fences the producer.
+A transaction that is open for longer than its timeout is aborted under a raised epoch, which fences
+its producer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from epochal.broker.core.entries import Entry, TxnChanged, TxnForgotten, TxnGrew
 from epochal.broker.core.settings import Settings
-from epochal.broker.core.txn_states import (
+from epochal.broker.core.transaction_states import (
     COMPLETED,
     END_NEWER,
     END_OLDER,
@@ -45,7 +45,7 @@ _EPOCH_LAST = EPOCH_MAX - 1
 
 
 class Given(NamedTuple):
-    """What a producer is told: the code, and under whose name it goes on."""
+    """The answer to a producer: the code, and the id and epoch to continue with."""
 
     code: Code
     producer_id: int = NO_ID
@@ -99,7 +99,7 @@ class Transactions:
         expected: tuple[int, int] | None,
         now_ms: int,
     ) -> Given:
-        """A fresh epoch for a transactional id; what was open under the last one is aborted."""
+        """A new epoch for a transactional id; a transaction open under the last one is aborted."""
         if not 0 < timeout_ms <= self._settings.transaction_timeout_max_ms:
             return Given(Code.INVALID_TRANSACTION_TIMEOUT)
         txn = self.ids.get(transactional_id)
@@ -134,11 +134,11 @@ class Transactions:
             txn.last_epoch = txn.producer_epoch
             txn.producer_epoch += 1
         elif expected[1] != txn.last_epoch:
-            # Equal to the last one: the answer to the same request was lost, so it is given again.
+            # Equal to the last one: the answer to the same request was lost, and is repeated.
             return Given(Code.PRODUCER_FENCED)
         return Given(Code.NONE, txn.producer_id, txn.producer_epoch)
 
-    # What is in a transaction
+    # Partitions and groups of a transaction
 
     def add(
         self,
@@ -282,7 +282,7 @@ class Transactions:
             self._emit(TxnForgotten(txn.transactional_id))
 
     def _watch(self, txn: Transaction) -> None:
-        """Look again when it is due. An earlier look will find out by itself, so one is enough."""
+        """Check it when its timeout is due. One entry per id is enough: a check adds the next."""
         due_ms = txn.started_ms + txn.timeout_ms
         if 0 < txn.watched_ms <= due_ms:
             return
@@ -290,7 +290,7 @@ class Transactions:
         heapq.heappush(self._deadlines, (due_ms, txn.transactional_id))
 
     def _fence_and_abort(self, txn: Transaction, now_ms: int) -> None:
-        # One above the last that a client sees is left for exactly this.
+        # The highest epoch is reserved for this: clients get only those below it.
         txn.producer_epoch = min(txn.producer_epoch + 1, EPOCH_MAX)
         txn.last_epoch = NO_EPOCH
         self._prepare(txn, State.PREPARE_ABORT, now_ms)
@@ -330,7 +330,7 @@ class Transactions:
             self._unfinish(txn)
 
     def recovered(self) -> None:
-        """All entries are applied: watch what is open."""
+        """All entries are applied: start the timeouts of open transactions."""
         for txn in self.ids.values():
             if txn.state is State.ONGOING:
                 self._watch(txn)

@@ -1,7 +1,7 @@
 """One file for each request of the protocol, named as the request is.
 
-Each says which messages it takes, which versions of them it speaks, which of those belong to the
-newer transaction protocol, and how a request is answered. `table` gathers that; the versions told
+Each declares its messages, the versions that it supports, which of those belong to the
+newer transaction protocol, and how a request is answered. `table` gathers that; the versions listed
 to clients and the table in the docs come from it.
 """
 
@@ -28,8 +28,8 @@ class Handler(NamedTuple):
     """The first version that belongs to the newer transaction protocol."""
     handle: Handle
 
-    def spoken(self, *, is_newer_protocol: bool) -> tuple[int, int]:
-        """The lowest and the highest version that a client is told."""
+    def supported(self, *, is_newer_protocol: bool) -> tuple[int, int]:
+        """The lowest and the highest version in ApiVersions."""
         last = self.versions[-1]
         if self.newer_from is not None and not is_newer_protocol:
             last = self.newer_from - 1
@@ -55,9 +55,9 @@ def table() -> Mapping[int, Handler]:
 
 def rows() -> list[tuple[int, str, str, str]]:
     """For the docs: API key, name, versions, and which of them need transaction.version 2."""
-    told: list[tuple[int, str, str, str]] = []
+    result: list[tuple[int, str, str, str]] = []
     for handler in sorted(table().values()):
         first, last = handler.versions[0], handler.versions[-1]
         newer = "" if handler.newer_from is None else f"from {handler.newer_from}"
-        told.append((handler.api_key, handler.name, f"{first} to {last}", newer))
-    return told
+        result.append((handler.api_key, handler.name, f"{first} to {last}", newer))
+    return result

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn: a group's offsets join a transaction, or begin one."""
+"""AddOffsetsToTxn: add a group's offsets to a transaction, or begin one."""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ def _add(
         codes |= dict.fromkeys(numbers, Code.OPERATION_NOT_ATTEMPTED)
     elif verify_only:
         for place, number in numbers.items():
-            codes[place] = _told(call, transactions.verify(who, partition=number))
+            codes[place] = _result(call, transactions.verify(who, partition=number))
     else:
         code = transactions.add(who, tuple(numbers.values()), (), call.broker.now_ms)
-        codes = dict.fromkeys(numbers, _told(call, code))
+        codes = dict.fromkeys(numbers, _result(call, code))
     return [
         AddPartitionsToTxnTopicResult(
             name=topic.name,
@@ -86,7 +86,7 @@ def _add(
     ]
 
 
-def _told(call: Call, code: Code) -> Code:
+def _result(call: Call, code: Code) -> Code:
     if code is Code.PRODUCER_FENCED and call.version < _FENCED_FROM:
         return Code.INVALID_PRODUCER_EPOCH
     if code is Code.TRANSACTION_ABORTABLE and call.version < _ABORTABLE_FROM:

@@ -26,7 +26,7 @@ def handle(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
 def _alter(
     call: Call, wanted: AlterConfigsResource, *, is_rehearsal: bool
 ) -> AlterConfigsResourceResponse:
-    told = AlterConfigsResourceResponse(
+    result = AlterConfigsResourceResponse(
         error_message=None, resource_type=wanted.resource_type, resource_name=wanted.resource_name
     )
     configs = {config.name: config.value for config in wanted.configs}
@@ -35,14 +35,14 @@ def _alter(
             call, (wanted.resource_type, wanted.resource_name), configs, is_rehearsal=is_rehearsal
         )
     except Refused as refused:
-        told.error_code, told.error_message = refused.code, refused.message
-    return told
+        result.error_code, result.error_message = refused.code, refused.message
+    return result
 
 
 def change_topic(
     call: Call, resource: tuple[int, str], configs: dict[str, str | None], *, is_rehearsal: bool
 ) -> None:
-    """Give a topic this configuration. Raises `Refused`."""
+    """Set the configuration of a topic. Raises `Refused`."""
     kind, name = resource
     if kind != _TOPIC:
         raise Refused(Code.INVALID_REQUEST, "only topics are configured here; see --help")

@@ -1,4 +1,4 @@
-"""ApiVersions: what this broker speaks, and which features are switched on."""
+"""ApiVersions: the requests this broker supports, and the features switched on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ZERO_ALLOWED_FROM = 4
 
 
 def handle(call: Call, _: ApiVersionsRequest) -> ApiVersionsResponse:
-    answer = ApiVersionsResponse(api_keys=spoken(is_newer=call.broker.is_newer_protocol))
+    answer = ApiVersionsResponse(api_keys=supported(is_newer=call.broker.is_newer_protocol))
     if call.version < _FEATURES_FROM:
         return answer
     level = call.broker.settings.transaction_version
@@ -36,16 +36,16 @@ def handle(call: Call, _: ApiVersionsRequest) -> ApiVersionsResponse:
     return answer
 
 
-def spoken(*, is_newer: bool) -> list[ApiVersion]:
-    told: list[ApiVersion] = []
+def supported(*, is_newer: bool) -> list[ApiVersion]:
+    result: list[ApiVersion] = []
     for api_key, handler in handlers.table().items():
-        low, high = handler.spoken(is_newer_protocol=is_newer)
-        told.append(ApiVersion(api_key=api_key, min_version=low, max_version=high))
-    return told
+        low, high = handler.supported(is_newer_protocol=is_newer)
+        result.append(ApiVersion(api_key=api_key, min_version=low, max_version=high))
+    return result
 
 
 def too_new(*, is_newer: bool) -> ApiVersionsResponse:
-    """The answer, in the words of version 0, to a version that nobody here knows."""
+    """The answer, in the format of version 0, to a version that is not known here."""
     return ApiVersionsResponse(
-        error_code=Code.UNSUPPORTED_VERSION, api_keys=spoken(is_newer=is_newer)
+        error_code=Code.UNSUPPORTED_VERSION, api_keys=supported(is_newer=is_newer)
     )

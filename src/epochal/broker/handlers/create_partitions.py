@@ -27,15 +27,15 @@ def _grow(
 ) -> CreatePartitionsTopicResult:
     topics = call.broker.state.topics
     topic = topics.by_name.get(wanted.name)
-    told = CreatePartitionsTopicResult(name=wanted.name)
+    result = CreatePartitionsTopicResult(name=wanted.name)
     if topic is None:
-        told.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        told.error_message = "This server does not host this topic-partition."
-        return told
+        result.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        result.error_message = "This server does not host this topic-partition."
+        return result
     try:
         topics.check_growth(topic, wanted.count)
         if not is_rehearsal:
             topics.grow(topic, wanted.count)
     except Refused as refused:
-        told.error_code, told.error_message = refused.code, refused.message
-    return told
+        result.error_code, result.error_message = refused.code, refused.message
+    return result

@@ -59,14 +59,14 @@ def _make(call: Call, wanted: CreatableTopic, *, is_rehearsal: bool) -> Creatabl
         topic = Topic(wanted.name, bytes(16), [], plain)
     else:
         topic = topics.make(wanted.name, topic_id, partitions, plain)
-    told = CreatableTopicResult(name=wanted.name, error_message=None, configs=[])
+    result = CreatableTopicResult(name=wanted.name, error_message=None, configs=[])
     if call.version >= _IDS_FROM:
-        told.topic_id = topic.topic_id
+        result.topic_id = topic.topic_id
     if call.version >= _DETAILS_FROM:
-        told.num_partitions = partitions
-        told.replication_factor = 1
-        told.configs = _configs(call, topic)
-    return told
+        result.num_partitions = partitions
+        result.replication_factor = 1
+        result.configs = _configs(call, topic)
+    return result
 
 
 def _partitions(call: Call, wanted: CreatableTopic) -> int:

@@ -30,15 +30,15 @@ def handle(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
 
 def _delete(call: Call, topic: str, part: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     partition = call.broker.partition(topic, part.partition_index)
-    told = DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
+    result = DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
     if partition is None:
-        told.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        return told
+        result.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        return result
     offset = partition.end if part.offset == _TO_THE_END else part.offset
     if not 0 <= offset <= partition.end:
-        told.error_code = Code.OFFSET_OUT_OF_RANGE
-        return told
+        result.error_code = Code.OFFSET_OUT_OF_RANGE
+        return result
     if offset > partition.log_start:
         call.broker.state.move_log_start(partition, offset)
-    told.low_watermark = partition.log_start
-    return told
+    result.low_watermark = partition.log_start
+    return result

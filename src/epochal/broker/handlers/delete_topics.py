@@ -30,17 +30,17 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
     else:
         topic = topics.by_id.get(wanted.topic_id)
         code = Code.UNKNOWN_TOPIC_ID
-    told = DeletableTopicResult(name=wanted.name)
+    result = DeletableTopicResult(name=wanted.name)
     if call.version >= _IDS_FROM:
-        told.topic_id = wanted.topic_id
+        result.topic_id = wanted.topic_id
     if topic is None:
-        told.error_code = code
-        return told
-    told.name = topic.name
+        result.error_code = code
+        return result
+    result.name = topic.name
     if call.version >= _IDS_FROM:
-        told.topic_id = topic.topic_id
+        result.topic_id = topic.topic_id
     for partition in topic.partitions:
-        call.broker.waiting.gone(partition)
+        call.broker.fetch_waiters.removed(partition)
     topics.delete(topic)
     call.broker.state.offsets.forget_topic(topic.name)
-    return told
+    return result

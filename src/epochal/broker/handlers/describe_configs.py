@@ -23,14 +23,14 @@ _TYPES_FROM = 3
 
 def handle(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(
-        results=[_told(call, request, resource) for resource in request.resources]
+        results=[_result(call, request, resource) for resource in request.resources]
     )
 
 
-def _told(
+def _result(
     call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource
 ) -> DescribeConfigsResult:
-    told = DescribeConfigsResult(
+    result = DescribeConfigsResult(
         error_message=None,
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
@@ -40,19 +40,19 @@ def _told(
     elif resource.resource_type == _BROKER:
         found = _broker_rows(call)
     else:
-        told.error_code = Code.INVALID_REQUEST
-        told.error_message = f"resources of type {resource.resource_type} are not known here"
-        return told
+        result.error_code = Code.INVALID_REQUEST
+        result.error_message = f"resources of type {resource.resource_type} are not known here"
+        return result
     if found is None:
-        told.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        return told
+        result.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        return result
     wanted = resource.configuration_keys
-    told.configs = [
+    result.configs = [
         _row(call, row, with_synonyms=request.include_synonyms)
         for row in found
         if wanted is None or not wanted or row[0] in wanted
     ]
-    return told
+    return result
 
 
 _Row = tuple[str, str, int, int]
@@ -96,7 +96,7 @@ def _broker_rows(call: Call) -> list[_Row]:
 def _row(call: Call, row: _Row, *, with_synonyms: bool) -> DescribeConfigsResourceResult:
     name, value, source, type_code = row
     synonym = DescribeConfigsSynonym(name=name, value=value, source=source)
-    told = DescribeConfigsResourceResult(
+    result = DescribeConfigsResourceResult(
         name=name,
         value=value,
         read_only=source == _SOURCE_STATIC,
@@ -104,6 +104,6 @@ def _row(call: Call, row: _Row, *, with_synonyms: bool) -> DescribeConfigsResour
         synonyms=[synonym] if with_synonyms else [],
     )
     if call.version >= _TYPES_FROM:
-        told.config_type = type_code
-        told.documentation = None
-    return told
+        result.config_type = type_code
+        result.documentation = None
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epochal.broker.broker import Call
-from epochal.broker.core.group_terms import GroupState
+from epochal.broker.core.group_members import GroupState
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_groups import (
     DescribedGroup,
@@ -18,17 +18,17 @@ _INSTANCES_FROM = 4
 
 
 def handle(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(groups=[_told(call, group_id) for group_id in request.groups])
+    return DescribeGroupsResponse(groups=[_result(call, group_id) for group_id in request.groups])
 
 
-def _told(call: Call, group_id: str) -> DescribedGroup:
+def _result(call: Call, group_id: str) -> DescribedGroup:
     group = call.broker.state.groups.groups.get(group_id)
     if group is None:
-        told = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+        result = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if call.version >= _NOT_FOUND_FROM:
-            told.error_code = Code.GROUP_ID_NOT_FOUND
-            told.error_message = f"Group {group_id} not found."
-        return told
+            result.error_code = Code.GROUP_ID_NOT_FOUND
+            result.error_message = f"Group {group_id} not found."
+        return result
     has_protocol = group.state is GroupState.STABLE
     return DescribedGroup(
         group_id=group_id,

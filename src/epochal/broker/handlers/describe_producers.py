@@ -1,4 +1,4 @@
-"""DescribeProducers: who writes to a partition, and what is open there."""
+"""DescribeProducers: the producers of a partition, and their open transactions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def handle(call: Call, request: DescribeProducersRequest) -> DescribeProducersRe
         topics=[
             TopicResponse(
                 name=topic.name,
-                partitions=[_told(call, topic.name, index) for index in topic.partition_indexes],
+                partitions=[_result(call, topic.name, index) for index in topic.partition_indexes],
             )
             for topic in request.topics
         ]
     )
 
 
-def _told(call: Call, topic: str, index: int) -> PartitionResponse:
+def _result(call: Call, topic: str, index: int) -> PartitionResponse:
     partition = call.broker.partition(topic, index)
     if partition is None:
         code = Code.UNKNOWN_TOPIC_OR_PARTITION

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epochal.broker.broker import Call
-from epochal.broker.core.txn_states import NAMES, State
+from epochal.broker.core.transaction_states import NAMES, State
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -17,11 +17,11 @@ VERSIONS = range(1)
 
 def handle(call: Call, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
-        transaction_states=[_told(call, name) for name in request.transactional_ids]
+        transaction_states=[_result(call, name) for name in request.transactional_ids]
     )
 
 
-def _told(call: Call, name: str) -> TransactionState:
+def _result(call: Call, name: str) -> TransactionState:
     txn = call.broker.state.transactions.ids.get(name)
     if not name:
         return TransactionState(error_code=Code.INVALID_REQUEST)

@@ -1,13 +1,13 @@
 """Fetch: read batches, or wait until there are some.
 
-Fetch sessions are not kept: clients are told session 0 and send whole requests.
+Fetch sessions are not kept: clients are result session 0 and send whole requests.
 """
 
 from __future__ import annotations
 
 from epochal.broker.broker import Broker, Call, Later
 from epochal.broker.core.state import LEADER_EPOCH
-from epochal.broker.waiting import Waiter
+from epochal.broker.fetch_waiters import FetchWaiter
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.fetch import (
     AbortedTransaction,
@@ -34,7 +34,7 @@ def handle(call: Call, request: FetchRequest) -> FetchResponse | None:
 
 
 class _Reading:
-    """One look at all that a request asks for."""
+    """Reads all partitions of a request once."""
 
     def __init__(self, broker: Broker, request: FetchRequest) -> None:
         self._broker = broker
@@ -117,16 +117,16 @@ def _wait(broker: Broker, reading: _Reading, request: FetchRequest, later: Later
         if not later.is_over:
             later.answer(_Reading(broker, request).answer())
 
-    waiter = Waiter(
+    waiter = FetchWaiter(
         reading.places,
         request.min_bytes - reading.size,
         look_again,
         is_committed=reading.is_committed,
     )
-    broker.waiting.add(waiter)
+    broker.fetch_waiters.add(waiter)
 
     def give_up() -> None:
-        broker.waiting.remove(waiter)
+        broker.fetch_waiters.remove(waiter)
         look_again()
 
-    later.after(request.max_wait_ms, give_up, lambda: broker.waiting.remove(waiter))
+    later.after(request.max_wait_ms, give_up, lambda: broker.fetch_waiters.remove(waiter))

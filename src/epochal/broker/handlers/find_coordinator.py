@@ -1,4 +1,4 @@
-"""FindCoordinator: who looks after a group or a transactional id: this broker, always."""
+"""FindCoordinator: the coordinator of a group or a transactional id: always this broker."""
 
 from __future__ import annotations
 

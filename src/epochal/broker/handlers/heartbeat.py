@@ -1,4 +1,4 @@
-"""Heartbeat: a member is alive, and hears whether to join again."""
+"""Heartbeat: a member is alive, and learns whether to join again."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def handle(call: Call, request: IncrementalAlterConfigsRequest) -> IncrementalAl
 def _alter(
     call: Call, wanted: AlterConfigsResource, *, is_rehearsal: bool
 ) -> AlterConfigsResourceResponse:
-    told = AlterConfigsResourceResponse(
+    result = AlterConfigsResourceResponse(
         error_message=None, resource_type=wanted.resource_type, resource_name=wanted.resource_name
     )
     topic = call.broker.state.topics.by_name.get(wanted.resource_name)
@@ -38,8 +38,8 @@ def _alter(
             _apply(call, configs, change)
         change_topic(call, resource, configs, is_rehearsal=is_rehearsal)
     except Refused as refused:
-        told.error_code, told.error_message = refused.code, refused.message
-    return told
+        result.error_code, result.error_message = refused.code, refused.message
+    return result
 
 
 def _apply(call: Call, configs: dict[str, str | None], change: AlterableConfig) -> None:

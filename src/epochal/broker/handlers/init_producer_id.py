@@ -1,4 +1,4 @@
-"""InitProducerId: a name to write under; whoever had the transactional id before is fenced."""
+"""InitProducerId: a producer id and epoch; the previous holder of the id is fenced."""
 
 from __future__ import annotations
 

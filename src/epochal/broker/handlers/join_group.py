@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epochal.broker.broker import Call
-from epochal.broker.core.group_terms import Answer, JoinAnswer, Joining
+from epochal.broker.core.group_members import Answer, JoinAnswer, JoinRequest
 from epochal.kafka.messages.join_group import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -20,7 +20,7 @@ _SKIPS_FROM = 9
 def handle(call: Call, request: JoinGroupRequest) -> None:
     later = call.later()
     rebalance_ms = request.rebalance_timeout_ms
-    wish = Joining(
+    wish = JoinRequest(
         request.group_id,
         request.member_id,
         request.group_instance_id,
@@ -37,13 +37,13 @@ def handle(call: Call, request: JoinGroupRequest) -> None:
 
     def answer(found: Answer) -> None:
         if isinstance(found, JoinAnswer):
-            later.answer(_told(found, version))
+            later.answer(_result(found, version))
 
     new_id = call.broker.member_id(request.group_instance_id or call.client_id)
     call.broker.state.groups.join(wish, answer, new_id, call.broker.now_ms)
 
 
-def _told(found: JoinAnswer, version: int) -> JoinGroupResponse:
+def _result(found: JoinAnswer, version: int) -> JoinGroupResponse:
     has_null = version >= _NULL_PROTOCOL_FROM
     return JoinGroupResponse(
         error_code=found.code,

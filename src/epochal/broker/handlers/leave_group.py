@@ -1,4 +1,4 @@
-"""LeaveGroup: members say good-bye, or are shown the door."""
+"""LeaveGroup: members leave, or are removed."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from epochal.broker.broker import Call
+from epochal.broker.core.transaction_states import BY_NAME, NAMES, State
 from epochal.broker.core.transactions import Transaction
-from epochal.broker.core.txn_states import BY_NAME, NAMES, State
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.list_transactions import (
     ListTransactionsRequest,

@@ -25,7 +25,7 @@ def handle(call: Call, request: MetadataRequest) -> MetadataResponse:
     node_id = broker.settings.node_id
     asked = request.topics
     if asked is None or (not asked and call.version <= _EMPTY_MEANS_ALL_TO):
-        topics = [_told(topic, node_id) for topic in broker.state.topics.by_name.values()]
+        topics = [_result(topic, node_id) for topic in broker.state.topics.by_name.values()]
     else:
         may_create = request.allow_auto_topic_creation
         topics = [_one(call, topic, may_create=may_create) for topic in asked]
@@ -46,7 +46,7 @@ def _one(call: Call, asked: MetadataRequestTopic, *, may_create: bool) -> Metada
             return MetadataResponseTopic(
                 error_code=Code.UNKNOWN_TOPIC_ID, name=asked.name, topic_id=asked.topic_id
             )
-        return _told(found, broker.settings.node_id)
+        return _result(found, broker.settings.node_id)
     name = asked.name or ""
     try:
         found = broker.topic(name, may_create=may_create)
@@ -54,10 +54,10 @@ def _one(call: Call, asked: MetadataRequestTopic, *, may_create: bool) -> Metada
         return MetadataResponseTopic(error_code=refused.code, name=name)
     if found is None:
         return MetadataResponseTopic(error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, name=name)
-    return _told(found, broker.settings.node_id)
+    return _result(found, broker.settings.node_id)
 
 
-def _told(topic: Topic, node_id: int) -> MetadataResponseTopic:
+def _result(topic: Topic, node_id: int) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,

@@ -1,4 +1,4 @@
-"""OffsetCommit: a group remembers how far it has read."""
+"""OffsetCommit: keep how far a group has read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
     rows: list[OffsetRow] = []
     topics: list[OffsetCommitResponseTopic] = []
     for topic in request.topics:
-        told: list[OffsetCommitResponsePartition] = []
+        result: list[OffsetCommitResponsePartition] = []
         for part in topic.partitions:
             metadata = part.committed_metadata or ""
             place = (topic.name, part.partition_index)
@@ -34,10 +34,10 @@ def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
             if here == Code.NONE:
                 epoch = part.committed_leader_epoch
                 rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
-            told.append(
+            result.append(
                 OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=here)
             )
-        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=told))
+        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=result))
     if code is Code.NONE:
         groups.heard(request.group_id, request.member_id, broker.now_ms)
         groups.ensure(request.group_id, broker.now_ms)

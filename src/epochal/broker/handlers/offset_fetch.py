@@ -81,7 +81,7 @@ def _group(
 def _rows(
     call: Call, group: str, wanted: Iterable[tuple[str, list[int]]] | None, *, is_stable: bool
 ) -> list[tuple[str, list[tuple[int, Committed, Code]]]]:
-    """What is asked for, or all there is, by topic."""
+    """The partitions asked for, or all, by topic."""
     offsets = call.broker.state.offsets
     known = offsets.groups.get(group, {})
     if wanted is None:

@@ -29,12 +29,12 @@ def handle(call: Call, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderE
 
 
 def _end(call: Call, topic: str, part: OffsetForLeaderPartition) -> EpochEndOffset:
-    told = EpochEndOffset(partition=part.partition)
+    result = EpochEndOffset(partition=part.partition)
     partition = call.broker.partition(topic, part.partition)
     if partition is None:
-        told.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        result.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
     elif part.current_leader_epoch > LEADER_EPOCH:
-        told.error_code = Code.UNKNOWN_LEADER_EPOCH
+        result.error_code = Code.UNKNOWN_LEADER_EPOCH
     elif part.leader_epoch == LEADER_EPOCH:
-        told.leader_epoch, told.end_offset = LEADER_EPOCH, partition.end
-    return told
+        result.leader_epoch, result.end_offset = LEADER_EPOCH, partition.end
+    return result

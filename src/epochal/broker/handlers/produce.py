@@ -52,8 +52,8 @@ def _append(
         takes_zstd=call.version >= _ZSTD_FROM,
     )
     if isinstance(head, Refusal) or part.records is None:
-        code, said = head if isinstance(head, Refusal) else (Code.INVALID_RECORD, "")
-        return _refused(part, code, said)
+        code, message = head if isinstance(head, Refusal) else (Code.INVALID_RECORD, "")
+        return _refused(part, code, message)
     partition = topic.partitions[part.index]
     if head.is_transactional:
         code = _check_transaction(call, request, head, partition)
@@ -97,8 +97,8 @@ def _check_transaction(
 
 
 def _refused(
-    part: PartitionProduceData, code: Code, said: str | None = None
+    part: PartitionProduceData, code: Code, message: str | None = None
 ) -> PartitionProduceResponse:
     return PartitionProduceResponse(
-        index=part.index, error_code=code, base_offset=-1, error_message=said
+        index=part.index, error_code=code, base_offset=-1, error_message=message
     )

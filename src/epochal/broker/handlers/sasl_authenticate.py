@@ -1,4 +1,4 @@
-"""SaslAuthenticate: the words of a mechanism, there and back."""
+"""SaslAuthenticate: one exchange of a SASL mechanism."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def handle(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResp
             error_code=Code.ILLEGAL_SASL_STATE, error_message="SaslHandshake comes first"
         )
     try:
-        said = call.login.hear(request.auth_bytes)
+        reply = call.login.answer(request.auth_bytes)
     except LoginFailed as failed:
         return SaslAuthenticateResponse(
             error_code=Code.SASL_AUTHENTICATION_FAILED, error_message=str(failed)
         )
-    return SaslAuthenticateResponse(error_message=None, auth_bytes=said)
+    return SaslAuthenticateResponse(error_message=None, auth_bytes=reply)

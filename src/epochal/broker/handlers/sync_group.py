@@ -1,9 +1,9 @@
-"""SyncGroup: the leader says who gets what, and everybody hears it."""
+"""SyncGroup: the leader sends the assignment, and every member gets its part."""
 
 from __future__ import annotations
 
 from epochal.broker.broker import Call
-from epochal.broker.core.group_terms import Answer, SyncAnswer
+from epochal.broker.core.group_members import Answer, SyncAnswer
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
@@ -17,11 +17,11 @@ def handle(call: Call, request: SyncGroupRequest) -> None:
 
     def answer(found: Answer) -> None:
         if isinstance(found, SyncAnswer):
-            told = SyncGroupResponse(error_code=found.code, assignment=found.assignment)
+            result = SyncGroupResponse(error_code=found.code, assignment=found.assignment)
             if tells_protocol:
-                told.protocol_type = found.protocol_type
-                told.protocol_name = found.protocol
-            later.answer(told)
+                result.protocol_type = found.protocol_type
+                result.protocol_name = found.protocol
+            later.answer(result)
 
     if tells_protocol and (request.protocol_type is None or request.protocol_name is None):
         answer(SyncAnswer(Code.INCONSISTENT_GROUP_PROTOCOL))

@@ -24,7 +24,7 @@ def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitRespon
     rows: list[OffsetRow] = []
     topics: list[TxnOffsetCommitResponseTopic] = []
     for topic in request.topics:
-        told: list[TxnOffsetCommitResponsePartition] = []
+        result: list[TxnOffsetCommitResponsePartition] = []
         for part in topic.partitions:
             metadata = part.committed_metadata or ""
             place = (topic.name, part.partition_index)
@@ -32,12 +32,12 @@ def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitRespon
             if here == Code.NONE:
                 epoch = part.committed_leader_epoch
                 rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
-            told.append(
+            result.append(
                 TxnOffsetCommitResponsePartition(
                     partition_index=part.partition_index, error_code=here
                 )
             )
-        topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=told))
+        topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=result))
     if code is Code.NONE:
         broker.state.groups.ensure(request.group_id, broker.now_ms)
     broker.state.offsets.commit_later(request.group_id, request.producer_id, rows)

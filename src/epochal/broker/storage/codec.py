@@ -1,4 +1,4 @@
-"""Entries as bytes: a kind, a length, and what the kind says.
+"""Entries as bytes: a kind, a length, and the fields of the kind.
 
 The frequent kinds are packed by hand, the rest is JSON: a list of the entry's fields.
 """

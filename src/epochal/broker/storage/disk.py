@@ -1,4 +1,4 @@
-"""The few things that are asked of a file system."""
+"""`Disk`: the operations that storage needs of a file system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class File(Protocol):
     def read(self, at: int, size: int) -> bytes: ...
 
     def sync(self) -> None:
-        """What was appended so far survives a loss of power."""
+        """After it, everything appended so far survives a power cut."""
 
     def truncate(self, size: int) -> None: ...
 

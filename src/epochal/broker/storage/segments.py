@@ -1,11 +1,11 @@
 """The batches of one partition: the newest in memory, the rest in segment files.
 
-A segment is nothing but batches, one after the other, each with its own checksum. Beside it stands
+A segment is nothing but batches, one after the other, each with its own checksum. Beside it is
 a sparse index: of one batch in every 16 KB its offset, its position, and the latest time stamp up
 to there. An index is a help, not a truth: an entry is believed if the batch it points at has its
 offset; if not, or if it is missing, it is made again by walking the segment.
 
-Bytes of a segment count as far as the journal says (`Placed`); what stands behind that was never
+Bytes of a segment count as far as the journal has them (`Placed`); bytes behind that were never
 acknowledged and is cut off at the next start.
 """
 
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What was read, and an offset that is behind all of it."""
+    """The bytes read, and an offset behind all of them."""
 
     data: bytes
     before: int
@@ -129,7 +129,7 @@ class PartitionLog:
         self.end = offset + _I32.unpack_from(batch, _DELTA_AT)[0] + 1
 
     def flush(self) -> Placed | None:
-        """Write what is in memory into the active segment."""
+        """Write the batches in memory to the active segment."""
         if not self.tail:
             return None
         first = self.tail_offsets[0]
@@ -235,7 +235,7 @@ class PartitionLog:
         return self._files.get(self.path(segment)).read(found.position, found.size)
 
     def first_since(self, timestamp_ms: int, start: int) -> bytes | None:
-        """The first batch from `start` on with a time stamp at or behind the given one."""
+        """The first batch from `start` on with a timestamp at or after the given one."""
         for segment in self.segments:
             if segment.timestamp_max_ms < timestamp_ms or segment.end_offset <= start:
                 continue
@@ -279,7 +279,7 @@ class PartitionLog:
         segment.timestamp_max_ms = max(known_max, segment.timestamp_max_ms)
 
     def _stored_index(self, segment: Segment) -> list[tuple[int, int, int]]:
-        """What the file says, as far as it can be believed."""
+        """The segment as far as its file is intact."""
         path = self.path(segment, "index")
         if not self._files.disk.exists(path):
             return []
@@ -349,7 +349,7 @@ class PartitionLog:
         return found
 
     def settle(self) -> int:
-        """Cut off what was never acknowledged; returns how many acknowledged bytes are missing."""
+        """Remove bytes never acknowledged; returns how many acknowledged ones are missing."""
         missing = 0
         for segment in self.segments:
             file = self._files.get(self.path(segment))

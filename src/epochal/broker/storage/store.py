@@ -1,11 +1,11 @@
-"""Storage as a whole: what the broker's core emits goes in, and comes back after a crash.
+"""`Store`: keeps the entries that the broker's core emits, and recovers them after a crash.
 
-The order of a tick, told once:
-    1. the core emits entries; batches are readable from that moment, nobody was answered yet
+The order of a tick:
+    1. the core emits entries; batches are readable from that moment, no request is answered yet
     2. `commit`: partitions with much in memory write it to their segments, and the journal gets
-       one frame with all entries, where `Placed` stands for batches that need not be written twice
-    3. `sync`, where a loss of power must not matter: first the segments, then the journal
-    4. answers leave
+       one frame with all entries, with `Placed` for batches that are in segments already
+    3. `sync`, if power cuts must not lose anything: first the segments, then the journal
+    4. answers are sent
 
 So an answer is backed by a whole frame, and a frame never points at segment bytes that are not
 there. What `commit` raises is final: memory is ahead of the disk, and the broker must stop.
@@ -138,7 +138,7 @@ class Store:
         return placed
 
     def sync(self) -> None:
-        """Step 3 of a tick. May run in a thread of its own while nothing else touches this."""
+        """Step 3 of a tick. May run in another thread, while nothing else uses this object."""
         written, self._written = self._written, []
         for log in written:
             log.sync()

@@ -1,9 +1,12 @@
-"""The loop that owns all state: gather, decide, write, answer.
+"""`TickLoop`: the event loop that owns all state: collect, decide, write, answer.
 
 A tick takes every request that has arrived, lets the core decide them one after the other, writes
-what changed with one write, and only then lets the answers leave. Requests that arrive while a
-tick's write is being synced to disk gather for the next one: the slower the disk, the larger the
-groups.
+all changes with one write, and only then sends the answers. Requests that arrive while the write is
+synced to disk wait for the next tick: the slower the disk, the larger the groups.
+
+    requests   a b c │           d e │       f
+    tick 1     decide a b c, write, sync ────► answer a b c
+    tick 2                             decide d e f, write, sync ────► answer d e f
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from epochal.broker.broker import Address, Broker
 from epochal.broker.connection import Connection
 
 _TIME_EVERY_S = 0.1
-_HOUSE_EVERY_S = 30.0
-_IDLE_LOOK_S = 1.0
+_CLEAN_UP_EVERY_S = 30.0
+_IDLE_CHECK_S = 1.0
 
 
-class Ticks:
+class TickLoop:
     def __init__(
         self,
         broker: Broker,
@@ -30,7 +33,7 @@ class Ticks:
         advertised: Address,
         has_fixed_host: bool,
         fail: Callable[[BaseException], None],
-        house_every_s: float = _HOUSE_EVERY_S,
+        clean_up_every_s: float = _CLEAN_UP_EVERY_S,
     ) -> None:
         self.broker = broker
         self.frame_bytes_max = broker.settings.frame_bytes_max
@@ -45,9 +48,9 @@ class Ticks:
         self._is_scheduled = False
         self.is_syncing = False
         self._is_over = False
-        self._house_every_s = house_every_s
-        self._house_at = self._loop.time() + house_every_s
-        self._look_at = 0.0
+        self._clean_up_every_s = clean_up_every_s
+        self._clean_up_at = self._loop.time() + clean_up_every_s
+        self._idle_check_at = 0.0
         self._timer = self._loop.call_later(_TIME_EVERY_S, self._pass_time)
 
     # For connections
@@ -62,7 +65,7 @@ class Ticks:
         self._connections.discard(connection)
 
     def address_for(self, sockname: Any) -> Address:
-        """What a client that reached us at `sockname` is told to connect to."""
+        """The address to advertise to a client that is connected to `sockname`."""
         if self._has_fixed_host or not sockname:
             return self._advertised
         return Address(host=sockname[0], port=self._advertised.port)
@@ -83,7 +86,7 @@ class Ticks:
 
         return self._loop.call_later(delay_s, due)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         sys.stderr.write(f"epochal broker: {line}\n")
 
     # The tick
@@ -100,7 +103,7 @@ class Ticks:
         try:
             self._decide()
             self.broker.store.commit()
-        except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk: stop
+        except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk
             self._stop(error)
             return
         if self.broker.store.is_synced and self._answering:
@@ -122,7 +125,7 @@ class Ticks:
             if state.finish(broker.now_ms):
                 self._due.append(_nothing)
             self._give_group_answers()
-            broker.waiting.wake_ready()
+            broker.fetch_waiters.wake_ready()
             if not self._woken:
                 return
 
@@ -168,15 +171,15 @@ class Ticks:
     def _time(self) -> None:
         broker = self.broker
         broker.state.pass_time(broker.now_ms)
-        if self._loop.time() >= self._house_at:
-            self._house_at = self._loop.time() + self._house_every_s
-            broker.keep_house()
-        if self._loop.time() >= self._look_at:
-            self._look_at = self._loop.time() + _IDLE_LOOK_S
+        if self._loop.time() >= self._clean_up_at:
+            self._clean_up_at = self._loop.time() + self._clean_up_every_s
+            broker.clean_up()
+        if self._loop.time() >= self._idle_check_at:
+            self._idle_check_at = self._loop.time() + _IDLE_CHECK_S
             self._close_idle()
 
     def _close_idle(self) -> None:
-        """Clients that left without a word would hold their places for ever."""
+        """Clients that left without closing would keep their connections for ever."""
         since_ms = self.broker.now_ms - self.broker.settings.connection_idle_max_ms
         for connection in [one for one in self._connections if one.is_idle_since(since_ms)]:
             connection.close()
@@ -186,7 +189,7 @@ class Ticks:
         self._fail(error)
 
     def close(self) -> None:
-        """No more ticks, and connections are cut: what was not answered may have happened."""
+        """Stop, and cut all connections: requests without an answer may have been carried out."""
         self._is_over = True
         self._timer.cancel()
         for connection in list(self._connections):
@@ -194,4 +197,4 @@ class Ticks:
 
 
 def _nothing() -> None:
-    """Asks for another tick, in which the rest is finished."""
+    """Schedules another tick, in which the rest is completed."""

@@ -10,7 +10,7 @@
 What is true in each:
     Empty           no transaction; nothing of this producer is open anywhere
     Ongoing         it may write to the partitions it named; readers of committed rows wait there
-    PrepareCommit   the outcome is commit, durably: whatever crashes, every partition gets a marker
+    PrepareCommit   the outcome is commit, durably: after any crash every partition gets a marker
     PrepareAbort    the same with abort; the producer may already be fenced
     CompleteCommit  every partition has its marker; repeating the request is answered with success
     CompleteAbort   the same
@@ -75,9 +75,9 @@ END_OLDER: Mapping[tuple[State, bool], State | Code] = {
     (State.COMPLETE_ABORT, False): Code.NONE,
 }
 """
-What EndTxn up to version 4 does: (state, is commit) → the next state or the answer.
+EndTxn up to version 4: (state, is commit) → the next state or the answer.
 
-What is not here is INVALID_TXN_STATE.
+Anything else is INVALID_TXN_STATE.
 """
 
 END_NEWER: Mapping[tuple[State, bool, bool], State | Code] = {
@@ -94,7 +94,7 @@ END_NEWER: Mapping[tuple[State, bool, bool], State | Code] = {
 """
 The same from version 5 on: (state, is commit, is repeated).
 
-A repetition shows by its epoch: the one before the current, as every end raises it.
+A repetition is recognised by its epoch, one below the current: every end raises it.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a group is made of, and the questions that need no more than that."""
+"""`Group` and `Member`: the state of a consumer group, and questions about it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ Token = Callable[[Answer], None]
 """Called with the answer, once."""
 
 
-class Joining(NamedTuple):
-    """A request to join, in the words of its newest version."""
+class JoinRequest(NamedTuple):
+    """A request to join, as in its newest version."""
 
     group_id: str
     member_id: str
@@ -59,7 +59,7 @@ class Joining(NamedTuple):
     protocol_type: str
     protocols: list[tuple[str, bytes]]
     must_know_id: bool
-    """Whether a new member is first told its id, and joins again with it."""
+    """Whether a new member first gets its id, and joins again with it."""
     may_skip_assignment: bool
 
 
@@ -75,7 +75,7 @@ class Member:
     assignment: bytes = b""
     joining: Token | None = None
     syncing: Token | None = None
-    heard_until_ms: int = 0
+    session_until_ms: int = 0
 
     def metadata(self, protocol: str | None) -> bytes:
         return next((data for name, data in self.protocols if name == protocol), b"")
@@ -93,7 +93,7 @@ class Group:
     static: dict[str, str] = field(default_factory=dict)
     """Instance id → member id."""
     invited: dict[str, int] = field(default_factory=dict)
-    """Ids that were given to newcomers who have not joined with them yet, and until when."""
+    """Ids given to new members that have not joined with them yet → until when."""
     rebalance_until_ms: int = 0
     changed_ms: int = 0
 
@@ -122,7 +122,7 @@ def changed(group: Group) -> GroupChanged:
     )
 
 
-def who_is(group: Group, member_id: str, instance_id: str | None) -> Code:
+def check_member(group: Group, member_id: str, instance_id: str | None) -> Code:
     if instance_id is not None:
         known = group.static.get(instance_id)
         if known is None:
@@ -132,8 +132,8 @@ def who_is(group: Group, member_id: str, instance_id: str | None) -> Code:
     return Code.NONE if member_id in group.members else Code.UNKNOWN_MEMBER_ID
 
 
-def can_agree(group: Group, wish: Joining) -> bool:
-    """Whether there would still be a protocol that everybody speaks."""
+def can_agree(group: Group, wish: JoinRequest) -> bool:
+    """Whether there would still be a protocol that all members support."""
     others = [m for m in group.members.values() if m.member_id != wish.member_id]
     if wish.instance_id is not None:
         others = [m for m in others if m.instance_id != wish.instance_id]
@@ -148,14 +148,14 @@ def can_agree(group: Group, wish: Joining) -> bool:
 
 
 def chosen(group: Group) -> str:
-    """Every member votes for its first choice among what all speak."""
+    """Every member votes for its first choice among the protocols that all support."""
     names = [[name for name, _ in member.protocols] for member in group.members.values()]
     common = set(names[0]).intersection(*names)
     votes = Counter(next(name for name in listed if name in common) for listed in names)
     return votes.most_common(1)[0][0]
 
 
-def update(member: Member, wish: Joining, token: Token | None) -> None:
+def update(member: Member, wish: JoinRequest, token: Token | None) -> None:
     if token is not None:
         member.joining = token
     member.protocols = wish.protocols
