@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from servers.processes import pause_process
+
 from epochal.broker.embedded import BrokerProcess
 
 SETTINGS = {"topics_auto_created": False}
@@ -36,7 +38,7 @@ class EmbeddedServer:
         self._process.kill()
 
     def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        pause_process(self._process.pid)
 
     def resume(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)

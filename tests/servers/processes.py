@@ -19,6 +19,8 @@ from typing import Any
 
 _LOOK_EVERY_S = 0.02
 _STOP_WITHIN_S = 20.0
+_PAUSED_WITHIN_S = 60.0
+_PAUSE_LOOK_S = 0.002
 _TAIL_CHARS = 4000
 
 
@@ -32,6 +34,26 @@ def as_nobody() -> Mapping[str, Any]:
         return {}
     nobody = pwd.getpwnam("nobody")
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def pause_process(pid: int) -> None:
+    """
+    Stop a process and return when all its threads are stopped. The signal alone is not enough:
+    `kill` returns before that, and the process may still answer.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _PAUSED_WITHIN_S
+    while not all(_is_stopped(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(_PAUSE_LOOK_S)
+
+
+def _is_stopped(stat: Path) -> bool:
+    """By the state behind the name, which is in parentheses and may hold spaces."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] in "TZX"
+    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+        return True
 
 
 class ServerProcess(ABC):
@@ -75,8 +97,9 @@ class ServerProcess(ABC):
             time.sleep(_LOOK_EVERY_S)
 
     def pause(self) -> None:
-        """The process stands still: connections stay, and nobody answers."""
-        self._signal(signal.SIGSTOP)
+        """Stop the process: its connections stay open, and nothing is answered."""
+        if self._process is not None and self._process.poll() is None:
+            pause_process(self._process.pid)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -39,22 +39,22 @@ class Registry:
     url: str = ""
     is_failing: bool = False
 
-    def register(self, subject: str, told: dict[str, Any]) -> dict[str, Any]:
-        self._require_sound(told)
+    def register(self, subject: str, schema: dict[str, Any]) -> dict[str, Any]:
+        self._require_sound(schema)
         known = self.subjects.setdefault(subject, [])
-        if known and not self._is_compatible(subject, told):
+        if known and not self._is_compatible(subject, schema):
             raise Fault(_INCOMPATIBLE, "Schema being registered is incompatible")
-        number = self._number(told)
+        number = self._number(schema)
         if number not in known:
             known.append(number)
         return {"id": number}
 
-    def look_up(self, subject: str, told: dict[str, Any]) -> dict[str, Any]:
+    def look_up(self, subject: str, schema: dict[str, Any]) -> dict[str, Any]:
         known = self._versions(subject)
-        wanted = _essence(told)
+        wanted = _essence(schema)
         for version, number in enumerate(known, 1):
             if _essence(self.schemas[number - 1]) == wanted:
-                return {"subject": subject, "id": number, "version": version, **told}
+                return {"subject": subject, "id": number, "version": version, **schema}
         raise Fault(_SCHEMA_UNKNOWN, "Schema not found")
 
     def latest(self, subject: str) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Registry:
         schema = self.schemas[known[-1] - 1]
         return {"subject": subject, "id": known[-1], "version": len(known), **schema}
 
-    def try_on(self, subject: str, told: dict[str, Any]) -> dict[str, Any]:
+    def try_on(self, subject: str, schema: dict[str, Any]) -> dict[str, Any]:
         self._versions(subject)
-        return {"is_compatible": self._is_compatible(subject, told)}
+        return {"is_compatible": self._is_compatible(subject, schema)}
 
     def by_id(self, number: str) -> dict[str, Any]:
         if not 0 < int(number) <= len(self.schemas):
@@ -76,38 +76,38 @@ class Registry:
             raise Fault(_SUBJECT_UNKNOWN, f"Subject '{subject}' not found.")
         return self.subjects[subject]
 
-    def _number(self, told: dict[str, Any]) -> int:
-        wanted = _essence(told)
-        for number, schema in enumerate(self.schemas, 1):
-            if _essence(schema) == wanted:
+    def _number(self, schema: dict[str, Any]) -> int:
+        wanted = _essence(schema)
+        for number, known in enumerate(self.schemas, 1):
+            if _essence(known) == wanted:
                 return number
-        self.schemas.append(told)
+        self.schemas.append(schema)
         return len(self.schemas)
 
-    def _require_sound(self, told: dict[str, Any]) -> None:
-        if told.get("schemaType", "AVRO") == "AVRO":
+    def _require_sound(self, schema: dict[str, Any]) -> None:
+        if schema.get("schemaType", "AVRO") == "AVRO":
             try:
-                json.loads(told["schema"])["type"]
+                json.loads(schema["schema"])["type"]
             except (ValueError, KeyError, TypeError):
                 raise Fault(_INVALID, "Invalid schema") from None
 
-    def _is_compatible(self, subject: str, told: dict[str, Any]) -> bool:
+    def _is_compatible(self, subject: str, schema: dict[str, Any]) -> bool:
         before = self.schemas[self.subjects[subject][-1] - 1]
-        if told.get("schemaType", "AVRO") != before.get("schemaType", "AVRO"):
+        if schema.get("schemaType", "AVRO") != before.get("schemaType", "AVRO"):
             return False
-        if told.get("schemaType", "AVRO") != "AVRO":
+        if schema.get("schemaType", "AVRO") != "AVRO":
             return True
         old = {one["name"]: one for one in json.loads(before["schema"])["fields"]}
         return all(
             one["type"] == old[one["name"]]["type"] if one["name"] in old else "default" in one
-            for one in json.loads(told["schema"])["fields"]
+            for one in json.loads(schema["schema"])["fields"]
         )
 
 
-def _essence(told: dict[str, Any]) -> tuple[str, str, str]:
-    kind = told.get("schemaType", "AVRO")
-    text = told["schema"]
-    return kind, text, json.dumps(told.get("references") or [])
+def _essence(schema: dict[str, Any]) -> tuple[str, str, str]:
+    kind = schema.get("schemaType", "AVRO")
+    text = schema["schema"]
+    return kind, text, json.dumps(schema.get("references") or [])
 
 
 @contextmanager
@@ -148,21 +148,21 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.served.latest(subject)
             case ["subjects", subject, "versions", version]:
                 number = self.served.subjects[subject][int(version) - 1]
-                told = {"subject": subject, "id": number, "version": int(version)}
-                return told | self.served.by_id(str(number))
+                schema = {"subject": subject, "id": number, "version": int(version)}
+                return schema | self.served.by_id(str(number))
             case ["schemas", "ids", number]:
                 return self.served.by_id(number)
         raise Fault(404, "HTTP 404 Not Found")
 
     def _posted(self, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
-        told = {key: body[key] for key in ("schema", "schemaType", "references") if body.get(key)}
+        schema = {key: body[key] for key in ("schema", "schemaType", "references") if body.get(key)}
         match parts:
             case ["subjects", subject, "versions"]:
-                return self.served.register(subject, told)
+                return self.served.register(subject, schema)
             case ["subjects", subject]:
-                return self.served.look_up(subject, told)
+                return self.served.look_up(subject, schema)
             case ["compatibility", "subjects", subject, "versions", "latest"]:
-                return self.served.try_on(subject, told)
+                return self.served.try_on(subject, schema)
         raise Fault(404, "HTTP 404 Not Found")
 
     def _answer(self, ask: Callable[[list[str]], dict[str, Any]]) -> None:
@@ -170,10 +170,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.served.requests.append(f"{self.command} {path}")
         try:
             self._require_user()
-            status, told = 200, ask([unquote(part) for part in path.strip("/").split("/")])
+            status, schema = 200, ask([unquote(part) for part in path.strip("/").split("/")])
         except Fault as fault:
-            status, told = fault.status, {"error_code": fault.code, "message": fault.message}
-        content = json.dumps(told).encode()
+            status, schema = fault.status, {"error_code": fault.code, "message": fault.message}
+        content = json.dumps(schema).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(content)))
