@@ -205,7 +205,7 @@ def run(
         while (now_s := time.perf_counter()) < started + seconds:
             waiting = [writer.due_s for writer in writers if writer.is_waiting]
             for key, _ in selector.select(max(min(waiting) - now_s, 0.0) if waiting else 1.0):
-                key.data.hear()
+                key.data.answer()
             now_s = time.perf_counter()
             for writer in writers if rate else ():
                 writer.begin(now_s)

@@ -221,7 +221,7 @@ RETRIABLE = frozenset(
 {retriable}
     )
 )
-\"\"\"What Kafka's own client tries again. It does not say that nothing has happened.\"\"\"
+\"\"\"Codes that Kafka's own client retries. That does not mean that nothing has happened.\"\"\"
 """
     )
 

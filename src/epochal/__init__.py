@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.http import Http
     from epochal.sinks.iceberg import Iceberg
-    from epochal.sinks.kafka import Kafka, avro, json, protobuf
+    from epochal.sinks.kafka import Kafka, json
+    from epochal.sinks.kafka.values.avro import avro
+    from epochal.sinks.kafka.values.protobuf import protobuf
     from epochal.sinks.memory import Memory
     from epochal.sinks.mysql import MySQL
     from epochal.sinks.oracle import Oracle
@@ -64,11 +66,11 @@ _HOMES = {
     "Session": "epochal.session",
     "TryAgain": "epochal.errors",
     "Unsettled": "epochal.errors",
-    "avro": "epochal.sinks.kafka",
+    "avro": "epochal.sinks.kafka.values.avro",
     "env": "epochal.kit.secrets",
     "json": "epochal.sinks.kafka",
     "file": "epochal.kit.secrets",
-    "protobuf": "epochal.sinks.kafka",
+    "protobuf": "epochal.sinks.kafka.values.protobuf",
     "read_epochs": "epochal.sinks.files",
 }
 

@@ -106,7 +106,7 @@ def test_a_call_may_be_an_argument_of_another(read):
         "  value:\n    avro: {registry: 'http://r:8081', auto_register: false, username: etl,"
         " password: {env: REGISTRY_PASSWORD}}\n"
     )
-    value = file.sinks[0].made_of
+    value = file.sinks[0].encoding
     assert value.registry.password == EnvironmentSecret("REGISTRY_PASSWORD")
     assert (value.registry.username, value.auto_register) == ("etl", False)
 

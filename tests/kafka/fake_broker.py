@@ -50,6 +50,9 @@ class FakeBroker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Without the shutdown, a thread that waits in `accept` would take one more client.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up()
 
@@ -115,7 +118,7 @@ def read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def api_versions(_: Message) -> ApiVersionsResponse:
-    """All that this package speaks, in all versions."""
+    """All requests that this package supports, in all versions."""
     kinds = {key: response_type(key) for key in APIS}
     return ApiVersionsResponse(
         api_keys=[

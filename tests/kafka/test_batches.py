@@ -59,8 +59,8 @@ def in_java_words(rows: list[Row]) -> str:
 
     words = []
     for time, key, value, pairs in rows:
-        told = ";".join(f"{name.encode().hex()}={side(held)}" for name, held in pairs)
-        words.append(f"{time}:{side(key)}:{side(value)}:{told}")
+        result = ";".join(f"{name.encode().hex()}={side(held)}" for name, held in pairs)
+        words.append(f"{time}:{side(key)}:{side(value)}:{result}")
     return " ".join(words)
 
 
@@ -140,11 +140,11 @@ def test_the_java_client_reads_what_is_compressed_here(java: Java) -> None:
     marker = batches.encode_marker(
         Marker.COMMIT, producer=PRODUCER, coordinator_epoch=4, timestamp_ms=8
     )
-    told = java("Batches.java", [f"decode {d.hex()}" for d in (*data, b"".join(marker))])
+    result = java("Batches.java", [f"decode {d.hex()}" for d in (*data, b"".join(marker))])
     for index, rows in enumerate(samples):
         for kind in Compression:
-            assert told[index * len(Compression) + kind] == in_java_words(rows), kind.name
-    assert told[-1] == "COMMIT"
+            assert result[index * len(Compression) + kind] == in_java_words(rows), kind.name
+    assert result[-1] == "COMMIT"
 
 
 def test_columns_may_be_text_dictionaries_large_sliced_or_missing() -> None:

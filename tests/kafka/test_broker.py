@@ -26,7 +26,7 @@ from wire import (
 
 from epochal.clock import SystemClock
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
-from epochal.kafka import batch_reader, faults
+from epochal.kafka import batch_reader, errors
 from epochal.kafka.batches import Marker
 from epochal.kafka.client import Ask, Client, Patience, group_coordinator
 from epochal.kafka.cluster import Coordinator, Leader, Node
@@ -71,7 +71,7 @@ def open_transaction(client: Client, topic: str, *rows: bytes) -> Transaction:
 def ended_with(
     client: Client, txn: Transaction, *, commit: bool, version: int | None = None
 ) -> str:
-    return faults.name_of(end(client, txn, commit=commit, version=version).error_code)
+    return errors.code_name(end(client, txn, commit=commit, version=version).error_code)
 
 
 def test_every_compression_is_taken_and_read_back_by_others(
@@ -134,10 +134,10 @@ def test_rows_of_a_transaction_are_seen_once_another_process_commits_it(
         print(answer.error_code)
         """
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
-    assert told.stdout.strip() == "0"
+    assert reported.stdout.strip() == "0"
     assert ended_with(client, txn, commit=True) == "NONE"
     wait_for(lambda: values(fetch(client, topic, committed=True)[0]) == [b"one", b"two"])
     found, _ = fetch(client, topic)
@@ -170,7 +170,7 @@ def test_an_aborted_transaction_names_itself_to_readers(client: Client, make_top
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_ending_a_transaction_again_answers_as_the_table_says(
+def test_ending_a_transaction_again_answers_as_the_table_has_it(
     client: Client, make_topic, version: int
 ) -> None:
     topic = make_topic()
@@ -220,9 +220,9 @@ def test_open_transactions_are_listed_by_prefix_and_described(client: Client, ma
     (found,) = listed
     assert (found.transactional_id, found.producer_id) == (txn.transactional_id, txn.producer_id)
     request = DescribeTransactionsRequest(transactional_ids=[txn.transactional_id])
-    (told,) = client.ask(request, Coordinator(txn.transactional_id)).transaction_states
-    assert (told.producer_id, told.producer_epoch) == (txn.producer_id, txn.producer_epoch)
-    assert [(part.topic, part.partitions) for part in told.topics] == [(topic, [0])]
+    (reported,) = client.ask(request, Coordinator(txn.transactional_id)).transaction_states
+    assert (reported.producer_id, reported.producer_epoch) == (txn.producer_id, txn.producer_epoch)
+    assert [(part.topic, part.partitions) for part in reported.topics] == [(topic, [0])]
     asked = DescribeProducersRequest(topics=[TopicRequest(name=topic, partition_indexes=[0])])
     (described,) = client.ask(asked, Leader(topic, 0)).topics
     (active,) = described.partitions[0].active_producers
@@ -245,6 +245,7 @@ def test_a_repeated_sequence_is_written_once(client: Client, make_topic) -> None
 
 def test_many_requests_are_under_way_on_one_connection(client: Client, make_topic) -> None:
     topic = make_topic()
+    fetch(client, topic)  # is retried until the new topic has its leader; the rest is not
     txn = begin(client, fresh_id())
     asks = [
         Ask(
@@ -311,10 +312,10 @@ def test_offsets_committed_within_a_transaction_appear_with_it(
     )
 
     def commit() -> int:
-        (told,) = client.ask(committing, group, version_max=version).topics
-        return told.partitions[0].error_code
+        (reported,) = client.ask(committing, group, version_max=version).topics
+        return reported.partitions[0].error_code
 
-    # A coordinator that was elected a moment ago says so for each partition: it is asked again.
+    # A coordinator that was elected a moment ago answers so for each partition: it is asked again.
     wait_for(lambda: commit() == Code.NONE)
 
     def offset() -> int:
@@ -341,8 +342,8 @@ def test_offsets_can_be_asked_for(client: Client, make_topic) -> None:
             )
         ],
     )
-    (told,) = client.ask(request, Leader(topic, 0)).topics
-    assert told.partitions[0].offset == 3
+    (reported,) = client.ask(request, Leader(topic, 0)).topics
+    assert reported.partitions[0].offset == 3
 
 
 def test_a_topic_that_is_not_there_is_named(broker: KafkaServer) -> None:
@@ -361,7 +362,7 @@ def test_one_living_address_among_dead_ones_is_enough(broker: KafkaServer) -> No
         assert client.ask(DescribeClusterRequest()).cluster_id == client.cluster.cluster_id
 
 
-def test_a_broker_that_stands_still_leaves_the_outcome_unknown(
+def test_a_broker_that_is_stopped_leaves_the_outcome_unknown(
     broker: KafkaServer, client: Client, make_topic
 ) -> None:
     topic = make_topic()

@@ -21,7 +21,7 @@ from epochal.kafka.messages.api_versions import (
 )
 from epochal.kafka.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from epochal.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
-from epochal.kafka.messages.find_coordinator import Coordinator as ToldCoordinator
+from epochal.kafka.messages.find_coordinator import Coordinator as FoundCoordinator
 from epochal.kafka.messages.find_coordinator import FindCoordinatorResponse
 from epochal.kafka.messages.metadata import (
     MetadataResponse,
@@ -47,8 +47,8 @@ END = EndTxnRequest(transactional_id="t", producer_id=1, producer_epoch=0, commi
 
 
 def client_of(*brokers: FakeBroker, **options: object) -> Client:
-    told = {"clock": SystemClock(), "patience": QUICK, **options}
-    return Client([broker.address for broker in brokers], **told)  # type: ignore[arg-type]
+    settings = {"clock": SystemClock(), "patience": QUICK, **options}
+    return Client([broker.address for broker in brokers], **settings)  # type: ignore[arg-type]
 
 
 def in_turn(*answers: object) -> Handler:
@@ -62,8 +62,8 @@ def in_turn(*answers: object) -> Handler:
 
 
 def coordinator_at(broker: FakeBroker) -> FindCoordinatorResponse:
-    told = ToldCoordinator(key="t", node_id=broker.node_id, host="127.0.0.1", port=broker.port)
-    return FindCoordinatorResponse(coordinators=[told])
+    reported = FoundCoordinator(key="t", node_id=broker.node_id, host="127.0.0.1", port=broker.port)
+    return FindCoordinatorResponse(coordinators=[reported])
 
 
 def metadata(leader: FakeBroker, *others: FakeBroker, code: int = 0) -> MetadataResponse:
@@ -126,7 +126,7 @@ def test_a_connection_that_was_closed_while_idle_is_noticed_before_anything_is_s
 def test_a_coordinator_that_is_still_loading_is_asked_again() -> None:
     loading = EndTxnResponse(error_code=Code.COORDINATOR_LOAD_IN_PROGRESS)
     absent = FindCoordinatorResponse(
-        coordinators=[ToldCoordinator(key="t", error_code=Code.COORDINATOR_NOT_AVAILABLE)]
+        coordinators=[FoundCoordinator(key="t", error_code=Code.COORDINATOR_NOT_AVAILABLE)]
     )
     with FakeBroker({}) as broker:
         broker.handlers |= {
@@ -184,7 +184,7 @@ def test_a_write_that_never_left_as_a_whole_did_not_happen() -> None:
     with FakeBroker({}) as broker:
         broker.frame_bytes_max = 1_000_000
         with client_of(broker) as client:
-            link = client._anyone(0)
+            link = client._any_link(0)
             with pytest.raises(TryAgain):
                 link.send(large, transaction_version=0).result()
 
@@ -198,9 +198,9 @@ def test_an_unanswered_write_is_repeated_if_its_caller_says_so() -> None:
 
 
 def test_an_unanswered_read_is_repeated() -> None:
-    told = DescribeClusterResponse(cluster_id="c")
-    with FakeBroker({60: in_turn(HANG_UP, told)}) as broker, client_of(broker) as client:
-        assert client.ask(DescribeClusterRequest()) == told
+    reported = DescribeClusterResponse(cluster_id="c")
+    with FakeBroker({60: in_turn(HANG_UP, reported)}) as broker, client_of(broker) as client:
+        assert client.ask(DescribeClusterRequest()) == reported
 
 
 def test_a_look_up_that_goes_unanswered_leaves_nothing_in_doubt() -> None:
@@ -245,20 +245,20 @@ def test_an_old_broker_is_understood_in_its_own_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
-        (bytes.fromhex("1503030002 0228"), "this listener speaks TLS"),
+        (bytes.fromhex("1503030002 0228"), "this listener uses TLS"),
         (b"HTTP/1.1 400 Bad Request", "announced a frame of"),
         (bytes.fromhex("ffffffff"), "announced a frame of -1"),
         (bytes.fromhex("00000004 00000063"), "answered request 99, which was not next"),
         (bytes.fromhex("00000008 00000000 ff ff ff ff"), "ApiVersionsResponse"),
     ],
 )
-def test_a_peer_that_is_no_kafka_is_malformed(answer: bytes, told: str) -> None:
+def test_a_peer_that_is_no_kafka_is_malformed(answer: bytes, expected: str) -> None:
     with FakeBroker({18: in_turn(answer)}) as broker, client_of(broker) as client:
         with pytest.raises(Malformed) as caught:
             client.ask(DescribeClusterRequest(), timeout_s=30)
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
 
 
 def test_two_full_pipes_do_not_wait_for_each_other() -> None:
@@ -275,7 +275,7 @@ def test_two_full_pipes_do_not_wait_for_each_other() -> None:
     with FakeBroker({60: in_turn(huge), 0: in_turn(produced())}) as broker:
         broker.handlers |= {3: in_turn(metadata(broker))}
         with client_of(broker) as client:
-            link = client._anyone(0)  # the raw link, to send without waiting
+            link = client._any_link(0)  # the raw link, to send without waiting
             under_way = [
                 link.send(request, transaction_version=0)
                 for request in (DescribeClusterRequest(), big, DescribeClusterRequest(), big)
@@ -303,8 +303,8 @@ def test_a_session_that_nears_its_end_gets_a_new_connection() -> None:
 
 def test_a_session_that_nears_its_end_is_left_when_its_requests_are_answered() -> None:
     sasl = Plain(username="u", password="p")
-    told = DescribeClusterResponse(cluster_id="c")
-    with FakeBroker({60: in_turn(told)}) as broker:
+    reported = DescribeClusterResponse(cluster_id="c")
+    with FakeBroker({60: in_turn(reported)}) as broker:
         broker.handlers |= {
             3: in_turn(metadata(broker)),
             17: in_turn(SaslHandshakeResponse(mechanisms=["PLAIN"])),
@@ -315,7 +315,7 @@ def test_a_session_that_nears_its_end_is_left_when_its_requests_are_answered() -
             for _ in range(6):
                 under_way.append(client.submit(Ask(request=DescribeClusterRequest(), to=Node(1))))
                 time.sleep(0.06)
-            assert [pending.result() for pending in under_way] == [told] * 6
+            assert [pending.result() for pending in under_way] == [reported] * 6
         assert broker.connections > 1
 
 
@@ -346,12 +346,12 @@ def test_a_topic_that_is_not_there_is_not_waited_for_long() -> None:
 
 
 def test_every_connection_is_counted_as_a_lane() -> None:
-    told = DescribeClusterResponse()
-    with FakeBroker({60: in_turn(told)}) as broker:
+    reported = DescribeClusterResponse()
+    with FakeBroker({60: in_turn(reported)}) as broker:
         broker.handlers |= {3: in_turn(metadata(broker))}
         with client_of(broker, lanes=3) as client:
             asks = [Ask(request=DescribeClusterRequest(), to=Node(1)) for _ in range(9)]
-            assert client.ask_all(asks) == [told] * 9
+            assert client.ask_all(asks) == [reported] * 9
         assert broker.connections == 3
 
 
@@ -360,12 +360,12 @@ def test_the_newer_transaction_protocol_is_spoken_only_where_it_is_switched_on(
     level: int, spoken: int
 ) -> None:
     def about(request: Message) -> ApiVersionsResponse:
-        told = api_versions(request)
-        told.finalized_features_epoch = 7
-        told.finalized_features = [
+        reported = api_versions(request)
+        reported.finalized_features_epoch = 7
+        reported.finalized_features = [
             FinalizedFeatureKey(name="transaction.version", max_version_level=level)
         ]
-        return told
+        return reported
 
     with FakeBroker({18: about, 26: in_turn(EndTxnResponse())}) as broker:
         broker.handlers |= {10: in_turn(coordinator_at(broker))}
@@ -376,9 +376,9 @@ def test_the_newer_transaction_protocol_is_spoken_only_where_it_is_switched_on(
 
 
 def test_versions_that_do_not_meet_are_named() -> None:
-    with pytest.raises(Misconfigured, match="speaks EndTxnRequest 7 to 9, this client 0 to 5"):
+    with pytest.raises(Misconfigured, match="supports EndTxnRequest 7 to 9, this client 0 to 5"):
         versions.choose(END, {26: (7, 9)}, transaction_version=2)
-    with pytest.raises(Misconfigured, match="does not speak EndTxnRequest"):
+    with pytest.raises(Misconfigured, match="does not support EndTxnRequest"):
         versions.choose(END, {}, transaction_version=2)
     assert versions.choose(END, {26: (0, 9)}, transaction_version=2, version_max=3) == 3
     assert versions.choose(ApiVersionsRequest(), {18: (0, 2)}, transaction_version=0) == 2

@@ -1,4 +1,4 @@
-"""Rows of one key must meet, whoever wrote them."""
+"""Rows of one key go to one partition, whichever client wrote them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from epochal.kafka import partitioner
 def test_the_hash_is_that_of_the_java_client(java: Callable[[str, list[str]], list[str]]) -> None:
     rng = random.Random(1)
     keys = [rng.randbytes(size) for size in (*range(40), 255, 256, 1_001)]
-    told = java("Batches.java", [f"murmur2 {key.hex()}" for key in keys])
+    hashes = java("Batches.java", [f"murmur2 {key.hex()}" for key in keys])
     column = pa.array([b"skipped", *keys]).slice(1)
     found = partitioner.murmur2(column).view(np.int32)
-    assert found.tolist() == [int(line) for line in told]
+    assert found.tolist() == [int(line) for line in hashes]
 
 
-def test_rows_without_a_key_go_where_the_caller_says() -> None:
+def test_rows_without_a_key_go_where_the_caller_decides() -> None:
     keys = pa.array(["a", None, "a", "b", None])
     found = partitioner.assign(keys, 7, unkeyed=6)
     assert found[0] == found[2]

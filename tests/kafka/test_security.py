@@ -24,11 +24,15 @@ from epochal.kafka.security import Mechanism, OAuthBearer, Plain, Scram, Securit
 def bearer_token(subject: str = "alice", lifetime_s: float = 3_600.0) -> str:
     """A token without a signature, which the broker's test validator takes."""
     now = SystemClock().now()
+    # Not now: the broker rounds it to milliseconds, and refuses a token from the future.
+    issued = now - 60
 
-    def part(told: dict[str, object]) -> str:
-        return base64.urlsafe_b64encode(json.dumps(told).encode()).decode().rstrip("=")
+    def part(claims: dict[str, object]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
 
-    return f"{part({'alg': 'none'})}.{part({'sub': subject, 'iat': now, 'exp': now + lifetime_s})}."
+    return (
+        f"{part({'alg': 'none'})}.{part({'sub': subject, 'iat': issued, 'exp': now + lifetime_s})}."
+    )
 
 
 MECHANISMS: list[Mechanism] = [
@@ -165,18 +169,18 @@ def test_no_secret_shows_in_a_repr_and_settings_can_be_pickled() -> None:
 
 def conversation(mechanism: Mechanism, *answers: bytes) -> list[bytes]:
     exchange = mechanism.exchange()
-    said = [next(exchange)]
+    sent = [next(exchange)]
     for answer in answers:
         try:
-            said.append(exchange.send(answer))
+            sent.append(exchange.send(answer))
         except StopIteration:
             break
-    return said
+    return sent
 
 
 def scram(nonce: Callable[[], str] = lambda: "rOprNGfwEbeRWgbNEkqO", **more: str) -> Scram:
-    told = {"username": "user", "password": "pencil", "mechanism": "SCRAM-SHA-256", **more}
-    return Scram(**told, nonce=nonce)
+    options = {"username": "user", "password": "pencil", "mechanism": "SCRAM-SHA-256", **more}
+    return Scram(**options, nonce=nonce)
 
 
 SALT = "W22ZaJ0SNY7soEsUEjb6gQ=="
@@ -185,10 +189,10 @@ FIRST = f"r={NONCE},s={SALT},i=4096".encode()
 FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
-def test_scram_says_what_rfc_7677_says() -> None:
-    said = conversation(scram(), FIRST, FINAL)
+def test_scram_sends_the_messages_of_rfc_7677() -> None:
+    sent = conversation(scram(), FIRST, FINAL)
     proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
-    assert said == [
+    assert sent == [
         b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO",
         f"c=biws,r={NONCE},p={proof}".encode(),
     ]

@@ -140,8 +140,8 @@ def _fetch_once(
 def aborted_in(client: Client, topic: str) -> list[tuple[int, int]]:
     """Producer id and first offset of what a broker names as aborted."""
     answer = _fetch_once(client, topic, committed=True, partition=0, offset=0)
-    told = answer.responses[0].partitions[0].aborted_transactions or []
-    return [(transaction.producer_id, transaction.first_offset) for transaction in told]
+    response = answer.responses[0].partitions[0].aborted_transactions or []
+    return [(transaction.producer_id, transaction.first_offset) for transaction in response]
 
 
 def fetch(

@@ -22,11 +22,11 @@ SINKS = {
     "postgres": "epochal.sinks.postgres:Postgres",
 }
 WORDS = {
-    "avro": "epochal.sinks.kafka:avro",
+    "avro": "epochal.sinks.kafka.values.avro:avro",
     "env": "epochal.kit.secrets:env",
     "file": "epochal.kit.secrets:file",
     "json": "epochal.sinks.kafka:json",
-    "protobuf": "epochal.sinks.kafka:protobuf",
+    "protobuf": "epochal.sinks.kafka.values.protobuf:protobuf",
 }
 SYNONYMS = {
     "connection_string": "url",

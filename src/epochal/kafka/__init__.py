@@ -4,7 +4,7 @@ Pure (bytes in, values out, no clock, disk or network):
     primitives, messages, codes   the protocol's messages, generated from Kafka's own schemas
     batches, batch_reader         record batches from and to Arrow columns
     varints, record_headers, compression, partitioner
-    versions, faults, cluster     which version to speak, what a code means, who is in charge
+    versions, errors, cluster     request versions, meanings of error codes, who leads what
 The client, from the socket up:
     security, connection, handshake, client
 """

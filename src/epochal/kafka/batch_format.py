@@ -1,7 +1,7 @@
-"""The layout of a record batch, format 2, for whoever reads or writes headers and markers only.
+"""The layout of a record batch, format 2: headers and markers.
 
-Needs neither Arrow nor numpy, which together are most of a small process: a broker passes batches
-on as they are. `batches` and `batch_reader` are the way to and from rows.
+Needs neither Arrow nor NumPy, which together are most of a small process: a broker stores batches
+unchanged. `batches` and `batch_reader` convert rows to and from batches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MARKER_VALUE = struct.Struct(">hi")
 
 
 class Marker(IntEnum):
-    """What a control batch says of the transaction of its producer."""
+    """The outcome of a transaction, in a control batch."""
 
     ABORT = 0
     COMMIT = 1
@@ -48,7 +48,7 @@ class Marker(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """Under whose name a batch is written, and the number of its first record."""
+    """The producer of a batch, and the sequence number of its first record."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = -1
@@ -56,7 +56,7 @@ class Producer:
     is_transactional: bool = False
 
     def __post_init__(self) -> None:
-        # A broker takes a transactional batch of nobody and shows it at once.
+        # A broker takes a transactional batch without a producer, and shows it at once.
         if self.is_transactional and self.producer_id < 0:
             raise ValueError("a transactional batch needs a producer id")
 

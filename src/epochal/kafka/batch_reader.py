@@ -41,7 +41,7 @@ class Batch:
     base_sequence: int
     count: int
     size: int
-    """In bytes, as it stands in the log."""
+    """In bytes, as in the log."""
     section: bytes = field(repr=False)
     """The records, perhaps compressed."""
 
@@ -69,7 +69,7 @@ class Batch:
             raise Malformed(f"attributes {self.attributes:#x} name no compression") from error
 
     def marker(self) -> Marker | None:
-        """How a transaction ended here; None where this batch does not say so."""
+        """How a transaction ended here; None where this batch is no marker."""
         if not self.is_control:
             return None
         keys = self.columns()["key"]
@@ -80,7 +80,7 @@ class Batch:
         return Marker(kind) if kind in (Marker.ABORT, Marker.COMMIT) else None
 
     def columns(self, *, records_bytes_max: int = RECORDS_BYTES_MAX) -> pa.RecordBatch:
-        """offset, timestamp_ms, key, value, headers: a row a record."""
+        """offset, timestamp_ms, key, value, headers: one row per record."""
         plain = decompress(self.compression, self.section, records_bytes_max)
         return _Section(plain, self.count).columns(self)
 
@@ -98,7 +98,7 @@ def read(records: Records, *, verify: bool = True) -> Iterator[Batch]:
         base_offset, length, leader_epoch, magic, crc = fields[:5]
         if magic != batches.MAGIC:
             raise Malformed(
-                f"a batch of format {magic} at offset {base_offset}; only format 2 is spoken",
+                f"a batch of format {magic} at offset {base_offset}; only format 2 is supported",
                 hint="brokers before 3.0 may still hold it: set log.message.format.version",
             )
         size = batches.LENGTH_FROM + length
@@ -219,7 +219,7 @@ class _Section:
         return values, at
 
     def _fields(self, at: Ints, ends: Ints) -> tuple[pa.Array, Ints]:
-        """A column of keys or values, and the places behind them."""
+        """A column of keys or values, and the positions behind them."""
         lengths, at = self._numbers(at, ends)
         behind = at + np.maximum(lengths, 0)
         if (behind > ends).any():

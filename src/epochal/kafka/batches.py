@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import flags, numbers, scalar
 from epochal.kafka import record_headers, varints
 from epochal.kafka.batch_format import (
     ANYBODY,
@@ -44,7 +45,7 @@ from epochal.kafka.batch_format import (
 )
 from epochal.kafka.compression import Compression, compress
 from epochal.kafka.primitives import Part
-from epochal.kafka.varints import Ints, data_of, join
+from epochal.kafka.varints import Ints, constant, data_of, join
 
 __all__ = [
     "ANYBODY",
@@ -123,10 +124,10 @@ def as_binary(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _lengths(column: pa.Array) -> Ints:
-    """The length of each element of a plain binary array, -1 for null: as it stands in a record."""
+    """The length of each element of a plain binary array, -1 for null, as in a record."""
     lengths: Ints = np.diff(ends_of(column)).astype(np.int64)
     if column.null_count:
-        lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
+        lengths[flags(column.is_null())] = -1
     return lengths
 
 
@@ -202,7 +203,7 @@ def encode(
     section = _records_section(rows, deltas)
     packed = compress(compression, section)
     if len(packed) >= len(section):
-        # What compression makes longer could pass a limit that the rows themselves keep.
+        # A batch that compression makes longer could exceed a limit that the plain one keeps.
         compression, packed = Compression.NONE, section
     attributes = compression | (BIT_TRANSACTIONAL if producer.is_transactional else 0)
     return with_header(packed, attributes, count, (base, latest), producer)
@@ -214,8 +215,8 @@ def _timestamps(column: pa.Array | None, default_ms: int) -> tuple[int, int, Int
         return default_ms, default_ms, None
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-    column = pc.fill_null(column.cast(pa.int64()), default_ms)
-    values: Ints = column.to_numpy(zero_copy_only=False)
+    column = pc.fill_null(column.cast(pa.int64()), scalar(default_ms, pa.int64()))
+    values: Ints = numbers(column)
     base = int(values[0])
     latest = int(values.max())
     if latest == base and int(values.min()) == base:
@@ -238,20 +239,20 @@ def _records_section(rows: Columns, time_deltas: Ints | None) -> pa.Buffer:
 
 
 def _front(count: int, time_deltas: Ints | None) -> tuple[list[pa.Array | pa.Scalar], Ints]:
-    """What stands between the length of a record and its key, and how many bytes that takes."""
+    """The part of a record between its length and its key, and the size of that."""
     if time_deltas is None:
         offsets, sizes = varints.counted(count, behind=_NO_ATTRIBUTES + _NO_DELTA)
         return [offsets], sizes
     times = varints.measured(time_deltas)
     offsets, sizes = varints.counted(count)
-    attributes = pa.scalar(_NO_ATTRIBUTES, pa.binary())
+    attributes = constant(_NO_ATTRIBUTES)
     return [attributes, varints.written(times), offsets], sizes + times.sizes + len(_NO_ATTRIBUTES)
 
 
 def _key(column: pa.Array | None) -> tuple[list[pa.Array | pa.Scalar], Ints | int]:
     """The same of a key with its length."""
     if column is None or column.null_count == len(column):
-        return [pa.scalar(_NULL, pa.binary())], len(_NULL)
+        return [constant(_NULL)], len(_NULL)
     key = as_binary(column)
     lengths = varints.measured(_lengths(key))
     return [varints.written(lengths), key], lengths.sizes + np.maximum(lengths.values, 0)

@@ -1,9 +1,9 @@
-"""A synchronous client: finds the broker in charge, asks it, and asks again while that may help.
+"""`Client`: synchronous; finds the broker for a request, and retries while that may help.
 
-It knows who leads a partition or coordinates an id, forgets that when a broker disowns it, and
-waits with growing pauses between rounds. What it never does is to repeat a request that may have
-been carried out: unless the request only reads, or its caller says that a repetition is harmless,
-an answer that does not come is `OutcomeUnknown`.
+It caches leaders and coordinators, forgets one when a broker answers that it has changed, and
+waits with growing pauses between rounds. It never repeats a request that may have been carried out,
+unless the request only reads or its caller declares it repeatable: without an answer, that is
+`OutcomeUnknown`.
 
 For use by one thread at a time: connections are cheap, and so are clients.
 """
@@ -19,11 +19,11 @@ from typing import Any, Generic, Self
 
 from epochal.contract import Clock
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.kafka import faults, versions
+from epochal.kafka import errors, versions
 from epochal.kafka.cluster import (
     NO_NODE,
     Address,
-    Anyone,
+    AnyBroker,
     Cluster,
     Controller,
     Coordinator,
@@ -45,28 +45,28 @@ from epochal.kafka.primitives import Malformed, Message, Request
 from epochal.kafka.security import PLAINTEXT, Security
 
 READS = frozenset((1, 2, 3, 9, 10, 15, 16, 18, 23, 32, 60, 61, 65, 66))
-"""API keys of requests that change nothing: asked again whenever an answer is missing."""
+"""API keys of requests that change nothing: repeated whenever an answer is missing."""
 
 _TIME_LEFT_MIN_S = 0.1
 _UNKNOWN_TOPIC = frozenset((Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID))
 
 
 def top_code(answer: Message) -> int:
-    """The error code of an answer that has one for all of it."""
+    """The error code of an answer that has one code for all of it."""
     code: int = getattr(answer, "error_code", Code.NONE)
     return code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(Generic[Answer]):
-    """A request, whom it is for, and what may be done when its answer is not plain."""
+    """A request, its target, and whether it may be repeated."""
 
     request: Request[Answer]
-    to: Target = field(default_factory=Anyone)
+    to: Target = field(default_factory=AnyBroker)
     is_repeatable: bool = False
-    """Whether doing it twice is the same as once. Reads always are."""
+    """Whether sending it twice has the effect of once. Reads always are."""
     code_of: Callable[[Any], int] = top_code
-    """Picks the code that decides whether to ask again: of a partition, say."""
+    """Reads the code that decides on a retry: of a partition, say."""
     version_max: int | None = None
 
     @property
@@ -79,13 +79,13 @@ class Ask(Generic[Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to go on asking, and how to pause in between."""
+    """How long to retry, and the pauses in between."""
 
     total_s: float = 60.0
     pause_first_s: float = 0.02
     pause_max_s: float = 1.0
     unknown_topic_s: float = 3.0
-    """A topic that was just created is unknown to some brokers for a moment; not for longer."""
+    """How long some brokers may not know a topic that was just created."""
 
 
 DEFAULT_PATIENCE = Patience()
@@ -106,7 +106,7 @@ class Client:
         lanes: int = 1,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`lanes`: connections to a broker, which works on one request of each at a time."""
+        """`lanes`: connections per broker, which works on one request per connection at a time."""
         listed = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
         self._bootstrap = [Address.parse(text) for text in listed if text.strip()]
         if not self._bootstrap:
@@ -154,16 +154,15 @@ class Client:
         timeout_s: float | None = None,
     ) -> Answer:
         """
-        The answer to one request, whatever its error code, unless that code asks for another try.
+        The answer to one request, whatever its error code; transient codes are retried first.
 
-        Such codes end in an error only when patience does. Raises `TryAgain`, `OutcomeUnknown`,
-        `Misconfigured` or `Malformed`.
+        Raises `TryAgain`, `OutcomeUnknown`, `Misconfigured` or `Malformed` after the last retry.
         """
         (answer,) = self.ask_all(
             [
                 Ask(
                     request=request,
-                    to=Anyone() if to is None else to,
+                    to=AnyBroker() if to is None else to,
                     is_repeatable=is_repeatable,
                     code_of=code_of,
                     version_max=version_max,
@@ -178,7 +177,7 @@ class Client:
     def ask_all(
         self, asks: Sequence[Ask[Answer]], *, timeout_s: float | None = None
     ) -> list[Answer | EpochalError]:
-        """Ask many things at once: all requests of a round are under way before any is awaited."""
+        """Send many requests at once: all of a round are under way before any is awaited."""
         started = self._clock.monotonic()
         deadline = started + (self.patience.total_s if timeout_s is None else timeout_s)
         found: list[Answer | EpochalError | None] = [None] * len(asks)
@@ -193,7 +192,7 @@ class Client:
                 break
             self._clock.sleep(pause * (0.5 + self._jitter() / 2))
             pause = min(pause * 2, self.patience.pause_max_s)
-        return [answer if answer is not None else _nothing_said() for answer in found]
+        return [answer if answer is not None else _no_time_left() for answer in found]
 
     def _ask_round(
         self,
@@ -202,7 +201,7 @@ class Client:
         found: list[Answer | EpochalError | None],
         span: tuple[float, float],
     ) -> list[int]:
-        """Send what is left, then gather; what may be asked again is returned."""
+        """Send all that is left, then read the answers; returns what should be retried."""
         started, deadline = span
         time_left = max(deadline - self._clock.monotonic(), _TIME_LEFT_MIN_S)
         timeout_s = min(time_left, self._limits.request_timeout_s)
@@ -227,17 +226,17 @@ class Client:
                     again.append(index)
                 continue
             code = ask.code_of(answer)
-            if not faults.is_passing(code) or self._is_still_unknown(code, started):
+            if not errors.is_transient(code) or self._is_still_unknown(code, started):
                 found[index] = answer
                 continue
-            if code in faults.MOVED:
+            if code in errors.MOVED:
                 self.forget(ask.to)
-            found[index] = faults.error_for(code, str(ask), is_read=ask.is_read)
+            found[index] = errors.error_for(code, str(ask), is_read=ask.is_read)
             again.append(index)
         return again
 
     def _is_still_unknown(self, code: int, started: float) -> bool:
-        """Whether a topic is missing for longer than one that was just created would be."""
+        """Whether a topic is missing for longer than a topic that was just created."""
         waited_s = self._clock.monotonic() - started
         return code in _UNKNOWN_TOPIC and waited_s >= self.patience.unknown_topic_s
 
@@ -252,11 +251,11 @@ class Client:
     def submit(
         self, ask: Ask[Answer], *, lane: int = 0, timeout_s: float | None = None
     ) -> Pending[Answer]:
-        """Send a request once and go on; nothing is asked again. Its result is the caller's."""
+        """Send a request once, without retries; the caller awaits its result."""
         try:
             link = self._link_for(ask.to, lane)
         except OutcomeUnknown as error:
-            # It is a look-up that went unanswered: the request itself was not sent.
+            # A look-up was not answered: the request itself was not sent.
             raise TryAgain(error.message, error.hint) from error
         return link.send(
             ask.request,
@@ -265,16 +264,16 @@ class Client:
             version_max=ask.version_max,
         )
 
-    # Who is in charge
+    # Leaders and coordinators
 
     def topic(self, name: str) -> Topic:
-        """A topic with its leaders, asked for if it is not known yet."""
+        """A topic with its leaders, looked up if it is not known yet."""
         if name not in self.cluster.topics:
             self.refresh([name])
         return self.cluster.topics[name]
 
     def await_topic(self, name: str) -> Topic:
-        """The same; one that was just created is unknown to some brokers for a moment."""
+        """The same, with time for a topic that was just created to become known."""
         started = self._clock.monotonic()
         while True:
             try:
@@ -287,51 +286,65 @@ class Client:
             self._clock.sleep(self.patience.pause_first_s)
 
     def nodes(self) -> Sequence[Node]:
-        """All brokers, freshly asked for."""
+        """All brokers, looked up now."""
         self.refresh([])
         return [Node(node_id) for node_id in sorted(self.cluster.addresses)]
 
+    def ask_every_broker(self, request: Request[Answer], about: str) -> list[Answer]:
+        """
+        The answers of all brokers, where each answers for its own part only. One that is missing or
+        refused raises: the rest would pass for the whole.
+        """
+        asks: list[Ask[Answer]] = [Ask(request=request, to=node) for node in self.nodes()]
+        answers: list[Answer] = []
+        for answer in self.ask_all(asks):
+            if isinstance(answer, EpochalError):
+                raise answer
+            errors.require_ok(top_code(answer), about)
+            answers.append(answer)
+        return answers
+
     def refresh(self, topics: Iterable[str] = ()) -> None:
-        """Ask any broker about the cluster and these topics. Never creates one."""
+        """Look up the cluster and these topics, at any broker. Never creates one."""
         asked = [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
-        answer = self._asked_of_anyone(lambda link: link.send(request, transaction_version=0))
+        answer = self._ask_any_broker(lambda link: link.send(request, transaction_version=0))
         self.cluster = self.cluster.updated(answer)
-        for told in answer.topics:
-            if told.error_code in _UNKNOWN_TOPIC:
-                self.cluster = self.cluster.without(told.name or "")
+        for topic in answer.topics:
+            if topic.error_code in _UNKNOWN_TOPIC:
+                self.cluster = self.cluster.without(topic.name or "")
                 raise _UnknownTopic(
-                    f"there is no topic {told.name!r}", hint="create it, or correct its name"
+                    f"there is no topic {topic.name!r}", hint="create it, or correct its name"
                 )
-            if told.error_code != Code.NONE and not faults.is_passing(told.error_code):
-                self.cluster = self.cluster.without(told.name or "")
-                faults.check(told.error_code, f"asking about the topic {told.name!r}")
+            if topic.error_code != Code.NONE and not errors.is_transient(topic.error_code):
+                self.cluster = self.cluster.without(topic.name or "")
+                errors.require_ok(topic.error_code, f"looking up the topic {topic.name!r}")
 
     def coordinator(self, of: Coordinator) -> int:
-        """The id of the broker that looks after a transactional id or a group."""
+        """The id of the broker that coordinates a transactional id or a group."""
         if of in self._coordinators:
             return self._coordinators[of]
         request = FindCoordinatorRequest(key=of.key, key_type=of.kind, coordinator_keys=[of.key])
 
-        def asked(link: Link) -> Pending[FindCoordinatorResponse]:
-            version = versions.choose(request, link.spoken, transaction_version=0)
+        def send(link: Link) -> Pending[FindCoordinatorResponse]:
+            version = versions.choose(request, link.versions, transaction_version=0)
             request.coordinator_keys = [] if version < 4 else [of.key]
             request.key = of.key if version < 4 else ""
             return link.connection.send(request, version)
 
-        answer = self._asked_of_anyone(asked)
-        told = answer.coordinators[0] if answer.coordinators else answer
-        if told.error_code:
+        answer = self._ask_any_broker(send)
+        found = answer.coordinators[0] if answer.coordinators else answer
+        if found.error_code:
             about = f"looking for {of}"
-            if told.error_code in faults.DENIED:
-                about += ", which takes the right Describe on it"
-            raise faults.error_for(told.error_code, about, told.error_message, is_read=True)
-        self._coordinators[of] = told.node_id
-        self._know(told.node_id, Address(told.host, told.port))
-        return told.node_id
+            if found.error_code in errors.DENIED:
+                about += ", which needs the right Describe on it"
+            raise errors.error_for(found.error_code, about, found.error_message, is_read=True)
+        self._coordinators[of] = found.node_id
+        self._add_address(found.node_id, Address(found.host, found.port))
+        return found.node_id
 
     def locate(self, ofs: Sequence[Coordinator]) -> None:
-        """Look many coordinators up in one request; what can't be found is looked up when used."""
+        """Look up many coordinators in one request; those not found are looked up when used."""
         with suppress(TryAgain):
             self._locate(ofs)
 
@@ -342,26 +355,26 @@ class Client:
             if len(keys) < 2:
                 continue
             request = FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
-            if self.spoken(request.API_KEY)[1] < 4:
+            if self.supported_versions(request.API_KEY)[1] < 4:
                 continue
-            answer = self._asked_of_anyone(lambda link: link.send(request, transaction_version=0))  # noqa: B023  asked at once
-            for told in answer.coordinators:
-                if told.error_code == Code.NONE:
-                    self._coordinators[Coordinator(told.key, kind)] = told.node_id
-                    self._know(told.node_id, Address(told.host, told.port))
+            answer = self._ask_any_broker(lambda link: link.send(request, transaction_version=0))  # noqa: B023  asked at once
+            for found in answer.coordinators:
+                if found.error_code == Code.NONE:
+                    self._coordinators[Coordinator(found.key, kind)] = found.node_id
+                    self._add_address(found.node_id, Address(found.host, found.port))
 
-    def _asked_of_anyone(self, ask: Callable[[Link], Pending[Answer]]) -> Answer:
-        """A look-up: a connection that turns out to be dead is replaced, and it is asked again."""
+    def _ask_any_broker(self, send: Callable[[Link], Pending[Answer]]) -> Answer:
+        """A look-up: once more on a new connection where the old one turns out to be dead."""
         try:
-            return ask(self._anyone(0)).result()
+            return send(self._any_link(0)).result()
         except (OutcomeUnknown, TryAgain):
             pass
         try:
-            return ask(self._anyone(0)).result()
+            return send(self._any_link(0)).result()
         except OutcomeUnknown as error:
             raise TryAgain(error.message, error.hint) from error
 
-    def _know(self, node_id: int, address: Address) -> None:
+    def _add_address(self, node_id: int, address: Address) -> None:
         if self.cluster.addresses.get(node_id) != address:
             known = {**self.cluster.addresses, node_id: address}
             self.cluster = Cluster(
@@ -372,7 +385,7 @@ class Client:
             )
 
     def forget(self, target: Target) -> None:
-        """Drop what is known about who a target is; it is looked up when next needed."""
+        """Drop the cached broker of a target; it is looked up when next needed."""
         match target:
             case Coordinator():
                 self._coordinators.pop(target, None)
@@ -384,16 +397,16 @@ class Client:
     # Features
 
     def features(self) -> Mapping[str, int]:
-        """The features that the cluster has switched on, by the newest word of any broker."""
-        self._anyone(0)
+        """The features that the cluster has switched on, by the newest answer of any broker."""
+        self._any_link(0)
         return self._features[1]
 
-    def spoken(self, api_key: int) -> tuple[int, int]:
-        """The versions of an API that a broker has; (-1, -1) where it has none."""
-        return self._anyone(0).spoken.get(api_key, (-1, -1))
+    def supported_versions(self, api_key: int) -> tuple[int, int]:
+        """The versions of an API that a broker supports; (-1, -1) where it does not know it."""
+        return self._any_link(0).versions.get(api_key, (-1, -1))
 
-    def speaks(self, api_key: int) -> bool:
-        return self.spoken(api_key)[1] >= 0
+    def supports(self, api_key: int) -> bool:
+        return self.supported_versions(api_key)[1] >= 0
 
     def transaction_version(self) -> int:
         """2 and above: the newer transaction protocol is switched on."""
@@ -406,8 +419,8 @@ class Client:
 
     def _link_for(self, target: Target, lane: int) -> Link:
         match target:
-            case Anyone():
-                return self._anyone(lane)
+            case AnyBroker():
+                return self._any_link(lane)
             case Node():
                 return self._to_node(target.node_id, lane)
             case Controller():
@@ -428,11 +441,11 @@ class Client:
             self.refresh()
         address = self.cluster.addresses.get(node_id)
         if address is None:
-            gone = f"broker {node_id} is not there" if node_id >= 0 else "nobody is in charge"
-            raise TryAgain(f"{gone} now")
+            missing = f"broker {node_id} is not there" if node_id >= 0 else "there is no leader"
+            raise TryAgain(f"{missing} now")
         return self._link(address, lane)
 
-    def _anyone(self, lane: int) -> Link:
+    def _any_link(self, lane: int) -> Link:
         """A link that is open already, or else the first address that answers."""
         for link in self._links.values():
             if link.connection.is_open and self._clock.monotonic() < link.expires_at:
@@ -447,7 +460,7 @@ class Client:
                 return self._link(address, lane)
             except (TryAgain, Misconfigured, Malformed) as error:
                 failures.append(error)
-        raise _nobody_there(failures)
+        raise _unreachable(failures)
 
     def _link(self, address: Address, lane: int) -> Link:
         place = (address, lane)
@@ -455,7 +468,7 @@ class Client:
         if link is not None and link.connection.is_open:
             if self._clock.monotonic() < link.expires_at:
                 return link
-            # What is under way on it is answered first: a session ends with a margin.
+            # Requests under way are answered first: a session is replaced some time before its end.
             link.connection.drain()
             link.connection.close()
         link = connect(
@@ -473,20 +486,20 @@ class Client:
 
 
 class _UnknownTopic(Misconfigured):
-    """Named, and not there; perhaps not there yet."""
+    """A topic that does not exist, or not yet."""
 
 
-def _nothing_said() -> EpochalError:
+def _no_time_left() -> EpochalError:
     return TryAgain("there was no time left to ask")
 
 
-def _nobody_there(failures: Sequence[EpochalError]) -> EpochalError:
-    """What to raise when no address answered: if any may answer later, that one decides."""
-    told = "; ".join(dict.fromkeys(error.message for error in failures))
+def _unreachable(failures: Sequence[EpochalError]) -> EpochalError:
+    """The error where no address answered; `TryAgain` if any of them may answer later."""
+    reasons = "; ".join(dict.fromkeys(error.message for error in failures))
     hint = next((error.hint for error in failures if error.hint), "")
     if any(isinstance(error, TryAgain) for error in failures):
-        return TryAgain(f"no broker can be reached: {told}", hint)
-    return type(failures[0])(told, hint)
+        return TryAgain(f"no broker can be reached: {reasons}", hint)
+    return type(failures[0])(reasons, hint)
 
 
 def group_coordinator(group_id: str) -> Coordinator:

@@ -1,4 +1,4 @@
-"""What is known of a cluster: its brokers, and who leads which partition. Frozen views."""
+"""`Cluster`: a frozen view of brokers, topics and leaders; and the targets of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Address:
         host, colon, port = text.strip().rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise Misconfigured(
-                f"{text.strip()!r} is no address of a broker", hint="write host:port"
+                f"{text.strip()!r} is not the address of a broker", hint="write host:port"
             )
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
@@ -38,8 +38,8 @@ class CoordinatorKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Anyone:
-    """Whichever broker can be reached."""
+class AnyBroker:
+    """Any broker that can be reached."""
 
     def __str__(self) -> str:
         return "any broker"
@@ -47,7 +47,7 @@ class Anyone:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Whoever may create and delete topics."""
+    """The broker that creates and deletes topics."""
 
     def __str__(self) -> str:
         return "the controller"
@@ -65,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Whoever leads a partition."""
+    """The broker that leads a partition."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """Whoever looks after a transactional id or a consumer group."""
+    """The broker that coordinates a transactional id or a consumer group."""
 
     key: str
     kind: CoordinatorKind = CoordinatorKind.TRANSACTION
@@ -85,7 +85,7 @@ class Coordinator:
         return f"the {self.kind.name.lower()} coordinator of {self.key}"
 
 
-Target: TypeAlias = Anyone | Controller | Node | Leader | Coordinator
+Target: TypeAlias = AnyBroker | Controller | Node | Leader | Coordinator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +128,10 @@ class Cluster:
         )
 
 
-def _topic(name: str, told: MetadataResponseTopic) -> Topic:
+def _topic(name: str, answer: MetadataResponseTopic) -> Topic:
     return Topic(
         name=name,
-        topic_id=told.topic_id,
-        error_code=told.error_code,
-        leaders={p.partition_index: p.leader_id for p in told.partitions},
+        topic_id=answer.topic_id,
+        error_code=answer.error_code,
+        leaders={p.partition_index: p.leader_id for p in answer.partitions},
     )

@@ -182,4 +182,4 @@ RETRIABLE = frozenset(
         Code.SHARE_SESSION_LIMIT_REACHED,
     )
 )
-"""What Kafka's own client tries again. It does not say that nothing has happened."""
+"""Codes that Kafka's own client retries. That does not mean that nothing has happened."""

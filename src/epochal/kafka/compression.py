@@ -1,12 +1,12 @@
-"""The four compressions of record batches, in the dress that brokers and other clients accept.
+"""The four compressions of record batches, in the formats that brokers and other clients accept.
 
-gzip and zstd are what everybody means by them. The other two are not:
+gzip and zstd are the common formats. The other two are not:
 - lz4 is the frame format with independent blocks of 64 KB and no checksum, as the Java client
   writes it. Frames with linked blocks, which Arrow's own codec writes, are refused by brokers.
 - snappy is raw blocks inside the framing of the snappy-java library. Some clients write one raw
   block without framing, so that is read too.
 
-What is decompressed comes from a peer: its size is bounded by the caller's limit, not by a claim.
+Data to decompress comes from a peer: its size is bounded by the caller's limit, not by its header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from epochal.kafka.primitives import Malformed
 
 RECORDS_BYTES_MAX = 1 << 28
-"""The largest decompressed records section that is read, unless a caller says another."""
+"""The largest decompressed records section that is read, unless a caller gives another."""
 
 _LZ4_BLOCK_BYTES = 1 << 16
 _LZ4_HEADER = bytes.fromhex("04224d18 60 40 82")
@@ -65,7 +65,7 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(kind: Compression, data: bytes, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
-    """The plain records; `Malformed` where they are not what they claim, or above the limit."""
+    """The plain records; raises `Malformed` where they are corrupt or above the limit."""
     if kind is Compression.NONE:
         return data
     try:

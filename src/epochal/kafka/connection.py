@@ -1,8 +1,8 @@
-"""One connection to one broker: frames out, frames in, many requests under way at a time.
+"""`Connection`: one connection to one broker, with many requests under way at a time.
 
 A broker answers the requests of a connection in their order, so the oldest one waiting owns the
-next frame. Nothing here runs in the background: whoever waits for an answer, or for room to send,
-moves bytes in both directions meanwhile, so two full pipes can't wait for each other.
+next frame. Nothing here runs in the background: while a caller waits for an answer, or for room to
+send, bytes move in both directions, so two full sockets can't wait for each other.
 
 For use by one thread at a time.
 """
@@ -13,6 +13,7 @@ import select
 import socket
 import ssl
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ Answer = TypeVar("Answer", bound=Message)
 _API_VERSIONS = 18
 _SIZE = struct.Struct(">i")
 _READ_BYTES = 1 << 18
-_PARTS_A_CALL = 64
+_PARTS_PER_CALL = 64
 _TLS_ALERT = 0x15030000
 _BUFFERED_BYTES_MAX = 1 << 22
 
@@ -87,7 +88,7 @@ class Pending(Generic[Answer]):
 
 
 class Connection:
-    """A connected socket, and the requests whose answers it owes."""
+    """A connected socket, and the requests that wait for their answers."""
 
     def __init__(
         self,
@@ -113,6 +114,8 @@ class Connection:
         self._sent_bytes = 0
         self._in = bytearray()
         self._broken: EpochalError | None = None
+        # Also for a client that is dropped without being closed, and at the end of the process.
+        self._close = weakref.finalize(self, sock.close)
 
     @property
     def is_open(self) -> bool:
@@ -227,7 +230,7 @@ class Connection:
             if isinstance(self._socket, ssl.SSLSocket):
                 sent = self._socket.send(self._out[0])
             else:
-                batch = [self._out[i] for i in range(min(len(self._out), _PARTS_A_CALL))]
+                batch = [self._out[i] for i in range(min(len(self._out), _PARTS_PER_CALL))]
                 sent = self._socket.sendmsg(batch)
             self._sent_bytes += sent
             while sent:
@@ -266,7 +269,7 @@ class Connection:
     def _frame_refused(self, size: int) -> Malformed:
         hint = ""
         if size & 0x7FFF0000 == _TLS_ALERT:
-            hint = "this listener speaks TLS: give the client its TLS settings"
+            hint = "this listener uses TLS: give the client its TLS settings"
         return Malformed(
             f"{self.peer} announced a frame of {size} bytes, above {self.limits.frame_bytes_max}"
             if size > 0
@@ -292,7 +295,7 @@ class Connection:
         self._break_with(TryAgain(because))
 
     def _break_with(self, cause: EpochalError) -> None:
-        """The end of this connection: every request under way learns what became of it."""
+        """End this connection, and every request under way with an error."""
         if self._broken is not None:
             return
         self._broken = cause
@@ -300,7 +303,7 @@ class Connection:
             pending.error = self._failure(is_sent=pending.ends_at <= self._sent_bytes)
         self._waiting.clear()
         self._out.clear()
-        self._socket.close()
+        self._close()
 
     def close(self) -> None:
         self._break(f"the connection to {self.peer} was closed")

@@ -1,4 +1,4 @@
-"""From an address to a connection that may be used: dial, learn the versions, authenticate."""
+"""`connect`: a connection ready for use: dial the address, ask for versions, authenticate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 from epochal.contract import Clock
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
-from epochal.kafka import faults, versions
+from epochal.kafka import errors, versions
 from epochal.kafka.cluster import Address
 from epochal.kafka.codes import Code
 from epochal.kafka.connection import Answer, Connection, Limits, Pending, dial
@@ -21,15 +21,15 @@ from epochal.kafka.security import Mechanism, Security
 
 SOFTWARE = "epochal"
 _SESSION_PART_USED = 0.85
-"""A session is given up before its end, so that no request meets a broker that just ended it."""
+"""A session is replaced before its end, so that the broker does not end it during a request."""
 
 
 class Link:
-    """A connection that is ready for use, with what its broker said about itself."""
+    """A connection that is ready for use, with the versions and features of its broker."""
 
     def __init__(self, connection: Connection, about: ApiVersionsResponse) -> None:
         self.connection = connection
-        self.spoken: Mapping[int, tuple[int, int]] = {
+        self.versions: Mapping[int, tuple[int, int]] = {
             api.api_key: (api.min_version, api.max_version) for api in about.api_keys
         }
         self.features_epoch = about.finalized_features_epoch
@@ -48,7 +48,7 @@ class Link:
     ) -> Pending[Answer]:
         version = versions.choose(
             request,
-            self.spoken,
+            self.versions,
             transaction_version=transaction_version,
             version_max=version_max,
         )
@@ -65,8 +65,8 @@ def connect(
     limits: Limits,
 ) -> Link:
     """
-    A link to the broker at an address. `TryAgain` or `Misconfigured`: nothing of the caller's was
-    sent yet.
+    A link to the broker at an address. Raises `TryAgain` or `Misconfigured`; no request of the
+    caller was sent then.
     """
     started = clock.monotonic()
     sock = dial(address.host, address.port, context, limits.connect_timeout_s)
@@ -90,7 +90,7 @@ def connect(
 
 
 def _hint(security: Security) -> str:
-    """Brokers close a connection without a word when its security is not theirs."""
+    """Brokers close a connection with the wrong security without an answer."""
     if security.sasl is None or security.tls is None:
         return "a listener that wants TLS or SASL closes connections that come without"
     return ""
@@ -115,14 +115,14 @@ def _ask_versions(connection: Connection, timeout_s: float) -> ApiVersionsRespon
     newest = ApiVersionsRequest.VERSIONS[-1]
     pending = connection.send(request, newest, timeout_s=timeout_s)
     frame = pending.wait()
-    # A broker that does not know the version says so in the words of version 0.
+    # A broker that does not know the version answers so in the format of version 0.
     if int.from_bytes(frame[4:6], "big", signed=True) == Code.UNSUPPORTED_VERSION:
         about = ApiVersionsResponse.decode(0, frame, 4)
         high = next((api.max_version for api in about.api_keys if api.api_key == 18), 0)
         answer = connection.send(request, min(high, newest), timeout_s=timeout_s).result()
     else:
         answer = pending.result()
-    faults.check(answer.error_code, f"asking {connection.peer} for its versions")
+    errors.require_ok(answer.error_code, f"asking {connection.peer} for its versions")
     return answer
 
 
@@ -137,19 +137,19 @@ def _authenticate(link: Link, mechanism: Mechanism, clock: Clock, timeout_s: flo
         raise Misconfigured(
             f"{peer} does not offer {mechanism.name}, only {', '.join(offered.mechanisms)}"
         )
-    faults.check(offered.error_code, f"SASL handshake with {peer}")
+    errors.require_ok(offered.error_code, f"SASL handshake with {peer}")
     exchange = mechanism.exchange()
-    saying = next(exchange)
+    message = next(exchange)
     while True:
-        answer = ask(SaslAuthenticateRequest(auth_bytes=saying))
+        answer = ask(SaslAuthenticateRequest(auth_bytes=message))
         about = f"authenticating with {peer} by {mechanism.name}"
-        faults.check(answer.error_code, about, answer.error_message)
+        errors.require_ok(answer.error_code, about, answer.error_message)
         try:
-            saying = exchange.send(answer.auth_bytes)
+            message = exchange.send(answer.auth_bytes)
         except StopIteration:
             break
         except UnicodeDecodeError:
-            raise Misconfigured(f"{about}: the broker's words can't be read") from None
+            raise Misconfigured(f"{about}: the broker's answer can't be read") from None
     if answer.session_lifetime_ms > 0:
         lifetime_s = answer.session_lifetime_ms / 1000
         link.expires_at = clock.monotonic() + lifetime_s * _SESSION_PART_USED

@@ -1,4 +1,4 @@
-"""Which partition a row goes to: as the Java client decides for rows with a key.
+"""`assign`: the partition of a row, as the Java client decides for rows with a key.
 
 Rows of one key meet in one partition only if every producer of a topic agrees on the hash: murmur2
 over the key's bytes, made positive, modulo the number of partitions. Computed here for a whole
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from epochal.arrow_values import flags
 from epochal.kafka.batches import as_binary, ends_of
 
 _SEED = np.uint32(0x9747B28C)
@@ -30,8 +31,8 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     starts = ends[:-1].astype(np.int64)
     lengths = np.diff(ends).astype(np.int64)
     if column.null_count:
-        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
-    # Reads of four bytes may step beyond the last key; what they find there is masked out.
+        lengths[flags(column.is_null())] = 0
+    # Reads of four bytes may step beyond the last key; those bytes are masked out.
     data = (raw_data.to_pybytes() if raw_data else b"") + bytes(4)
     word_at = np.ndarray(len(data) - 3, dtype="<u4", buffer=data, strides=(1,))
     hashes = _SEED ^ lengths.astype(np.uint32)
@@ -69,13 +70,13 @@ def assign(keys: pa.Array, partition_count: int, *, unkeyed: int) -> npt.NDArray
     """
     The partition of every row. Rows without a key all go to `unkeyed`.
 
-    Spreading those is the caller's: one partition for a whole batch, another for the next, gives
-    fuller batches than a partition a row.
+    The caller spreads those: one partition for a whole batch, another for the next, gives fuller
+    batches than a partition per row.
     """
     hashes = murmur2(keys) & _POSITIVE
     found = (hashes % np.uint32(partition_count)).astype(np.int32)
     if keys.null_count:
-        found[keys.is_null().to_numpy(zero_copy_only=False)] = unkeyed
+        found[flags(keys.is_null())] = unkeyed
     return found
 
 
@@ -95,6 +96,6 @@ def group(
 
 
 def _order(values: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """The places of values in rising order, stable. Of narrow ones in linear time, by radix."""
+    """The indexes of values in rising order, stable; narrow values in linear time, by radix."""
     is_narrow = values.min(initial=0) > -_NARROW and values.max(initial=0) < _NARROW
     return np.argsort(values.astype(np.int16) if is_narrow else values, kind="stable")

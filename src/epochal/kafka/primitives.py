@@ -1,4 +1,4 @@
-"""What Kafka's messages are made of, and the one way in and out of each of them.
+"""Field types of Kafka's messages, and their encoding and decoding.
 
 Decoders are generated as straight lines of reads without a bounds check each. That is safe because
 a position only ever moves forward: a read beyond the end raises by itself (`struct.error`,
@@ -26,7 +26,7 @@ Uuid: TypeAlias = bytes
 
 NO_UUID: Uuid = bytes(16)
 NEVER = 1 << 15
-"""Above every version: what is flexible from here on never is."""
+"""Above every version: a message that is flexible from here on never is."""
 
 new = object.__new__
 """How decoders make a message: without a call of its `__init__`, as they set every field."""
@@ -35,13 +35,13 @@ _UVARINT_BYTES_MAX = 5
 
 
 class Malformed(EpochalError):
-    """Bytes of a peer that are not what they claim to be. The connection is of no further use."""
+    """Bytes of a peer that can't be decoded. The connection can't be used any more."""
 
     code = "malformed"
 
 
 class Unsupported(EpochalError):
-    """A message says something that the chosen version of it has no field for."""
+    """A message has a value for which its chosen version has no field."""
 
     code = "unsupported"
 
@@ -62,7 +62,7 @@ class Message:
     DECODERS: ClassVar[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]]
 
     def encode(self, version: int) -> list[Part]:
-        """The pieces of this message, in order. `Unsupported` where the version can't say it."""
+        """The parts of this message. Raises `Unsupported` where the version lacks a field."""
         parts: list[Part] = []
         try:
             self.ENCODERS[version](parts.append, self)
@@ -77,7 +77,7 @@ class Message:
     @classmethod
     def decode(cls, version: int, data: bytes, at: int = 0) -> Self:
         """The message that `data` holds from `at` to its end, which must be the message's end."""
-        # The same as `decode_head`, told again: one call less for every message of a broker.
+        # The same as `decode_head`, repeated: one call less per message of a broker.
         try:
             message, end = cls.DECODERS[version](data, at)
         except KeyError:
@@ -178,7 +178,7 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def skip_tagged(data: bytes, at: int) -> int:
-    """Step over a section of tagged fields that nobody here knows."""
+    """Skip a section of unknown tagged fields."""
     count, at = read_uvarint(data, at)
     for _ in range(count):
         _, at = read_uvarint(data, at)

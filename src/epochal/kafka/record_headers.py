@@ -6,13 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import numbers, scalar
 from epochal.kafka import varints
 from epochal.kafka.primitives import Malformed
-from epochal.kafka.varints import Ints, Measured, data_of, join, written
+from epochal.kafka.varints import Ints, Measured, constant, data_of, join, written
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
-_NO_HEADERS = pa.scalar(b"\x00", pa.binary())
+_NO_HEADERS = constant(b"\x00")
 
 
 def _as_list(column: pa.Array) -> pa.Array:
@@ -29,14 +30,14 @@ def _each(column: pa.Array) -> tuple[Measured, Measured, Measured, pa.StructArra
     flat = lists.flatten()
     if flat.field("key").null_count or flat.null_count:
         raise ValueError("a record header has no key")
-    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    counts = pc.fill_null(pc.list_value_length(lists), scalar(0, pa.int32()))
     keys = pc.binary_length(flat.field("key"))
-    values = pc.fill_null(pc.binary_length(flat.field("value")), -1)
+    values = pc.fill_null(pc.binary_length(flat.field("value")), scalar(-1, pa.int32()))
     return _measured(counts), _measured(keys), _measured(values), flat
 
 
 def _measured(lengths: pa.Array) -> Measured:
-    return varints.measured(lengths.to_numpy(zero_copy_only=False).astype(np.int64))
+    return varints.measured(numbers(lengths).astype(np.int64))
 
 
 def _row_totals(counts: Ints, amounts: Ints) -> Ints:
@@ -72,7 +73,7 @@ def encode(column: pa.Array | None, count: int) -> tuple[list[pa.Array | pa.Scal
 
 
 def decode(data: bytes, at: Ints, ends: Ints) -> pa.Array:
-    """The headers of each record, which lie between the given places. Rows are gone through."""
+    """The headers of each record, which are between the given positions. Row by row."""
     rows: list[list[tuple[str, bytes | None]]] = []
     for start, end in zip(at.tolist(), ends.tolist(), strict=True):
         rows.append([] if data[start] == 0 and end == start + 1 else _decode_row(data, start, end))

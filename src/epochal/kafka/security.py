@@ -1,4 +1,4 @@
-"""Who a client says it is, and whom it believes: TLS, client certificates and SASL.
+"""`Security`: TLS, client certificates and SASL of a client.
 
 Secrets are given as text or as a function that returns it; neither ever shows in a repr, a log or
 an error.
@@ -20,7 +20,7 @@ from epochal.errors import EpochalError, Misconfigured, TryAgain
 
 Secret: TypeAlias = str | Callable[[], str]
 Exchange: TypeAlias = Generator[bytes, bytes, None]
-"""Yields what to say, is sent what the broker said; ends when both are content."""
+"""Yields messages to the broker and is sent its answers; ends when both sides are satisfied."""
 
 _ITERATIONS_MIN = 4096
 _ITERATIONS_MAX = 1_000_000
@@ -30,7 +30,7 @@ _EXTENSION = re.compile(r"[A-Za-z]+")
 
 
 def reveal(secret: Secret) -> str:
-    """The secret itself. Where a function fails to give it, only the kind of its error is told."""
+    """The secret itself. If a function fails to return it, only the kind of its error is shown."""
     if isinstance(secret, str):
         return secret
     try:
@@ -43,7 +43,7 @@ def reveal(secret: Secret) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Encryption. The broker's certificate is always verified; its host name unless told not to."""
+    """Encryption. The broker's certificate is verified; its host name too, unless switched off."""
 
     ca_file: str | None = None
     """PEM; the system's own authorities where none is given."""
@@ -78,7 +78,7 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """User and password, as they are: only over TLS."""
+    """User and password in clear text: only over TLS."""
 
     username: str
     password: Secret = field(repr=False)
@@ -93,7 +93,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scram:
-    """User and password, proven without saying the password, by both sides."""
+    """User and password, proven by both sides without sending the password."""
 
     username: str
     password: Secret = field(repr=False)
@@ -114,16 +114,16 @@ class Scram:
         user = self.username.replace("=", "=3D").replace(",", "=2C")
         first_bare = f"n={user},r={nonce}"
         server_first = (yield f"n,,{first_bare}".encode()).decode()
-        told = _attributes(server_first)
-        if not told.get("r", "").startswith(nonce) or told["r"] == nonce:
+        given = _attributes(server_first)
+        if not given.get("r", "").startswith(nonce) or given["r"] == nonce:
             raise _scram_failed("the broker's nonce does not continue ours")
         try:
-            salt, rounds = base64.b64decode(told["s"], validate=True), int(told["i"])
+            salt, rounds = base64.b64decode(given["s"], validate=True), int(given["i"])
         except (KeyError, ValueError):
             raise _scram_failed("the broker's challenge can't be read") from None
         if not _ITERATIONS_MIN <= rounds <= _ITERATIONS_MAX:
             raise _scram_failed(f"the broker asks for {rounds} iterations")
-        final_bare = f"c={base64.b64encode(b'n,,').decode()},r={told['r']}"
+        final_bare = f"c={base64.b64encode(b'n,,').decode()},r={given['r']}"
         signed = f"{first_bare},{server_first},{final_bare}".encode()
         salted = hashlib.pbkdf2_hmac(hash_name, reveal(self.password).encode(), salt, rounds)
         client_key = hmac.digest(salted, b"Client Key", hash_name)
@@ -171,13 +171,13 @@ class OAuthBearer:
         extras = "".join(f"{key}={value}\x01" for key, value in self.extensions.items())
         refusal = yield f"n,,\x01auth=Bearer {reveal(self.token)}\x01{extras}\x01".encode()
         if refusal:
-            # The mechanism wants a refusal acknowledged before the broker says it in its own words.
+            # The mechanism wants a refusal acknowledged before the broker sends its own message.
             yield b"\x01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """How to connect: plainly, unless told otherwise."""
+    """How to connect; by default without encryption and authentication."""
 
     tls: Tls | None = None
     sasl: Mechanism | None = None

@@ -1,5 +1,5 @@
-"""Signed variable-length numbers (zigzag, groups of seven bits), a whole column at a time,
-and the joining of columns of bytes that makes records of them."""
+"""Signed variable-length numbers (zigzag, groups of seven bits), a whole column at a time, and
+joins of binary columns, of which records are made."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import number_array, scalar
 from epochal.kafka.primitives import Malformed
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -22,8 +23,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 VARINT_BYTES_MAX = 5
 VARLONG_BYTES_MAX = 10
 TABLED_BELOW = 1 << 16
-"""Lengths and counts below this are looked up: nearly all are, and where one is not, rows are long
-enough for it not to matter."""
+"""Lengths and counts below this are looked up in a table: nearly all are, and rows with a larger
+one are so long that it does not matter."""
 _STEPS = np.array([1 << (7 * count) for count in range(1, VARLONG_BYTES_MAX)], dtype=np.uint64)
 """The smallest numbers that take one byte more than those below them."""
 
@@ -34,12 +35,12 @@ def zigzag(values: Ints) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Numbers, and how many bytes each of them takes."""
+    """Numbers, with the bytes that each of them takes."""
 
     values: Ints
     sizes: Ints
     is_tabled: bool
-    """All of them can be looked up."""
+    """All of them are in the table."""
 
 
 def measured(values: Ints) -> Measured:
@@ -57,16 +58,16 @@ def measured(values: Ints) -> Measured:
 
 def columns(numbers: Measured) -> tuple[Bytes, Flags | None]:
     """
-    Each value as a row of bytes as wide as the widest, and which of the bytes count.
+    Each value as a row of bytes as wide as the widest, and flags for the bytes in use.
 
-    No flags mean that all do: values of one width need no picking out.
+    None instead of flags: all values have the same width.
     """
     folded = zigzag(numbers.values)
     sizes = numbers.sizes
     width = int(sizes.max(initial=1))
     out = np.empty((len(sizes), width), dtype=np.uint8)
     for place in range(width):
-        # The cast keeps the lowest eight bits; the highest of those says that more follow.
+        # The cast keeps the lowest eight bits; the highest of those marks that more follow.
         out[:, place] = (folded >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(0x7F)
         if place:
             out[:, place - 1] |= (sizes > place).view(np.uint8) << np.uint8(7)
@@ -77,10 +78,10 @@ def columns(numbers: Measured) -> tuple[Bytes, Flags | None]:
 
 def read(data: Bytes, at: Ints, bytes_max: int = VARINT_BYTES_MAX) -> tuple[Ints, Ints]:
     """
-    The values that begin at the given places, and the places behind them.
+    The values that begin at the given positions, and the positions behind them.
 
-    `data` must end in padding of VARLONG_BYTES_MAX zeros; the caller compares the new places with
-    where its data really ends.
+    `data` must end in padding of VARLONG_BYTES_MAX zeros; the caller compares the new positions
+    with the end of its data.
     """
     folded = np.zeros(len(at), dtype=np.uint64)
     going = np.arange(len(at))
@@ -108,19 +109,19 @@ def one(value: int) -> bytes:
 
 
 def written(numbers: Measured) -> pa.Array:
-    """One binary value a row: its number."""
+    """The encoded numbers, as a binary column."""
     if numbers.is_tabled:
-        return _table().written.take(pa.array(numbers.values + 1))
+        return _table().written.take(number_array(numbers.values + 1))
     return _spelled(numbers)
 
 
 def counted(count: int, *, behind: bytes = b"") -> tuple[pa.Array, Ints]:
-    """0, 1, 2 … as they are written, each behind the same bytes; and the bytes these take."""
+    """0, 1, 2 … encoded, each behind the same bytes; and the sizes of these."""
     if count < TABLED_BELOW:
         table = _table(behind)
         return table.written.slice(1, count), table.sizes[1 : count + 1]
     numbers = measured(np.arange(count, dtype=np.int64))
-    return join([pa.scalar(behind, pa.binary()), written(numbers)]), numbers.sizes + len(behind)
+    return join([constant(behind), written(numbers)]), numbers.sizes + len(behind)
 
 
 def _spelled(numbers: Measured) -> pa.Array:
@@ -134,7 +135,7 @@ def _spelled(numbers: Measured) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """-1, which stands for null, 0, 1, 2 …: the number n is at the place n + 1."""
+    """The encoded -1 (for null), 0, 1, 2 …: the number n is at index n + 1."""
 
     written: pa.Array
     sizes: Ints
@@ -143,10 +144,10 @@ class _Table:
 @cache
 def _table(behind: bytes = b"") -> _Table:
     if behind:
-        written = join([pa.scalar(behind, pa.binary()), _table().written])
+        written = join([constant(behind), _table().written])
         return _Table(written, _table().sizes + len(behind))
     values = np.arange(-1, TABLED_BELOW, dtype=np.int64)
-    # Runs of one width each: within them nothing needs picking out.
+    # In runs of one width each, which `columns` encodes without flags.
     sizes = 1 + np.searchsorted(_STEPS, zigzag(values), side="right")
     runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(sizes)) + 1)
     spelled = [_spelled(Measured(values[run], sizes[run], is_tabled=False)) for run in runs]
@@ -154,7 +155,7 @@ def _table(behind: bytes = b"") -> _Table:
 
 
 def data_of(column: pa.Array) -> pa.Buffer:
-    """The bytes of all elements of a freshly made binary array, one behind the other."""
+    """The bytes of all elements of a newly made binary array."""
     _, ends, data = column.buffers()
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     last = int(np.frombuffer(ends, dtype=width, count=len(column) + 1)[-1])
@@ -162,8 +163,12 @@ def data_of(column: pa.Array) -> pa.Buffer:
 
 
 def join(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
-    """Element-wise, without a separator; a null counts as nothing, a scalar stands in every row."""
-    nothing = pa.scalar(b"", pa.binary())
+    """Join element-wise, without a separator; a null is left out, a scalar is in every row."""
     return pc.binary_join_element_wise(
-        *pieces, nothing, null_handling="replace", null_replacement=b""
+        *pieces, constant(b""), null_handling="replace", null_replacement=b""
     )
+
+
+def constant(data: bytes) -> pa.Scalar:
+    """Bytes that a join puts into every row."""
+    return scalar(data, pa.binary())

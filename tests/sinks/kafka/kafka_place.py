@@ -227,7 +227,7 @@ def reader_of(bootstrap: str, *, committed: bool) -> confluent_kafka.Consumer:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 10,
-                "log_level": 0,  # brokers are killed here, and it would tell
+                "log_level": 0,  # brokers are killed here, and it would log that
                 "reconnect.backoff.ms": 20,
                 "reconnect.backoff.max.ms": 200,
                 "topic.metadata.refresh.interval.ms": 500,
@@ -239,8 +239,8 @@ def reader_of(bootstrap: str, *, committed: bool) -> confluent_kafka.Consumer:
 def read_topic(bootstrap: str, topic: str, *, committed: bool = True) -> list[Any]:
     """Every message up to the end that this isolation has now."""
     reader = reader_of(bootstrap, committed=committed)
-    told = reader.list_topics(topic, timeout=60).topics[topic]
-    parts = [TopicPartition(topic, index, 0) for index in told.partitions]
+    described = reader.list_topics(topic, timeout=60).topics[topic]
+    parts = [TopicPartition(topic, index, 0) for index in described.partitions]
     reader.assign(parts)
     found: list[Any] = []
     ended: set[int] = set()

@@ -33,7 +33,7 @@ def rows_of(epoch: int) -> pa.RecordBatch:
 
 
 def drive(folder: Path, bootstrap: str, topic: str, *, epochs_more: int | None) -> int:
-    """Epoch after epoch until the end, or until somebody ends this process."""
+    """Epoch after epoch until the end, or until this process is killed."""
     sinks = [
         Kafka(bootstrap, topic=topic, key="id", name="taken"),
         Files(str(folder / "given"), name="given"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka_place import open_transactions, read_topic
 
-from epochal.contract import Task
+from epochal.contract import Begin, Task
 from epochal.terms import Handle, sink_tag
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import OTHER_UID, UID, Trial
@@ -24,7 +24,9 @@ class HandingTrial(Trial):
 
     def task(self, handle: Handle, handout: Any = None) -> Task:
         whose = {"uid": handle.uid, "generation": handle.generation}
-        return super().task(handle, handout or self.committer(**whose).begin(handle.epoch))
+        return super().task(
+            handle, handout or self.committer(**whose).begin(Begin(epoch=handle.epoch))
+        )
 
 
 class _Conformance(SinkConformance):
@@ -54,7 +56,7 @@ class _Conformance(SinkConformance):
         trial.close()
 
     def test_the_newest_epoch_is_proven_per_uid_and_run(self, trial: Trial) -> None:
-        """As in the suite, but that a ledger which nobody wrote yet can't be told from a lost."""
+        """As in the suite, except that a ledger not written yet looks like a lost one."""
         trial.commit(3, trial.prepare(3, trial.batch(1), run="backfill"), run="backfill")
         trial.commit(4, trial.prepare(4, trial.batch(2), run="backfill"), run="backfill")
         trial.commit(9, trial.prepare(9, trial.batch(3), uid=OTHER_UID), uid=OTHER_UID)

@@ -11,7 +11,7 @@ import pytest
 from kafka_place import Place, open_transactions
 
 from epochal.logs.memory import MemoryLog
-from epochal.sinks.kafka import listing
+from epochal.sinks.kafka import transaction_status
 from epochal.sinks.kafka.committer import KafkaCommitter
 from epochal.terms import sink_tag
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
@@ -66,6 +66,6 @@ def test_the_judge_objects_to_a_commit_that_ends_nothing(
 def test_the_judge_objects_to_orphans_that_nobody_lists(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "open_ids", lambda *_: [])
+    monkeypatch.setattr(transaction_status, "_open_ids", lambda *_: [])
     with pytest.raises(Breach):
         crash_at_every_call(settings_at(place, EPOCHS[:1]), second=False)

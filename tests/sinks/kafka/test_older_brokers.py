@@ -20,11 +20,11 @@ def older(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     place.client.nodes()
     honest = Link.__init__
 
-    def told(self: Link, *args: object) -> None:
+    def limited(self: Link, *args: object) -> None:
         honest(self, *args)
-        self.spoken = {key: value for key, value in self.spoken.items() if key not in _YOUNGER}
+        self.versions = {key: value for key, value in self.versions.items() if key not in _YOUNGER}
 
-    monkeypatch.setattr(Link, "__init__", told)
+    monkeypatch.setattr(Link, "__init__", limited)
     return place
 
 

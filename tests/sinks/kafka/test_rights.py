@@ -1,4 +1,4 @@
-"""What a principal needs at an Apache Kafka that asks for rights: what `grants()` says, no less."""
+"""The rights that a principal needs at an Apache Kafka with ACLs: those of `grants()`, no less."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OPERATIONS = {
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]:
-    """A place for whoever comes without a name, and the address for those who have one."""
+    """A listener without authentication, and the address of one with it."""
     server = apache_at(
         tmp_path_factory.mktemp("guarded"),
         settings={
@@ -73,7 +73,7 @@ def denied(place: Place, option: str, name: str, operation: str) -> Iterator[Non
 
 
 def _create(admin: AdminClient, bindings: list[AclBinding]) -> None:
-    """Returns when the broker itself knows: it hears of a change from its controller, later."""
+    """Returns when the broker knows of it: changes reach it from its controller, later."""
     for done in admin.create_acls(bindings).values():
         done.result(60)
     for binding in bindings:
@@ -141,16 +141,16 @@ def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guar
     place, address = guarded
     topic = place.topic(partitions=2)
     life = _life(place, address, topic)
-    told = []
+    messages = []
     for command in life.sink.grants("User:alice"):
         with pytest.raises(Misconfigured) as caught:
             life.committer.check(some(1).schema)
-        told.append(caught.value.message)
+        messages.append(caught.value.message)
         assert "grants()" in caught.value.hint
         grant(place, [command])
-    assert "alice-secret" not in "".join(told)
-    assert any("TRANSACTIONAL_ID" in one for one in told)
-    assert any("group" in one for one in told)
+    assert "alice-secret" not in "".join(messages)
+    assert any("TRANSACTIONAL_ID" in one for one in messages)
+    assert any("group" in one for one in messages)
     life.committer.check(some(1).schema)
     life.write(0, some(1, 2), some(3), first=True)
     receipts = life.write(1, some(4), first=True)
@@ -196,17 +196,17 @@ def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guar
         (topics, topic, "Read", prepares, f"Read on the topic {topic}"),
         (groups, group, "Read", prepares, f"Read on the group {group}"),
         (groups, group, "Describe", looks, f"Describe on the group {group}"),
-        (groups, group, "Describe", checks, f"{group}.*takes the right Describe"),
+        (groups, group, "Describe", checks, f"{group}.*needs the right Describe"),
         (ids, own, "Write", prepares, f"Write on the transactional id {own}"),
         (ids, own, "Write", commits, f"Write on the transactional id {own}"),
         (ids, own, "Describe", rehearses, f"Describe on the transactional id {own}"),
-        (ids, own, "Describe", checks, f"{own}.*takes the right Describe"),
+        (ids, own, "Describe", checks, f"{own}.*needs the right Describe"),
         (topics, topic, "Describe", begins, topic),
     ]
-    for option, name, operation, verb, told in cases:
+    for option, name, operation, verb, expected in cases:
         with (
             denied(place, option, name, operation),
-            pytest.raises(Misconfigured, match=told) as caught,
+            pytest.raises(Misconfigured, match=expected) as caught,
         ):
             verb()
         assert "grants()" in caught.value.hint

@@ -78,9 +78,11 @@ def _lives(place: Place, root: Path, lives: list[str]) -> Iterator[str]:
 
 
 def _start(place: Place, root: Path) -> subprocess.Popen[str]:
-    with (root / "driver.txt").open("a") as told:
+    with (root / "driver.txt").open("a") as output:
         command = [sys.executable, victim.__file__, str(root), place.bootstrap]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, text=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+        )
 
 
 def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:

@@ -17,7 +17,7 @@ from servers.registry import Registry
 
 import epochal as ep
 from epochal.errors import Misconfigured, RowRejected
-from epochal.sinks.kafka.values_protobuf import message_class
+from epochal.sinks.kafka.values.protobuf import message_class
 
 UTC = dt.UTC
 SCALARS = {
@@ -144,8 +144,8 @@ def message_of(row: dict[str, Any]) -> Any:
 
 
 def proto_table(*rows: dict[str, Any]) -> pa.Table:
-    told = [row | {"names": row["names"] and list(row["names"].items())} for row in rows]
-    return pa.Table.from_pylist(told, schema=pa.schema(list(PROTO.items())))
+    listed = [row | {"names": row["names"] and list(row["names"].items())} for row in rows]
+    return pa.Table.from_pylist(listed, schema=pa.schema(list(PROTO.items())))
 
 
 def proto_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
@@ -258,8 +258,8 @@ def test_a_row_that_does_not_fit_a_message_is_rejected_and_nothing_is_seen(
     assert place.messages(topic) == []
 
 
-def test_a_message_that_nobody_described_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="not where it is described"):
+def test_a_message_without_descriptors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="without its descriptors"):
         ep.protobuf("shop.Order", registry="http://127.0.0.1:1")
     described = tmp_path / "shop.pb"
     described.write_bytes(_descriptors())

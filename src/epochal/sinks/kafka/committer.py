@@ -1,47 +1,37 @@
-"""Carries decisions out: ends the transactions that tasks left open, and proves how they ended.
+"""`KafkaCommitter`: ends the transactions that tasks left open, and proves how they ended.
 
-    EndTxn answers NONE                     committed, now or by an earlier call
-    anything else                           ask for proof (I9)
-    proven aborted                          sent again from the spool, or `PreparedLost`
-    neither proven                          `OutcomeUnknown`: asked again
-
-How transactions stand, what lists them and what aborts them are rooms of their own.
+EndTxn answers NONE                     committed, by this call or an earlier one
+any other answer, or none               ask for proof (I9)
+proven aborted                          sent again from the spool, or `PreparedLost`
+neither proven                          `OutcomeUnknown`: asked again
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from epochal.contract import Begin, Deadline, Dropped, Limits, Operable, Recount
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost
-from epochal.kafka import faults
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
+from epochal.kafka.errors import code_name
 from epochal.kit.spool import require_seen
-from epochal.sinks.kafka import (
-    aborting,
-    dropping,
-    ending,
-    facts,
-    listing,
-    proof,
-    recounting,
-    rights,
-    standing,
-)
-from epochal.sinks.kafka.again import Resending
-from epochal.sinks.kafka.ledger import Ledger, word
-from epochal.sinks.kafka.names import Names, Slot
-from epochal.sinks.kafka.pool import Pool
-from epochal.sinks.kafka.shaping import value_type
-from epochal.sinks.kafka.source_offsets import group_offsets
-from epochal.sinks.kafka.tokens import Handout, Open, open_in
+from epochal.sinks.kafka import operate, transaction_status, transactions
+from epochal.sinks.kafka.check import ClusterLimits, check, read_limits
+from epochal.sinks.kafka.errors import require_rights
+from epochal.sinks.kafka.ledger import Ledger, ledger_metadata
+from epochal.sinks.kafka.proof import proof_of
+from epochal.sinks.kafka.receipts import Handout, OpenTransaction, transaction_of
+from epochal.sinks.kafka.records import value_type
+from epochal.sinks.kafka.resend import Resend
+from epochal.sinks.kafka.transactional_ids import Slot, SlotPool, TransactionalIds
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -60,9 +50,11 @@ if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
 
 _LANES = 8
-"""Connections to a broker, which works on one request of each at a time."""
-_FACTS_AGE_MAX_S = 300.0
-"""As often as other clients look: partitions may have been added."""
+"""Connections to each broker, which works on one request per connection at a time."""
+_LIMITS_AGE_MAX_S = 300.0
+"""As often as other clients refresh their metadata: partitions may have been added."""
+
+Prepared: TypeAlias = tuple[Receipt, OpenTransaction]
 
 
 class KafkaCommitter(Operable):
@@ -70,30 +62,30 @@ class KafkaCommitter(Operable):
         self._sink = sink
         self._identity = identity
         self._limits = limits
-        self._names = Names(sink.transactional_id_prefix, identity)
-        self._ledger = Ledger(self._names, sink.topic)
-        self._pool = Pool(self._names)
+        self._ids = TransactionalIds(sink.transactional_id_prefix, identity)
+        self._ledger = Ledger(self._ids, sink.topic)
+        self._pool = SlotPool(self._ids)
         self._spool = sink.row_spool(identity.location)
         self._value_type: pa.DataType | None = None
         self._kept: Client | None = None
-        self._facts: facts.Facts | None = None
-        self._asked_s = 0.0
+        self._cluster_limits: ClusterLimits | None = None
+        self._limits_read_s = 0.0
         self._epoch: EpochNumber | None = None
         self._began_s: float | None = None
         self._prepared_s = 0.0
         self._held: dict[tuple[str, int, int], Handle] = {}
-        """Transactions of the epoch at hand: not to be touched before it is known how they end."""
-        self._source: Offsets | None = None
+        """Transactions of the current epoch: their ids are not started again before they ended."""
+        self._source_offsets: Offsets | None = None
         self.pinned_s = 0.0
-        """How long the last epoch's transactions held readers back, about."""
+        """About how long the transactions of the last epoch made readers wait."""
 
     # Before the decision
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
-        found = facts.check(self._client, self._sink, self._names, self._ledger, schema)
+        found = check(self._client, self._sink, self._ids, self._ledger, schema)
         if schema is not None:
             self._value_type = value_type(self._sink, schema)
-            self._sink.made_of.ready(self._sink.topic, self._value_type, is_trial=True)
+            self._sink.encoding.ready(self._sink.topic, self._value_type, is_trial=True)
         if self._spool is not None:
             self._spool.place.files("rows")
         return found
@@ -101,40 +93,39 @@ class KafkaCommitter(Operable):
     def begin(self, begin: Begin) -> Json:
         if self._sink.spool and self._spool is None:
             raise Misconfigured(
-                "Kafka(spool=True): this pipeline has no place of its own to keep rows in",
+                "Kafka(spool=True): this pipeline has no folder of its own to keep rows in",
                 "name one that driver and executors share: spool=…",
             )
-        if time.monotonic() - self._asked_s > _FACTS_AGE_MAX_S:
-            self._facts = None
+        if time.monotonic() - self._limits_read_s > _LIMITS_AGE_MAX_S:
+            self._cluster_limits = None
             self._client.forget(Leader(self._sink.topic, 0))
-        known = self._known()
+        known = self._known_limits()
         held = {name for name, _, _ in self._held}
         slots = self._pool.ready(self._client, timeout_ms=known.timeout_ms, held=held)
         self._epoch, self._began_s = begin.epoch, time.monotonic()
-        self._source = begin.offsets
+        self._source_offsets = begin.offsets
         return replace(self._handout(slots), value=self._value()).to_json()
 
     def _value(self) -> Json:
         if self._value_type is None:
             return None
-        return self._sink.made_of.ready(self._sink.topic, self._value_type)
+        return self._sink.encoding.ready(self._sink.topic, self._value_type)
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None:
-        """All rows are acknowledged: what is asked is whether the transactions are still open."""
+        """All rows are acknowledged already; the transactions must still be open."""
         self._prepared_s = time.monotonic()
         opened = self._opened(receipts)
         self._hold(opened)
         self._pool.fit(receipts)
         if self._spool is not None:
             require_seen(self._spool, epoch, receipts)
-        standing.require_open(self._client, epoch, [txn for _, txn in opened])
-        extra = self._extra()
-        if extra and opened:
-            for group, offsets in extra:
-                ending.add_offsets(self._client, opened[0][1], group, offsets)
+        transaction_status.require_open(self._client, epoch, [txn for _, txn in opened])
+        if opened:
+            for group, offsets in self._other_groups():
+                transactions.add_offsets(self._client, opened[0][1], group, offsets)
         return self._deadline(epoch, [txn for _, txn in opened])
 
-    def _deadline(self, epoch: EpochNumber, opened: Sequence[Open]) -> Deadline | None:
+    def _deadline(self, epoch: EpochNumber, opened: Sequence[OpenTransaction]) -> Deadline | None:
         """When the first of these transactions may time out: none is older than this epoch."""
         if not opened or self._began_s is None or self._epoch != epoch:
             return None
@@ -145,7 +136,7 @@ class KafkaCommitter(Operable):
             hint="smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms)",
         )
 
-    # After it
+    # After the decision
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         opened = self._opened(receipts)
@@ -153,11 +144,11 @@ class KafkaCommitter(Operable):
         self._pool.fit(receipts)
         lost = self._end(epoch, opened)
         if lost:
-            self._write_again(epoch, lost)
+            self._send_again(epoch, lost)
         elif not opened:
-            self._ledger.record(self._client, epoch, self._extra())
+            self._ledger.record(self._client, epoch, self._other_groups())
         else:
-            standing.await_visible(self._client, [txn for _, txn in opened])
+            transaction_status.await_visible(self._client, [txn for _, txn in opened])
             self.pinned_s = (
                 max(txn.open_s for _, txn in opened) + time.monotonic() - self._prepared_s
                 if self._prepared_s
@@ -173,14 +164,16 @@ class KafkaCommitter(Operable):
         for _, txn in opened:
             self._held.pop(_key(txn), None)
         if opened:
-            aborting.abort(self._client, [txn for _, txn in opened], self._known().timeout_ms)
+            transaction_status.abort(
+                self._client, [txn for _, txn in opened], self._known_limits().timeout_ms
+            )
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)
 
-    # What is there
+    # Listing and proof
 
     def in_doubt(self) -> Sequence[InDoubt]:
-        found = listing.listed(self._client, self._names, self._whose)
+        found = transaction_status.list_open(self._client, self._ids, self._handle_of)
         if self._spool is None:
             return found
         known = {one.handle for one in found}
@@ -188,7 +181,7 @@ class KafkaCommitter(Operable):
         return [*found, *(one for one in kept if one.handle not in known)]
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
-        txn = open_in(receipt)
+        txn = transaction_of(receipt)
         if txn is None:
             proven = self._ledger.own(self._client)
             is_proven = proven is not None and proven >= epoch
@@ -198,28 +191,28 @@ class KafkaCommitter(Operable):
 
     def newest(self) -> Sequence[Mark] | None:
         """
-        None where no ledger is found at all: a pipeline that is new, or one whose ledger the
-        brokers have forgotten, which must not pass for a topic that was emptied.
+        None where no ledger is found: the pipeline is new, or the brokers have forgotten its
+        ledger, and that must not look like a topic that was emptied.
         """
         return self._ledger.newest(self._client) or None
 
     def prune(self, below: EpochNumber) -> None:
-        """There is one number, the newest."""
+        """The ledger is one number, the newest."""
 
     def recount(self) -> Recount:
-        return recounting.recount(self._client, self._sink.topic, self._names)
+        return operate.recount(self._client, self._sink.topic, self._ids)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
         if self._spool is not None and not is_dry_run:
             self._spool.forget(self._identity.uid, self._identity.tag)
-        return dropping.drop(self._client, self._names, is_dry_run=is_dry_run)
+        return operate.drop(self._client, self._ids, is_dry_run=is_dry_run)
 
     def close(self) -> None:
         if self._kept is not None:
             self._kept.close()
             self._kept = None
 
-    # Asking
+    # The cluster
 
     @property
     def _client(self) -> Client:
@@ -229,18 +222,18 @@ class KafkaCommitter(Operable):
             )
         return self._kept
 
-    def _known(self) -> facts.Facts:
-        if self._facts is None:
-            self._facts = facts.gather(self._client, self._sink)
-            self._asked_s = time.monotonic()
-        return self._facts
+    def _known_limits(self) -> ClusterLimits:
+        if self._cluster_limits is None:
+            self._cluster_limits = read_limits(self._client, self._sink)
+            self._limits_read_s = time.monotonic()
+        return self._cluster_limits
 
     def _handout(self, slots: Mapping[int, tuple[int, int]] | None = None) -> Handout:
-        known = self._known()
+        known = self._known_limits()
         return Handout(
             cluster=known.cluster,
-            group=self._names.group,
-            word=word(self._identity.run),
+            group=self._ids.group,
+            metadata=ledger_metadata(self._identity.run),
             timeout_ms=known.timeout_ms,
             is_v2=self._client.transaction_version() >= 2,
             batch_bytes_max=known.batch_bytes_max,
@@ -249,48 +242,48 @@ class KafkaCommitter(Operable):
             location=self._identity.location,
         )
 
-    def _extra(self) -> Sequence[tuple[str, ending.Offsets]]:
-        """The source's offsets for the group that was asked for."""
-        if self._sink.commit_offsets is None or self._source is None:
+    def _other_groups(self) -> Sequence[tuple[str, transactions.GroupOffsets]]:
+        """The group of `commit_offsets`, with the offsets of the epoch's Kafka sources."""
+        if self._sink.commit_offsets is None or self._source_offsets is None:
             return ()
-        offsets = group_offsets(self._source)
+        offsets = _kafka_source_offsets(self._source_offsets)
         return [(self._sink.commit_offsets, offsets)] if offsets else ()
 
-    def _opened(self, receipts: Sequence[Receipt]) -> list[tuple[Receipt, Open]]:
+    def _opened(self, receipts: Sequence[Receipt]) -> list[Prepared]:
         found = []
         for receipt in receipts:
-            txn = open_in(receipt)
+            txn = transaction_of(receipt)
             if txn is not None:
                 self._require_cluster(txn)
                 found.append((receipt, txn))
         return found
 
-    def _require_cluster(self, txn: Open) -> None:
-        here = self._known().cluster
+    def _require_cluster(self, txn: OpenTransaction) -> None:
+        here = self._known_limits().cluster
         if txn.cluster and here and txn.cluster != here:
             raise Misconfigured(
                 f"{txn.transactional_id} was prepared in the cluster {txn.cluster}, and "
-                f"{self._sink.server.place} is the cluster {here}",
+                f"{self._sink.bootstrap} is the cluster {here}",
                 "point the sink to the cluster that holds the prepared rows",
             )
 
-    def _hold(self, opened: Sequence[tuple[Receipt, Open]]) -> None:
+    def _hold(self, opened: Sequence[Prepared]) -> None:
         self._held = {_key(txn): receipt.handle for receipt, txn in opened}
 
-    # Ending
+    # Ending transactions
 
-    def _end(
-        self, epoch: EpochNumber, opened: Sequence[tuple[Receipt, Open]]
-    ) -> list[tuple[Receipt, Open]]:
-        """Commit all; returns those that are proven aborted."""
-        answers = ending.end(self._client, [txn for _, txn in opened], is_commit=True)
-        lost: list[tuple[Receipt, Open]] = []
+    def _end(self, epoch: EpochNumber, opened: Sequence[Prepared]) -> list[Prepared]:
+        """Commit all; return those that are proven aborted."""
+        answers = transactions.end_transactions(
+            self._client, [txn for _, txn in opened], is_commit=True
+        )
+        lost: list[Prepared] = []
         unclear: list[str] = []
         for (receipt, txn), answer in zip(opened, answers, strict=True):
             if isinstance(answer, Misconfigured):
                 raise answer
             code = -1 if isinstance(answer, EpochalError) else answer.error_code
-            rights.require(code, transactional_id=("Write", txn.transactional_id))
+            require_rights(code, transactional_id=("Write", txn.transactional_id))
             if not isinstance(answer, EpochalError) and code == Code.NONE:
                 self._pool.ended(txn, answer)
                 continue
@@ -298,36 +291,36 @@ class KafkaCommitter(Operable):
             if found is Proof.ABORTED:
                 lost.append((receipt, txn))
             elif found is Proof.UNKNOWN:
-                said = answer.message if isinstance(answer, EpochalError) else faults.name_of(code)
-                unclear.append(f"{txn.transactional_id}: {said}")
+                reason = answer.message if isinstance(answer, EpochalError) else code_name(code)
+                unclear.append(f"{txn.transactional_id}: {reason}")
         if unclear:
             raise OutcomeUnknown(
                 f"epoch {epoch}: {len(unclear)} of {len(opened)} transactions are neither proven "
                 f"committed nor aborted; {unclear[0]}",
-                "they are asked for again; `kafka-transactions.sh describe` shows how they stand",
+                "they are asked for again; `kafka-transactions.sh describe` shows their state",
             )
         return lost
 
-    def _proof(self, epoch: EpochNumber, receipt: Receipt, txn: Open) -> Proof:
-        found = proof.proof_of(self._client, txn)
-        if found is Proof.ABORTED and self._resending is not None and txn.spooled:
-            is_done = self._resending.is_done(self._client, epoch, receipt)
+    def _proof(self, epoch: EpochNumber, receipt: Receipt, txn: OpenTransaction) -> Proof:
+        found = proof_of(self._client, txn)
+        if found is Proof.ABORTED and self._resend is not None and txn.spooled:
+            is_done = self._resend.is_done(self._client, epoch, receipt)
             return Proof.COMMITTED if is_done else Proof.ABORTED
-        if found is Proof.UNKNOWN and not standing.is_open(self._client, txn):
+        if found is Proof.UNKNOWN and not transaction_status.is_open_now(self._client, txn):
             proven = self._ledger.own(self._client)
             return Proof.COMMITTED if proven is not None and proven > epoch else found
         return found
 
     @property
-    def _resending(self) -> Resending | None:
+    def _resend(self) -> Resend | None:
         if self._spool is None:
             return None
-        return Resending(self._sink, self._names, self._ledger, self._spool)
+        return Resend(self._sink, self._ids, self._ledger, self._spool)
 
-    def _write_again(self, epoch: EpochNumber, lost: Sequence[tuple[Receipt, Open]]) -> None:
-        if self._resending is not None and all(txn.spooled for _, txn in lost):
+    def _send_again(self, epoch: EpochNumber, lost: Sequence[Prepared]) -> None:
+        if self._resend is not None and all(txn.spooled for _, txn in lost):
             for receipt, _ in lost:
-                self._resending.send(self._client, epoch, receipt, self._handout())
+                self._resend.send(self._client, epoch, receipt, self._handout())
             return
         handles = tuple(str(receipt.handle) for receipt, _ in lost)
         raise PreparedLost(
@@ -338,12 +331,12 @@ class KafkaCommitter(Operable):
             handles=handles,
         )
 
-    def _whose(self, name: str, txn: Open) -> Handle:
+    def _handle_of(self, name: str, txn: OpenTransaction) -> Handle:
         """
-        Whose an open transaction is. A slot does not name the attempt: where this driver was not
-        told of it, by `rehearse` or `commit`, no decision that stands names it either.
+        The attempt that left a transaction open. A slot's id does not name it: then it is known
+        from `rehearse` or `commit`, or else no unsettled decision names the transaction.
         """
-        named = self._names.parse(name)
+        named = self._ids.parse(name)
         if isinstance(named, Handle):
             return named
         known = self._held.get(_key(txn))
@@ -361,5 +354,26 @@ class KafkaCommitter(Operable):
         )
 
 
-def _key(txn: Open) -> tuple[str, int, int]:
+def _key(txn: OpenTransaction) -> tuple[str, int, int]:
     return txn.transactional_id, txn.producer_id, txn.producer_epoch
+
+
+def _kafka_source_offsets(offsets: Offsets) -> transactions.GroupOffsets:
+    """Where the epoch ends in its Kafka sources; sources of other kinds are left out."""
+    found: dict[str, dict[int, tuple[int, str]]] = {}
+    for line in offsets.sources:
+        for topic, partitions in _kafka_source(line).items():
+            ends = found.setdefault(topic, {})
+            ends |= {partition: (offset, "") for partition, offset in partitions.items()}
+    return found
+
+
+def _kafka_source(line: str) -> dict[str, dict[int, int]]:
+    """Spark's Kafka source writes {"topic": {"0": 17}}. Anything else is another source."""
+    try:
+        return {
+            str(topic): {int(partition): int(end) for partition, end in ends.items()}
+            for topic, ends in json.loads(line).items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return {}

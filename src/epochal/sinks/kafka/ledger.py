@@ -1,12 +1,21 @@
-"""The ledger: a consumer group of ours whose committed offset is the newest epoch that is proven.
+"""The ledger: a consumer group whose committed offset is the newest epoch that is proven.
 
-Every transaction of an epoch commits the epoch's number to it, so the proof and the rows become
-visible by one act. An epoch without rows has no transaction: the driver then writes the number in
-one of its own. Its id is one for all drivers of the pipeline, and whoever begins it fences the
-others: what is read after that can't be overtaken by a driver that wakes up late.
+Every transaction of an epoch commits the epoch's number to the group, under partition 0 of the
+sink's topic, so rows and proof become visible in one act:
 
-The number stands under partition 0 of the sink's topic. Brokers forget a group that nobody has
-committed to for offsets.retention.minutes (a week by default): then nothing is proven any more.
+    task 0: rows, rows, TxnOffsetCommit(group, 7)   ┐
+    task 1: rows, TxnOffsetCommit(group, 7)         ┘ EndTxn of each; the group is then at 7
+
+An epoch without rows has no transaction (I8): the driver writes its number in a transaction of its
+own. The id of that is the same for all drivers of the pipeline, and InitProducerId on it fences the
+others, so a number that is read afterwards can't be changed by a driver that wakes up late:
+
+    driver 1: InitProducerId(ledger) → (20, 3)      …stalls before it writes 7
+    driver 2: InitProducerId(ledger) → (20, 4); reads 6; writes 7; goes on to 8, 9
+    driver 1: writes 7 as (20, 3)                   PRODUCER_FENCED: the group does not go back
+
+Brokers forget a group some time after its last commit (offsets.retention.minutes, a week by
+default); from then on it proves nothing.
 """
 
 from __future__ import annotations
@@ -14,39 +23,50 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from epochal.errors import EpochalError, TryAgain
-from epochal.kafka import faults
+from epochal.errors import TryAgain
 from epochal.kafka.client import Client, group_coordinator
+from epochal.kafka.errors import require_ok
+from epochal.kafka.messages.list_groups import ListGroupsRequest
 from epochal.kafka.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from epochal.sinks.kafka import ending, rights
-from epochal.sinks.kafka.every_broker import groups
-from epochal.sinks.kafka.names import Names
-from epochal.sinks.kafka.tokens import Open
+from epochal.sinks.kafka.errors import TransactionEnded, require_rights
+from epochal.sinks.kafka.receipts import OpenTransaction
+from epochal.sinks.kafka.transactional_ids import TransactionalIds
+from epochal.sinks.kafka.transactions import GroupOffsets, add_offsets, commit_one, start_one
 from epochal.terms import EpochNumber, Mark, Uid
 
 _TIMEOUT_MS = 60_000
 _ATTEMPTS_MAX = 5
 _MANY_GROUPS_FROM = 8
-"""The version of OffsetFetch that asks for groups by a list."""
+"""The version of OffsetFetch that takes a list of groups."""
 
 
-def word(run: str | None) -> str:
-    """What stands beside the number."""
+def ledger_entry(topic: str, epoch: EpochNumber, metadata: str) -> GroupOffsets:
+    return {topic: {0: (int(epoch), metadata)}}
+
+
+def ledger_metadata(run: str | None) -> str:
+    """Committed together with the number: which run the epoch belongs to."""
     return json.dumps({"run": run})
 
 
+def groups(client: Client) -> set[str]:
+    """Every consumer group that this principal may see; each broker lists its own."""
+    answers = client.ask_every_broker(ListGroupsRequest(), "listing groups")
+    return {group.group_id for answer in answers for group in answer.groups}
+
+
 class Ledger:
-    def __init__(self, names: Names, topic: str) -> None:
-        self._names = names
+    def __init__(self, ids: TransactionalIds, topic: str) -> None:
+        self._ids = ids
         self._topic = topic
         self._producer: tuple[int, int] | None = None
 
     def newest(self, client: Client) -> list[Mark]:
-        """The newest epoch of every life of this pipeline and sink that is still remembered."""
+        """The newest epoch per uid of this pipeline and sink, as far as brokers remember."""
         return [
             Mark(uid=uid, epoch=epoch, run=run)
             for uid, group in self._groups(client)
@@ -54,31 +74,32 @@ class Ledger:
         ]
 
     def own(self, client: Client) -> EpochNumber | None:
-        return self.at(client, self._names.group)
+        """The newest epoch that is proven under this uid."""
+        return self.at(client, self._ids.group)
 
     def at(self, client: Client, group: str) -> EpochNumber | None:
-        """The number that a group of ours stands at."""
+        """The epoch that is committed to a group."""
         found = self._read(client, group)
         return found[0][0] if found else None
 
     def record(
-        self, client: Client, epoch: EpochNumber, extra: Sequence[tuple[str, ending.Offsets]] = ()
+        self, client: Client, epoch: EpochNumber, others: Sequence[tuple[str, GroupOffsets]] = ()
     ) -> None:
-        """Prove an epoch that has no transaction of its own, unless it or a later one is proven."""
+        """Prove an epoch without rows, unless it or a later one is proven already."""
         for _ in range(_ATTEMPTS_MAX):
             try:
                 if self._producer is None:
-                    self._producer = ending.start_one(client, self._names.ledger, _TIMEOUT_MS)
+                    self._producer = start_one(client, self._ids.ledger, _TIMEOUT_MS)
                     proven = self.own(client)
                     if proven is not None and proven >= epoch:
                         return
-                self._write(client, self._producer, epoch, extra)
-            except ending.Ended:
+                self._write(client, self._producer, epoch, others)
+            except TransactionEnded:
                 self._producer = None
             else:
                 return
         raise TryAgain(
-            f"the ledger of epoch {epoch} can't be written: another driver takes it every time"
+            f"the ledger of epoch {epoch} can't be written: another driver fences it every time"
         )
 
     def _write(
@@ -86,42 +107,39 @@ class Ledger:
         client: Client,
         producer: tuple[int, int],
         epoch: EpochNumber,
-        extra: Sequence[tuple[str, ending.Offsets]],
+        others: Sequence[tuple[str, GroupOffsets]],
     ) -> None:
         is_v2 = client.transaction_version() >= 2
-        txn = Open(
-            transactional_id=self._names.ledger,
+        txn = OpenTransaction(
+            transactional_id=self._ids.ledger,
             producer_id=producer[0],
             producer_epoch=producer[1],
             is_v2=is_v2,
         )
-        entry = {self._topic: {0: (int(epoch), word(self._names.identity.run))}}
-        for group, offsets in ((self._names.group, entry), *extra):
-            ending.add_offsets(client, txn, group, offsets)
-        (answer,) = ending.end(client, [txn], is_commit=True)
-        # Whatever it was, the next one begins anew unless this one is known to have gone well.
+        entry = ledger_entry(self._topic, epoch, ledger_metadata(self._ids.identity.run))
+        for group, offsets in ((self._ids.group, entry), *others):
+            add_offsets(client, txn, group, offsets)
+        # Kept for the next epoch only if this commit is acknowledged.
         self._producer = None
-        if isinstance(answer, EpochalError):
-            raise answer
-        ending.require_going_on(answer.error_code, txn, f"proving epoch {epoch}")
+        answer = commit_one(client, txn, f"proving epoch {epoch}")
         self._producer = (answer.producer_id, answer.producer_epoch) if is_v2 else producer
 
     def _groups(self, client: Client) -> list[tuple[Uid, str]]:
-        """Every ledger of this pipeline and sink, of whichever uid."""
-        listed = {group: self._names.uid_of(group) for group in groups(client)}
+        """Every ledger of this pipeline and sink, under any uid."""
+        listed = {group: self._ids.uid_of(group) for group in groups(client)}
         found = {group: uid for group, uid in listed.items() if uid is not None}
-        found.setdefault(self._names.group, self._names.identity.uid)
+        found.setdefault(self._ids.group, self._ids.identity.uid)
         return [(uid, group) for group, uid in sorted(found.items())]
 
     def _read(self, client: Client, group: str) -> list[tuple[EpochNumber, str | None]]:
-        if client.spoken(OffsetFetchRequest.API_KEY)[1] >= _MANY_GROUPS_FROM:
+        if client.supported_versions(OffsetFetchRequest.API_KEY)[1] >= _MANY_GROUPS_FROM:
             wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
             request = OffsetFetchRequest(groups=[wanted])
         else:
             request = OffsetFetchRequest(group_id=group, topics=None)
         answer = client.ask(request, group_coordinator(group), code_of=_code)
-        rights.require(_code(answer), group=("Describe", group))
-        faults.check(_code(answer), f"reading the ledger {group}")
+        require_rights(_code(answer), group=("Describe", group))
+        require_ok(_code(answer), f"reading the ledger {group}")
         topics = answer.groups[0].topics if answer.groups else answer.topics
         for topic in topics:
             for part in topic.partitions:
@@ -136,8 +154,8 @@ def _code(answer: OffsetFetchResponse) -> int:
 
 def _run(metadata: str | None) -> str | None:
     try:
-        told = json.loads(metadata or "{}")
+        known = json.loads(metadata or "{}")
     except ValueError:
         return None
-    run = told.get("run") if isinstance(told, dict) else None
+    run = known.get("run") if isinstance(known, dict) else None
     return run if isinstance(run, str) else None

@@ -1,9 +1,21 @@
-"""What became of a transaction, by proof (I9).
+"""The proof of how a transaction ended (I9): its coordinator, then markers in the topic.
 
-First its coordinator is asked how the id stands. Where others have used the id since, the answer is
-in the topic: behind a row of the transaction, the first marker of its producer says how it ended.
-What neither tells, for retention has taken the place away, a ledger that has gone on does: no epoch
-begins before the one before it is settled.
+1. The coordinator describes the newest transaction of an id. If that is still the one in question,
+   its state is the proof.
+2. If the id has gone on since, or the broker has forgotten it, the topic has the proof. The receipt
+   names a few rows by their offsets (witnesses); the first marker of the same producer behind such
+   a row ended the transaction of that row:
+
+       offset   batch
+       40       rows of producer 9          ← witness of the receipt
+       43       rows of producer 11
+       45       COMMIT marker, producer 9   ← the proof: epoch 7 was committed
+       46       rows of producer 9, epoch 8
+       48       ABORT marker, producer 9      a later transaction
+
+3. If retention has removed that place, the committer asks the ledger. A number above the epoch
+   proves it, since no epoch begins before the one before it is settled. The epoch's own number
+   does not: each transaction of an epoch commits it, so one of them may have, and another not.
 """
 
 from __future__ import annotations
@@ -14,62 +26,49 @@ from epochal.kafka.batches import Marker
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
-from epochal.kafka.messages.describe_transactions import TransactionState
-from epochal.kafka.versions import NotSpoken
-from epochal.sinks.kafka import ending, rights
-from epochal.sinks.kafka.fetching import fetch
-from epochal.sinks.kafka.tokens import Open, Witness
+from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from epochal.kafka.messages.fetch import PartitionData as FetchedPartition
+from epochal.kafka.versions import UnsupportedRequest
+from epochal.sinks.kafka.errors import require_rights
+from epochal.sinks.kafka.receipts import OpenTransaction, Witness
+from epochal.sinks.kafka.transaction_status import describe, is_open
 from epochal.terms import Proof
 
-ONGOING = "Ongoing"
-COMMITTING = frozenset({"PrepareCommit", "CompleteCommit"})
-COMPLETE = "CompleteCommit"
+_COMMITTING = frozenset({"PrepareCommit", "CompleteCommit"})
 _ABORTING = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 _PROOFS = {Marker.COMMIT: Proof.COMMITTED, Marker.ABORT: Proof.ABORTED}
 _SCAN_FETCHES_MAX = 10_000
+_FETCH_BYTES = 1 << 20
 
 
-def is_open(told: TransactionState, txn: Open) -> bool:
-    return told.transaction_state == ONGOING and _names(told, txn, txn.producer_epoch)
-
-
-def proof_of(client: Client, txn: Open) -> Proof:
-    """COMMITTED or ABORTED where that is proven; UNKNOWN while it is open, or can't be told."""
+def proof_of(client: Client, txn: OpenTransaction) -> Proof:
+    """COMMITTED or ABORTED where that is proven; UNKNOWN while it is open, or without proof."""
     found = _by_coordinator(client, txn)
     return _by_markers(client, txn) if found is None else found
 
 
-def _by_coordinator(client: Client, txn: Open) -> Proof | None:
-    """None where the coordinator's word is about another transaction, or there is none."""
-    (told,) = ending.describe(client, [txn.transactional_id])
-    if isinstance(told, NotSpoken):
+def _by_coordinator(client: Client, txn: OpenTransaction) -> Proof | None:
+    """None where the coordinator describes another transaction, or none."""
+    (state,) = describe(client, [txn.transactional_id])
+    if isinstance(state, UnsupportedRequest):
         return None
-    if isinstance(told, EpochalError):
-        raise told
-    if told.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+    if isinstance(state, EpochalError):
+        raise state
+    if state.error_code == Code.TRANSACTIONAL_ID_NOT_FOUND:
         return None
-    if is_open(told, txn):
+    if is_open(state, txn):
         return Proof.UNKNOWN
-    # The newer protocol raises the epoch with every end; in the older, one above could also be a
-    # later transaction that was aborted, so there only the very epoch counts.
-    ended_as = txn.producer_epoch + (1 if txn.is_v2 else 0)
-    if told.transaction_state in COMMITTING and _names(told, txn, ended_as):
+    # The newer protocol raises the producer epoch with every end. In the older one, an epoch above
+    # could also be a later transaction that was aborted, so only the same epoch counts there.
+    ended_epoch = txn.producer_epoch + (1 if txn.is_v2 else 0)
+    if (state.producer_id, state.producer_epoch) != (txn.producer_id, ended_epoch):
+        return None
+    if state.transaction_state in _COMMITTING:
         return Proof.COMMITTED
-    if told.transaction_state in _ABORTING and _names(told, txn, ended_as):
-        return Proof.ABORTED
-    return None
+    return Proof.ABORTED if state.transaction_state in _ABORTING else None
 
 
-def is_complete(told: TransactionState, txn: Open) -> bool:
-    """Whether readers see it: its markers are written, or the id has gone on since."""
-    return not (told.transaction_state == "PrepareCommit" and told.producer_id == txn.producer_id)
-
-
-def _names(told: TransactionState, txn: Open, epoch: int) -> bool:
-    return (told.producer_id, told.producer_epoch) == (txn.producer_id, epoch)
-
-
-def _by_markers(client: Client, txn: Open) -> Proof:
+def _by_markers(client: Client, txn: OpenTransaction) -> Proof:
     for witness in txn.witnesses:
         found = _scan(client, witness, txn.producer_id)
         if found is not None:
@@ -78,11 +77,11 @@ def _by_markers(client: Client, txn: Open) -> Proof:
 
 
 def _scan(client: Client, witness: Witness, producer_id: int) -> Proof | None:
-    """The first marker of a producer behind a row of its own."""
+    """By the first marker of a producer behind a row of its own."""
     at, offset = Leader(witness.topic, witness.partition), witness.offset
     for _ in range(_SCAN_FETCHES_MAX):
         part = fetch(client, at, offset)
-        rights.require(part.error_code, topic=("Read", at.topic))
+        require_rights(part.error_code, topic=("Read", at.topic))
         if part.error_code != Code.NONE:
             return None
         here = list(batch_reader.read(part.records or b""))
@@ -94,3 +93,24 @@ def _scan(client: Client, witness: Witness, producer_id: int) -> Proof | None:
             return None
         offset = here[-1].last_offset + 1
     return None
+
+
+def fetch(client: Client, at: Leader, offset: int) -> FetchedPartition:
+    """
+    The batches of a partition from an offset on, uncommitted ones included: an open transaction of
+    another producer must not hide what is behind it.
+    """
+    wanted = FetchPartition(
+        partition=at.partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
+    )
+    request = FetchRequest(
+        max_wait_ms=10,
+        min_bytes=1,
+        max_bytes=_FETCH_BYTES,
+        isolation_level=0,
+        topics=[FetchTopic(topic=at.topic, partitions=[wanted])],
+    )
+    answer: FetchResponse = client.ask(
+        request, at, code_of=lambda response: response.responses[0].partitions[0].error_code
+    )
+    return answer.responses[0].partitions[0]

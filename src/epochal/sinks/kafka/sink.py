@@ -1,4 +1,4 @@
-"""The declaration of a Kafka sink."""
+"""`Kafka`: the declaration of a Kafka sink."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from epochal.terms import Identity, Json, SinkName
 
 try:
     from epochal.kafka.compression import Compression
-    from epochal.sinks.kafka.connecting import Server, require_addresses
-    from epochal.sinks.kafka.settings import Settings, read_settings
-    from epochal.sinks.kafka.shaping import shape_of
+    from epochal.sinks.kafka.client import Server, Settings, read_settings, require_addresses
+    from epochal.sinks.kafka.records import shape_of
     from epochal.sinks.kafka.values import Column, Value, json
-    from epochal.sinks.kafka.writer import KafkaWriter
 except ImportError as error:
     raise Misconfigured(
         f"the Kafka sink needs a package that is not installed: {error.name}",
@@ -28,6 +26,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from epochal.kit.spool import RowSpool
     from epochal.sinks.kafka.committer import KafkaCommitter
+    from epochal.sinks.kafka.writer import KafkaWriter
 
 _COMPRESSIONS = {kind.name.lower(): kind for kind in Compression}
 
@@ -45,41 +44,41 @@ class Kafka(SinkBase):
     kind: ClassVar[str] = "kafka"
 
     bootstrap: str = field(kw_only=False)
-    """`host:port` of one or more brokers, with commas between."""
+    """`host:port` of one or more brokers, separated by commas."""
     topic: str
-    """Where rows go, and the topic that the ledger is kept under. It must exist."""
+    """Where rows go; the ledger is kept under its name. It must exist."""
     value: Value | str = field(default_factory=json)
-    """`json("*")`, or what is text or bytes already. A null is a tombstone."""
+    """`json("*")`, or a column of text or bytes. A null is a tombstone."""
     key: str | None = None
     """Rows of one key go to one partition, by the Java client's hash; without, they are spread."""
     headers: str | None = None
     """array<struct<key: string, value: binary>>, or a map."""
     partition: str | None = None
-    """Says the partition of a row by itself; null leaves it to the key."""
+    """The partition of a row; null leaves it to the key."""
     timestamp: str | None = None
-    """When the row happened; the time of writing, where it is null or not given."""
+    """The time of a row; the time of writing where it is null or not given."""
     topic_from: str | None = None
-    """Says the topic of a row by itself; null means `topic`."""
+    """The topic of a row; null means `topic`."""
     order_by: Sequence[str] | str = ()
     """Rows of one key arrive in this order within an epoch. Costs a shuffle."""
     compression: str = "none"
     """none, gzip, snappy, lz4 or zstd."""
     transactional_id_prefix: str = ""
-    """Before every transactional id and group of this sink: what rights are granted on."""
+    """The first part of every transactional id and group of this sink; rights are granted on it."""
     transaction_timeout_s: float | None = None
-    """After which a broker throws an open transaction away; as long as it allows, up to an hour."""
+    """After it a broker aborts an open transaction; by default what it allows, up to an hour."""
     spool: str | bool | None = None
     """
-    Keeps what was sent until the epoch is settled: a transaction that the broker threw away after
-    the decision is then sent again from there. True keeps it inside the checkpoint, or beside a
-    session's log; else a folder that driver and executors share, or a URL.
+    Keeps the rows until the epoch is settled, so that a transaction which the broker aborted after
+    the decision can be sent again. True keeps them inside the checkpoint, or beside a session's
+    log; otherwise a folder that driver and executors share, or a URL.
     """
     commit_offsets: str | None = None
     """A consumer group that gets the epoch's Kafka source offsets, in one of its transactions."""
     batch_bytes: int = 1 << 20
-    """Records gathered for a partition before they are sent; the topic's limit if that is less."""
+    """Records buffered for a partition before they are sent; the topic's limit if that is less."""
     buffer_bytes: int = 32 << 20
-    """Records that a task holds in all before it sends them."""
+    """Records that a task buffers in all before it sends them."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Client settings by the names of Spark's Kafka sink: {"kafka.security.protocol": "SSL"}."""
     username: str | None = None
@@ -88,7 +87,7 @@ class Kafka(SinkBase):
     sasl_mechanism: str | None = None
     """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
     token: Callable[[], str] | None = field(default=None, repr=False)
-    """Gives a token for OAUTHBEARER, asked at every connection; must be importable on executors."""
+    """Returns a token for OAUTHBEARER; called at every connection, importable on executors."""
     tls: bool = False
     ca_file: str | None = None
     certificate_file: str | None = None
@@ -96,16 +95,16 @@ class Kafka(SinkBase):
     key_password: Secret | str | None = None
 
     server: Server = field(init=False, repr=False)
-    made_of: Value = field(init=False, repr=False)
+    encoding: Value = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._set("bootstrap", require_addresses(self.bootstrap))
         for name in ("password", "key_password"):
             given = getattr(self, name)
             self._set(name, HeldSecret(given) if isinstance(given, str) else given)
-        self._set("made_of", Column(self.value) if isinstance(self.value, str) else self.value)
+        self._set("encoding", Column(self.value) if isinstance(self.value, str) else self.value)
         self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
-        self._require_sense()
+        self._require_valid()
         if self.spool and self.spool is not True:
             from epochal.kit.spool import spool_url  # noqa: PLC0415  most sinks have none
 
@@ -132,7 +131,7 @@ class Kafka(SinkBase):
             key_password=self.key_password,  # type: ignore[arg-type]  # the same
         )
         found = read_settings(base, self.options)
-        # What was read is kept in `server`; the mapping itself may hold a secret.
+        # They are in `server` now; the mapping itself may hold a secret.
         self._set("options", {})
         if found.compression is not None:
             self._set("compression", found.compression)
@@ -142,7 +141,7 @@ class Kafka(SinkBase):
             self._set("transaction_timeout_s", found.transaction_timeout_s)
         return found
 
-    def _require_sense(self) -> None:
+    def _require_valid(self) -> None:
         if not self.topic:
             raise Misconfigured("Kafka: no topic is named", "topic=…")
         if self.compression not in _COMPRESSIONS:
@@ -156,12 +155,12 @@ class Kafka(SinkBase):
 
     @property
     def target(self) -> str:
-        """The topic alone: brokers come and go, and receipts name the cluster by its own id."""
+        """The topic only: brokers change, and receipts name the cluster by its id."""
         return self.topic
 
     @property
     def prepares_last(self) -> bool:
-        """An open transaction holds back every reader of its partitions: open it late."""
+        """An open transaction makes every reader of its partitions wait: open it late."""
         return True
 
     @property
@@ -183,13 +182,13 @@ class Kafka(SinkBase):
         }
 
     def grants(self, principal: str = "") -> list[str]:
-        """The commands that give a principal the least this sink needs."""
-        from epochal.sinks.kafka.grants import grants  # noqa: PLC0415  for people, not for tasks
+        """The commands that grant a principal the least that this sink needs."""
+        from epochal.sinks.kafka.operate import grants  # noqa: PLC0415  tasks don't need it
 
         return grants(self, principal or f"User:{self.username or 'epochal'}")
 
     def row_spool(self, location: str | None) -> RowSpool | None:
-        """The spool of a pipeline that has this place of its own; None where rows are not kept."""
+        """The spool of a pipeline with this folder; None where rows are not kept."""
         if not self.spool or (self.spool is True and location is None):
             return None
         from epochal.kit.spool import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
@@ -199,10 +198,11 @@ class Kafka(SinkBase):
         return RowSpool.at(self.spool)
 
     def writer(self, task: Task) -> KafkaWriter:
+        from epochal.sinks.kafka.writer import KafkaWriter  # noqa: PLC0415  on executors
+
         return KafkaWriter(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> KafkaCommitter:
-        # A fresh Python worker pays for every import, and tasks need nothing of this.
-        from epochal.sinks.kafka.committer import KafkaCommitter  # noqa: PLC0415
+        from epochal.sinks.kafka.committer import KafkaCommitter  # noqa: PLC0415  on the driver
 
         return KafkaCommitter(self, identity, limits)

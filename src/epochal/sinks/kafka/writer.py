@@ -1,14 +1,18 @@
-"""Prepares rows: one transaction a task attempt, every row acknowledged, left open for the driver.
+"""`KafkaWriter`: one transaction per task attempt, all rows acknowledged, left open for the driver.
 
-The id is the pool's where the driver has kept a slot for this partition and no other attempt can
-come to use it; else it is the attempt's own name, used once and never again. A task without rows
-opens nothing.
+The transactional id is a slot of the driver's pool where this is the first attempt of its partition
+and the pool has one; otherwise the attempt's own handle, used once. The reasons are in
+`transactional_ids`. A task without rows opens nothing.
+
+Rows of a partition are buffered until they fill a batch. They come in pieces, slices of the batches
+that the task is given: a piece is cut where a batch is full, and only a batch of several pieces is
+copied together.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,20 +22,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import number_array, numbers, scalar
 from epochal.contract import Task
-from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.errors import EpochalError, InvariantBroken, Misconfigured, RowRejected
 from epochal.kafka import batches, partitioner
 from epochal.kafka.batches import Columns
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.varints import Ints
-from epochal.sinks.kafka import ending
-from epochal.sinks.kafka.connecting import borrow, give_back
-from epochal.sinks.kafka.gathering import Waiting
-from epochal.sinks.kafka.names import slot_id
-from epochal.sinks.kafka.sending import Sending
-from epochal.sinks.kafka.shaping import Records, records_of, value_type
-from epochal.sinks.kafka.tokens import Handout, Open
+from epochal.sinks.kafka.batch_sender import BatchSender
+from epochal.sinks.kafka.client import borrow_client, return_client
+from epochal.sinks.kafka.receipts import Handout, OpenTransaction
+from epochal.sinks.kafka.records import Records, records_of, take_rows, value_type
+from epochal.sinks.kafka.transactional_ids import slot_id
+from epochal.sinks.kafka.transactions import add_offsets, end_transactions, start_one
 from epochal.terms import Fingerprint, Json, Receipt
 
 if TYPE_CHECKING:
@@ -40,115 +44,103 @@ if TYPE_CHECKING:
 
 class KafkaWriter:
     def __init__(
-        self, sink: Kafka, task: Task, *, again: tuple[str, tuple[int, int]] | None = None
+        self, sink: Kafka, task: Task, *, producer: tuple[str, tuple[int, int]] | None = None
     ) -> None:
-        """`again` is the id and producer under which spooled rows are sent another time."""
+        """`producer`: transactional id, producer id and epoch for spooled rows that are resent."""
         self._sink = sink
-        self._again = again
+        self._given_producer = producer
         self._task = task
         self._handout = Handout.from_json(task.handout)
         self._client: Client | None = None
-        self._open: Open | None = None
-        self._sending: Sending | None = None
+        self._open: OpenTransaction | None = None
+        self._sender: BatchSender | None = None
         self._opened_s = 0.0
-        self._waiting: dict[Leader, Waiting] = {}
+        self._buffers: dict[Leader, Buffer] = {}
         self._rows = 0
         self._bytes = 0
-        """
-        What came in since all was sent: a row that waits keeps the whole batch that it came in.
-        """
+        """Buffered since everything was sent: one buffered row keeps its whole batch in memory."""
         self._turn = task.handle.partition
-        """Whose turn it is among partitions to get rows without a key."""
+        """Rows without a key go to the partitions in turn."""
         self._batch_bytes = min(sink.batch_bytes, self._handout.batch_bytes_max)
-        spool = None if again else sink.row_spool(self._handout.location)
+        spool = None if producer else sink.row_spool(self._handout.location)
         self._spool = None if spool is None else spool.writer(task.handle, task.schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        sending = self._begun()
+        sender = self._begun()
         if self._spool is not None:
             self._spool.write(batch)
-        records = records_of(self._sink, batch, self._value_with(batch.schema))
+        records = records_of(self._sink, batch, self._encoder(batch.schema))
         for target, rows, sizes in self._assigned(records):
-            self._waiting.setdefault(target, Waiting()).add(rows, sizes)
+            self._buffers.setdefault(target, Buffer()).add(rows, sizes)
             self._bytes += int(sizes.sum())
-        self._flush_full(sending)
+        self._flush_full(sender)
         self._rows += batch.num_rows
 
     def prepare(self) -> Receipt:
-        if self._open is None or self._sending is None or self._client is None:
+        if self._open is None or self._sender is None or self._client is None:
             return Receipt(handle=self._task.handle, fingerprint=Fingerprint(0))
-        txn, sending = self._open, self._sending
-        self._flush(sending)
-        self._prove(txn)
-        witnesses = sending.finish()
+        txn, sender = self._open, self._sender
+        self._flush(sender)
+        self._prove(self._client, txn)
+        witnesses = sender.finish()
         spooled = 0 if self._spool is None else self._spool.finish().rows
-        give_back(self._sink.server, self._client)
+        return_client(self._sink.server, self._client)
         self._client = None
-        left = Open(
-            transactional_id=txn.transactional_id,
-            producer_id=txn.producer_id,
-            producer_epoch=txn.producer_epoch,
-            is_v2=txn.is_v2,
+        left_open = replace(
+            txn,
             cluster=self._handout.cluster,
-            partitions=sending.partitions,
+            partitions=sender.partitions,
             witnesses=witnesses,
-            timeout_ms=self._handout.timeout_ms,
             open_s=time.monotonic() - self._opened_s,
             spooled=spooled,
         )
         return Receipt(
             handle=self._task.handle,
             fingerprint=Fingerprint(self._rows),
-            bytes=sending.bytes,
-            token=left.to_token(),
+            bytes=sender.bytes,
+            token=left_open.to_token(),
         )
 
     def abort(self) -> None:
-        """Only a courtesy: readers wait for as long as it stays open."""
+        """Readers wait as long as the transaction stays open; the driver would abort it later."""
         if self._spool is not None:
             with suppress(EpochalError, OSError):
                 self._spool.discard()
         if self._client is None or self._open is None:
             return
-        # What went out and was not answered must not arrive behind the abort: a fresh connection
-        # could overtake it. The driver's abort, which raises the producer epoch, has no such limit.
+        # A batch under way must not arrive after the abort, which could overtake it on another
+        # connection. The driver's abort raises the producer epoch and has no such limit.
         client, self._client = self._client, None
         with suppress(EpochalError):
-            if self._sending is not None:
-                self._sending.drain()
-            ending.end(client, [self._open], is_commit=False)
+            if self._sender is not None:
+                self._sender.drain()
+            end_transactions(client, [self._open], is_commit=False)
         client.close()
 
-    def __del__(self) -> None:
-        """An attempt that neither prepared nor aborted was given up by its engine."""
-        client = getattr(self, "_client", None)
-        if client is not None:
-            client.close()
-
-    def _value_with(self, schema: pa.Schema) -> Json:
+    def _encoder(self, schema: pa.Schema) -> Json:
         """
-        What the driver handed for values. Rows of a session and rows that are sent again come to
-        it with columns of their own: there it is asked for here, in the driver's process.
+        What `Value.ready` returned on the driver. A session and `resend` know the columns only when
+        rows arrive: then it is asked here, and this is the driver's process.
         """
         if self._handout.value is None:
             kind = value_type(self._sink, schema)
-            value = self._sink.made_of.ready(self._sink.topic, kind)
+            value = self._sink.encoding.ready(self._sink.topic, kind)
             self._handout = replace(self._handout, value=value)
         return self._handout.value
 
-    def _begun(self) -> Sending:
-        if self._sending is not None:
-            return self._sending
-        self._client = borrow(self._sink.server)
+    def _begun(self) -> BatchSender:
+        if self._sender is not None:
+            return self._sender
+        self._client = borrow_client(self._sink.server)
         known = self._client.await_topic(self._sink.topic)
         if known.partition_count < self._handout.partitions:
-            # A client that is kept in its process has not seen the partitions that were added.
+            # A client kept from an earlier epoch does not know partitions added since.
             self._client.forget(Leader(self._sink.topic, 0))
         is_v2 = self._handout.is_v2 and self._client.transaction_version() >= 2
         name, (producer_id, producer_epoch) = self._producer(self._client)
-        self._open = Open(
+        self._open = OpenTransaction(
             transactional_id=name,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
@@ -156,36 +148,34 @@ class KafkaWriter:
             timeout_ms=self._handout.timeout_ms,
         )
         self._opened_s = time.monotonic()
-        self._sending = Sending(
+        self._sender = BatchSender(
             self._client,
             self._open,
             compression=self._sink.codec,
             batch_bytes_max=self._handout.batch_bytes_max,
         )
-        return self._sending
+        return self._sender
 
     def _producer(self, client: Client) -> tuple[str, tuple[int, int]]:
-        if self._again is not None:
-            return self._again
+        if self._given_producer is not None:
+            return self._given_producer
         handle, prefix = self._task.handle, self._sink.transactional_id_prefix
-        kept = self._handout.slots.get(handle.partition) if self._task.is_first else None
-        if kept is not None:
-            return slot_id(prefix, handle), kept
+        slot = self._handout.slots.get(handle.partition) if self._task.is_first else None
+        if slot is not None:
+            return slot_id(prefix, handle), slot
         name = f"{prefix}{handle}"
-        return name, ending.start_one(client, name, self._handout.timeout_ms)
+        return name, start_one(client, name, self._handout.timeout_ms)
 
-    def _prove(self, txn: Open) -> None:
-        """The epoch, in the ledger, by the very transaction that makes its rows visible."""
-        if self._client is None:
-            return
+    def _prove(self, client: Client, txn: OpenTransaction) -> None:
+        """Write the epoch to the ledger in the same transaction as its rows."""
         epoch = int(self._task.handle.epoch)
-        entry = {self._sink.topic: {0: (epoch, self._handout.word)}}
-        ending.add_offsets(self._client, txn, self._handout.group, entry)
+        entry = {self._sink.topic: {0: (epoch, self._handout.metadata)}}
+        add_offsets(client, txn, self._handout.group, entry)
 
-    # Which rows go where
+    # Partitions
 
     def _assigned(self, records: Records) -> Iterator[tuple[Leader, Columns, Ints]]:
-        """Rows of one partition each, and what each row takes."""
+        """Rows by partition, and the bytes of each row."""
         for topic, part in self._by_topic(records):
             yield from self._by_partition(topic, part)
 
@@ -193,10 +183,11 @@ class KafkaWriter:
         if records.topic is None:
             yield self._sink.topic, records
             return
-        named = pc.fill_null(records.topic, self._sink.topic)
+        kind = records.topic.type
+        named = pc.fill_null(records.topic, scalar(self._sink.topic, kind))
         for topic in pc.unique(named).to_pylist():
-            indexes = pc.indices_nonzero(pc.equal(named, topic))
-            yield str(topic), _taken(records, indexes)
+            indexes = pc.indices_nonzero(pc.equal(named, scalar(topic, kind)))
+            yield str(topic), records.take(indexes)
 
     def _by_partition(self, topic: str, records: Records) -> Iterator[tuple[Leader, Columns, Ints]]:
         count = self._partition_count(topic)
@@ -213,7 +204,7 @@ class KafkaWriter:
             yield Leader(topic, 0), rows, sizes
             return
         order, spans = partitioner.group(found)
-        rows, sizes = _columns_taken(rows, pa.array(order)), sizes[order]
+        rows, sizes = take_rows(rows, number_array(order)), sizes[order]
         for partition, start, length in spans:
             part = rows.slice(start, length)
             yield Leader(topic, partition), part, sizes[start : start + length]
@@ -228,7 +219,8 @@ class KafkaWriter:
             found = partitioner.assign(rows.key, count, unkeyed=unkeyed)
         if records.partition is None:
             return found
-        wanted: npt.NDArray[np.int32] = pc.fill_null(records.partition, -1).to_numpy()
+        given = pc.fill_null(records.partition, scalar(-1, pa.int32()))
+        wanted: npt.NDArray[np.int32] = numbers(given)
         beyond = wanted[wanted >= count]
         if len(beyond):
             raise RowRejected(
@@ -241,7 +233,7 @@ class KafkaWriter:
         if topic == self._sink.topic:
             return self._handout.partitions
         if self._client is None:
-            raise Misconfigured("nothing has been begun")
+            raise InvariantBroken("a partition was asked for before the transaction began")
         found = self._client.await_topic(topic).partition_count
         if not found:
             raise Misconfigured(f"there is no topic {topic!r}", "create it, or correct its name")
@@ -249,37 +241,70 @@ class KafkaWriter:
 
     # Batches
 
-    def _flush_full(self, sending: Sending) -> None:
+    def _flush_full(self, sender: BatchSender) -> None:
         if self._bytes > self._sink.buffer_bytes:
-            self._flush(sending)
+            self._flush(sender)
             return
-        full = [at for at, held in self._waiting.items() if held.bytes >= self._batch_bytes]
-        self._send(sending, full, with_rest=False)
+        full = [at for at, held in self._buffers.items() if held.bytes >= self._batch_bytes]
+        self._send(sender, full, with_rest=False)
 
-    def _flush(self, sending: Sending) -> None:
-        """All that waits, whether it fills a batch or not."""
-        self._send(sending, [at for at, held in self._waiting.items() if held], with_rest=True)
+    def _flush(self, sender: BatchSender) -> None:
+        """Send everything buffered, also batches that are not full."""
+        self._send(sender, [at for at, held in self._buffers.items() if held], with_rest=True)
         self._bytes = 0
 
-    def _send(self, sending: Sending, targets: list[Leader], *, with_rest: bool) -> None:
-        sending.join(set(targets))
+    def _send(self, sender: BatchSender, targets: list[Leader], *, with_rest: bool) -> None:
+        sender.join(set(targets))
         for target in targets:
-            for rows in self._waiting[target].take(self._batch_bytes, with_rest=with_rest):
-                sending.send(target, rows)
+            for rows in self._buffers[target].take(self._batch_bytes, with_rest=with_rest):
+                sender.send(target, rows)
 
 
-def _columns_taken(rows: Columns, indexes: pa.Array) -> Columns:
-    def part(column: pa.Array | None) -> pa.Array | None:
-        return None if column is None else column.take(indexes)
+class Buffer:
+    """Rows of one partition that don't fill a batch yet."""
+
+    __slots__ = ("_pieces", "_sizes", "bytes")
+
+    def __init__(self) -> None:
+        self._pieces: list[Columns] = []
+        self._sizes: list[Ints] = []
+        self.bytes = 0
+        """At least what all of them take as records."""
+
+    def add(self, rows: Columns, sizes: Ints) -> None:
+        """`sizes`: the bytes of each row, from `batches.row_bytes`."""
+        self._pieces.append(rows)
+        self._sizes.append(sizes)
+        self.bytes += int(sizes.sum())
+
+    def take(self, batch_bytes_max: int, *, with_rest: bool) -> Iterator[Columns]:
+        """Remove full batches; rows that fill none stay, or come last `with_rest`."""
+        pieces, sizes = self._pieces, self._sizes
+        self._pieces, self._sizes, self.bytes = [], [], 0
+        *full, rest = batches.portions(sizes, batch_bytes_max)
+        for portion in full:
+            yield _joined([pieces[at].slice(start, end - start) for at, start, end in portion])
+        for at, start, end in rest:
+            self.add(pieces[at].slice(start, end - start), sizes[at][start:end])
+        if with_rest or self.bytes >= batch_bytes_max:
+            last, self._pieces, self._sizes, self.bytes = self._pieces, [], [], 0
+            yield _joined(last)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+
+def _joined(pieces: Sequence[Columns]) -> Columns:
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def both(name: str) -> pa.Array | None:
+        columns = [getattr(piece, name) for piece in pieces]
+        return None if columns[0] is None else pa.concat_arrays(columns)
 
     return Columns(
-        value=rows.value.take(indexes),
-        key=part(rows.key),
-        timestamp_ms=part(rows.timestamp_ms),
-        headers=part(rows.headers),
+        value=both("value"),
+        key=both("key"),
+        timestamp_ms=both("timestamp_ms"),
+        headers=both("headers"),
     )
-
-
-def _taken(records: Records, indexes: pa.Array) -> Records:
-    partition = None if records.partition is None else records.partition.take(indexes)
-    return Records(columns=_columns_taken(records.columns, indexes), partition=partition)

@@ -67,7 +67,7 @@ def test_a_null_value_is_a_tombstone_and_a_null_key_none(place: Place) -> None:
     ]
 
 
-def test_a_row_may_say_its_partition_topic_time_and_headers(place: Place) -> None:
+def test_a_row_may_have_its_own_partition_topic_time_and_headers(place: Place) -> None:
     topic, other = place.topic(partitions=3), place.topic()
     rows = pa.table(
         {
@@ -140,7 +140,7 @@ def test_a_row_that_waits_for_company_does_not_hold_memory_for_ever(place: Place
     writer = life.writer(rows, 0, handout=life.begin(0))
     for _ in range(10):
         writer.write(rows.to_batches()[0])
-    writer._sending.finish()
+    writer._sender.finish()
     sent = [message.partition() for message in place.messages(topic, committed=False)]
     assert sent.count(1) >= 6
     writer.abort()
@@ -173,15 +173,15 @@ def shrink(place: Place, topic: str, message_bytes_max: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "told"),
+    ("values", "kind", "expected"),
     [
         (["x" * 5000], RowRejected, "a row with the key b?'key' takes 5"),
         (["x" * 100] * 50, Misconfigured, "a batch of 50 rows"),
     ],
     ids=["one row", "many rows"],
 )
-def test_what_a_broker_refuses_as_too_large_is_told_with_the_way_out(
-    place: Place, values: list[str], kind: type[EpochalError], told: str
+def test_a_batch_that_a_broker_refuses_as_too_large_is_reported_with_the_way_out(
+    place: Place, values: list[str], kind: type[EpochalError], expected: str
 ) -> None:
     topic = place.topic()
     life = place.life(topic, key="k", value="v")
@@ -191,7 +191,7 @@ def test_what_a_broker_refuses_as_too_large_is_told_with_the_way_out(
     writer = life.writer(rows, 0, handout=handout)
     for batch in rows.to_batches():
         writer.write(batch)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=expected) as caught:
         writer.prepare()
     assert "max.message.bytes" in caught.value.hint or "batch_bytes=" in caught.value.hint
     writer.abort()
@@ -227,7 +227,7 @@ def test_partitions_that_are_added_are_used_by_all_tasks_of_an_epoch(place: Plac
     assert made.error_code == 0
     life.write(1, some(*range(20, 40)))
     assert {message.partition() for message in place.messages(topic)} == {0}
-    life.committer._asked_s = float("-inf")
+    life.committer._limits_read_s = float("-inf")
     life.write(2, some(*range(40, 80)), some(*range(80, 120)))
     assert {message.partition() for message in place.messages(topic)} == {0, 1, 2, 3}
     assert place.ids(topic) == list(range(120))
@@ -238,7 +238,7 @@ def checked(life, rows: pa.Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"key": "nothing"}, "none of the columns id, name"),
         ({"value": "nothing"}, "none of the columns id, name"),
@@ -251,9 +251,9 @@ def checked(life, rows: pa.Table) -> None:
     ],
     ids=str,
 )
-def test_columns_that_do_not_fit_are_refused_at_the_start(place: Place, options, told) -> None:
+def test_columns_that_do_not_fit_are_refused_at_the_start(place: Place, options, expected) -> None:
     life = place.life(place.topic(), **options)
-    with pytest.raises(Misconfigured, match=told):
+    with pytest.raises(Misconfigured, match=expected):
         checked(life, some(1))
 
 
@@ -270,7 +270,7 @@ def test_a_topic_that_is_not_there_is_named_at_the_start(place: Place) -> None:
         checked(life, some(1))
 
 
-def test_a_cluster_that_can_not_be_reached_is_told(place: Place) -> None:
+def test_a_cluster_that_can_not_be_reached_is_reported(place: Place) -> None:
     sink = Kafka("127.0.0.1:1", topic="t", options={"request.timeout.ms": "500"})
     life = place.keep(type(place.life("t"))(sink=sink))
     with pytest.raises(TryAgain, match="no broker can be reached"):
@@ -292,7 +292,7 @@ def test_the_brokers_are_asked_what_they_allow(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"kafka.acks": "1"}, "exactly-once needs all"),
         ({"kafka.enable.idempotence": "false"}, "exactly-once needs true"),
@@ -304,10 +304,10 @@ def test_the_brokers_are_asked_what_they_allow(place: Place) -> None:
     ],
     ids=str,
 )
-def test_settings_that_break_the_promise_or_are_unknown_are_refused(options, told) -> None:
+def test_settings_that_break_the_promise_or_are_unknown_are_refused(options, expected) -> None:
     with pytest.raises(Misconfigured) as caught:
         Kafka("b:9092", topic="t", options=options)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_settings_by_the_names_of_spark_are_taken_and_secrets_stay_hidden() -> None:
@@ -330,15 +330,15 @@ def test_settings_by_the_names_of_spark_are_taken_and_secrets_stay_hidden() -> N
     settings = again.server.settings
     assert (settings.username, settings.mechanism) == ("etl", "SCRAM-SHA-256")
     assert settings.password.reveal() == "hunter2"
-    for told in (repr(again), str(again.describe()), repr(again.server), *again.grants()):
-        assert "hunter2" not in told
+    for expected in (repr(again), str(again.describe()), repr(again.server), *again.grants()):
+        assert "hunter2" not in expected
 
 
 def test_grants_name_what_the_sink_touches() -> None:
     sink = Kafka("b:9092", topic="orders", transactional_id_prefix="shop-", commit_offsets="lag")
-    told = "\n".join(sink.grants("User:etl"))
+    expected = "\n".join(sink.grants("User:etl"))
     for part in ("--topic orders", "--transactional-id shop-epochal-", "--group lag", "User:etl"):
-        assert part in told
+        assert part in expected
 
 
 def test_ids_and_groups_begin_with_the_prefix(place: Place) -> None:
@@ -352,5 +352,5 @@ def test_ids_and_groups_begin_with_the_prefix(place: Place) -> None:
 
 def test_a_handout_is_needed(place: Place) -> None:
     life = place.life(place.topic())
-    with pytest.raises(EpochalError, match="handed nothing"):
+    with pytest.raises(EpochalError, match="got no handout"):
         life.writer(some(1), EpochNumber(0), handout=None)

@@ -1,8 +1,11 @@
-"""Sends batches inside one transaction, several under way a partition, each acknowledged by all.
+"""`BatchSender`: batches of one transaction, several under way per partition, with acks=all.
 
-Batches of a partition are numbered, and a broker takes them in order only and each once. So what
-went unanswered is sent again as it was: it lands once. After a failure everything of that partition
-that is under way is waited for, and then sent again one by one.
+Batches of a partition have sequence numbers; a broker appends them only in order, and each once. So
+a batch without an answer is sent again unchanged, and is appended once:
+
+    sent       0  1  2       1 fails: its leader has moved
+    answered   0             2 is refused (out of order) or, if 1 did arrive, appended
+    then       wait for 2 as well; ask for the leader; send 1, wait, send 2, wait
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejected, TryAgain
-from epochal.kafka import batches, faults
+from epochal.kafka import batches
 from epochal.kafka.batches import Columns, Producer
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Coordinator, Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.compression import Compression
 from epochal.kafka.connection import Pending
+from epochal.kafka.errors import MAY_HAVE_HAPPENED, error_for, is_transient
 from epochal.kafka.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -31,13 +35,12 @@ from epochal.kafka.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from epochal.sinks.kafka import rights
-from epochal.sinks.kafka.ending import ENDED, require_going_on
-from epochal.sinks.kafka.tokens import WITNESSES_MAX, Open, Witness
+from epochal.sinks.kafka.errors import ENDED, require_ongoing, require_rights
+from epochal.sinks.kafka.receipts import WITNESSES_MAX, OpenTransaction, Witness
 
 _UNDER_WAY_MAX = 5
-"""A broker remembers this many batches of a producer: of older ones it can't tell a repetition."""
-_PRODUCE_BEFORE_V2 = 11
+"""A broker remembers this many batches of a producer, and knows a repetition only of those."""
+_V1_PRODUCE_MAX = 11
 _ACKS_ALL = -1
 
 
@@ -45,12 +48,12 @@ _ACKS_ALL = -1
 class _Batch:
     request: ProduceRequest
     count: int
-    told: str
-    """Which rows these are, for people."""
+    description: str
+    """Which rows these are, for messages."""
     pending: Pending[ProduceResponse] | None
 
 
-class _Line:
+class _Queue:
     """The batches of one partition that are not acknowledged yet, the oldest first."""
 
     def __init__(self) -> None:
@@ -59,38 +62,43 @@ class _Line:
         self.last_offset = -1
 
 
-class Sending:
-    """One transaction's rows on their way. For one thread."""
+class BatchSender:
+    """Sends the rows of one transaction. For one thread."""
 
     def __init__(
-        self, client: Client, txn: Open, *, compression: Compression, batch_bytes_max: int
+        self,
+        client: Client,
+        txn: OpenTransaction,
+        *,
+        compression: Compression,
+        batch_bytes_max: int,
     ) -> None:
         self._client = client
         self._txn = txn
         self._compression = compression
         self._batch_bytes_max = batch_bytes_max
-        self._lines: dict[Leader, _Line] = {}
+        self._queues: dict[Leader, _Queue] = {}
         self.bytes = 0
 
     @property
     def partitions(self) -> int:
-        return len(self._lines)
+        return len(self._queues)
 
     def join(self, targets: set[Leader]) -> None:
-        """Make partitions part of the transaction; in the newer protocol the first batch does."""
-        new = sorted(targets - self._lines.keys(), key=lambda one: (one.topic, one.partition))
+        """Add partitions to the transaction; in the newer protocol the first batch does that."""
+        new = sorted(targets - self._queues.keys(), key=lambda one: (one.topic, one.partition))
         if not new:
             return
         if not self._txn.is_v2:
             self._add(new)
         for target in new:
-            self._lines[target] = _Line()
+            self._queues[target] = _Queue()
 
     def send(self, target: Leader, rows: Columns) -> None:
-        """Send one batch. Waits only where too many of its partition are under way."""
-        line = self._lines[target]
-        while len(line.under_way) >= _UNDER_WAY_MAX:
-            self._settle(target, line)
+        """Send one batch. Waits only if too many batches of its partition are under way."""
+        queue = self._queues[target]
+        while len(queue.under_way) >= _UNDER_WAY_MAX:
+            self._settle(target, queue)
         parts = batches.encode(
             rows,
             default_timestamp_ms=int(time.time() * 1000),
@@ -98,14 +106,14 @@ class Sending:
             producer=Producer(
                 producer_id=self._txn.producer_id,
                 producer_epoch=self._txn.producer_epoch,
-                base_sequence=line.sequence,
+                base_sequence=queue.sequence,
                 is_transactional=True,
             ),
         )
         records = b"".join(parts)
-        told = _told_of(rows, len(records))
+        description = _describe(rows, len(records))
         if len(records) > self._batch_bytes_max:
-            raise _too_large(target, told, len(rows), f"{self._batch_bytes_max} bytes")
+            raise _too_large(target, description, len(rows), f"{self._batch_bytes_max} bytes")
         self.bytes += len(records)
         request = ProduceRequest(
             transactional_id=self._txn.transactional_id,
@@ -118,25 +126,25 @@ class Sending:
                 )
             ],
         )
-        line.sequence = batches.next_sequence(line.sequence, len(rows))
+        queue.sequence = batches.next_sequence(queue.sequence, len(rows))
         pending = self._submitted(target, request)
-        line.under_way.append(_Batch(request, len(rows), told, pending))
+        queue.under_way.append(_Batch(request, len(rows), description, pending))
 
     def finish(self) -> list[Witness]:
-        """Wait for every acknowledgement. Gives a few rows by their places."""
-        for target, line in self._lines.items():
-            while line.under_way:
-                self._settle(target, line)
+        """Wait for every acknowledgement. Returns the offsets of a few rows."""
+        for target, queue in self._queues.items():
+            while queue.under_way:
+                self._settle(target, queue)
         return [
-            Witness(target.topic, target.partition, line.last_offset)
-            for target, line in self._lines.items()
-            if line.last_offset >= 0
+            Witness(target.topic, target.partition, queue.last_offset)
+            for target, queue in self._queues.items()
+            if queue.last_offset >= 0
         ][:WITNESSES_MAX]
 
     def drain(self) -> None:
-        """Let all that is under way come to its end, whatever that is."""
-        for line in self._lines.values():
-            for batch in line.under_way:
+        """Wait until nothing is under way any more, whatever the answers are."""
+        for queue in self._queues.values():
+            for batch in queue.under_way:
                 self._await(batch)
 
     def _ask(self, target: Leader, request: ProduceRequest) -> Ask[ProduceResponse]:
@@ -144,8 +152,8 @@ class Sending:
             request=request,
             to=target,
             is_repeatable=True,
-            code_of=lambda answer: _told(answer).error_code,
-            version_max=None if self._txn.is_v2 else _PRODUCE_BEFORE_V2,
+            code_of=lambda answer: _result(answer).error_code,
+            version_max=None if self._txn.is_v2 else _V1_PRODUCE_MAX,
         )
 
     def _submitted(
@@ -157,36 +165,36 @@ class Sending:
             self._client.forget(target)
             return None
 
-    def _settle(self, target: Leader, line: _Line) -> None:
-        """Wait for the oldest batch of a partition; if it failed, send all again in order."""
-        if self._take_answer(target, line):
+    def _settle(self, target: Leader, queue: _Queue) -> None:
+        """Wait for the oldest batch of a partition; if it failed, resend all in order."""
+        if self._take_answer(target, queue):
             return
-        for later in list(line.under_way)[1:]:
+        for later in list(queue.under_way)[1:]:
             self._await(later)
         self._client.forget(target)
-        while line.under_way:
-            first = line.under_way[0]
+        while queue.under_way:
+            first = queue.under_way[0]
             first.pending = None
-            told = _told(self._asked(target, first))
-            self._require_taken(target, first, told)
-            self._acknowledged(line, told)
+            result = _result(self._resend(target, first))
+            self._require_appended(target, first, result)
+            self._acknowledged(queue, result)
 
-    def _take_answer(self, target: Leader, line: _Line) -> bool:
-        first = line.under_way[0]
+    def _take_answer(self, target: Leader, queue: _Queue) -> bool:
+        first = queue.under_way[0]
         if first.pending is None:
             return False
         try:
-            told = _told(first.pending.result())
+            result = _result(first.pending.result())
         except (TryAgain, OutcomeUnknown):
             return False
-        if faults.is_passing(told.error_code) or told.error_code in faults.MAY_HAVE_HAPPENED:
+        if is_transient(result.error_code) or result.error_code in MAY_HAVE_HAPPENED:
             return False
-        self._require_taken(target, first, told)
-        self._acknowledged(line, told)
+        self._require_appended(target, first, result)
+        self._acknowledged(queue, result)
         return True
 
     def _await(self, batch: _Batch) -> None:
-        """Let a batch behind a failed one come to its end; it is sent again whatever that was."""
+        """Wait for a batch behind a failed one; it is sent again whatever the answer is."""
         if batch.pending is None:
             return
         try:
@@ -194,30 +202,32 @@ class Sending:
         except EpochalError:
             return
 
-    def _asked(self, target: Leader, batch: _Batch) -> ProduceResponse:
+    def _resend(self, target: Leader, batch: _Batch) -> ProduceResponse:
         (answer,) = self._client.ask_all([self._ask(target, batch.request)])
         if isinstance(answer, EpochalError):
-            # Nothing is lost: the attempt ends here, and its transaction is aborted.
+            # The attempt fails here, and its transaction is aborted.
             raise TryAgain(answer.message, answer.hint) from answer
         return answer
 
-    def _acknowledged(self, line: _Line, told: PartitionProduceResponse) -> None:
-        batch = line.under_way.popleft()
-        if told.error_code == Code.NONE and told.base_offset >= 0:
-            line.last_offset = told.base_offset + batch.count - 1
+    def _acknowledged(self, queue: _Queue, result: PartitionProduceResponse) -> None:
+        batch = queue.under_way.popleft()
+        if result.error_code == Code.NONE and result.base_offset >= 0:
+            queue.last_offset = result.base_offset + batch.count - 1
 
-    def _require_taken(self, target: Leader, batch: _Batch, told: PartitionProduceResponse) -> None:
-        code = told.error_code
-        # A number that the broker has already seen: the first answer was lost, the rows are there.
+    def _require_appended(
+        self, target: Leader, batch: _Batch, result: PartitionProduceResponse
+    ) -> None:
+        code = result.error_code
+        # A sequence number that the broker knows: the first answer was lost, the rows are there.
         if code in (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER):
             return
-        rights.require(code, topic=("Write", target.topic))
+        require_rights(code, topic=("Write", target.topic))
         if code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
-            raise _too_large(target, batch.told, batch.count, "less")
+            raise _too_large(target, batch.description, batch.count, "less")
         about = f"writing to {target.topic}-{target.partition}"
         if code in ENDED:
-            require_going_on(code, self._txn, about)
-        error = faults.error_for(code, about, told.error_message)
+            require_ongoing(code, self._txn, about)
+        error = error_for(code, about, result.error_message)
         if isinstance(error, OutcomeUnknown):
             raise TryAgain(error.message, error.hint)
         raise error
@@ -237,36 +247,37 @@ class Sending:
             ],
         )
         answer = self._client.ask(
-            request, Coordinator(txn.transactional_id), is_repeatable=True, code_of=_worst
+            request, Coordinator(txn.transactional_id), is_repeatable=True, code_of=_first_error
         )
-        rights.require(_worst(answer), topic=("Write", ", ".join(topics)))
-        require_going_on(_worst(answer), txn, f"adding {', '.join(topics)} to the transaction")
+        require_rights(_first_error(answer), topic=("Write", ", ".join(topics)))
+        require_ongoing(_first_error(answer), txn, f"adding {', '.join(topics)} to the transaction")
 
 
-def _told_of(rows: Columns, size: int) -> str:
+def _describe(rows: Columns, size: int) -> str:
     if len(rows) > 1:
         return f"a batch of {len(rows)} rows takes {size} bytes"
     key = "" if rows.key is None else f" with the key {rows.key[0].as_py()!r}"
     return f"a row{key} takes {size} bytes as a record"
 
 
-def _too_large(target: Leader, told: str, count: int, taken: str) -> EpochalError:
-    """No row of several is to blame: the sink was not told, or not lately, what the topic takes."""
-    fact = f"{told}, and {target.topic} takes {taken}"
+def _too_large(target: Leader, description: str, count: int, limit: str) -> EpochalError:
+    """With several rows, no row is too large: the sink does not know the limit of the topic."""
+    fact = f"{description}, and {target.topic} takes {limit}"
     if count > 1:
         return Misconfigured(
-            fact, "a smaller batch_bytes=, or the right DescribeConfigs on the topic to learn it"
+            fact,
+            "a smaller batch_bytes=, or the right DescribeConfigs on the topic",
         )
     return RowRejected(
         fact, "max.message.bytes of the topic, compression=, or leave such rows out: where="
     )
 
 
-def _told(answer: ProduceResponse) -> PartitionProduceResponse:
+def _result(answer: ProduceResponse) -> PartitionProduceResponse:
     return answer.responses[0].partition_responses[0]
 
 
-def _worst(answer: AddPartitionsToTxnResponse) -> int:
+def _first_error(answer: AddPartitionsToTxnResponse) -> int:
     """The first code that is not the echo of another partition's failure."""
     codes = [
         result.partition_error_code

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kafka.varints import join
+from epochal.kafka.varints import constant, join
 from epochal.sinks.kafka.values import ALL, gathered, struct_sql
-from epochal.sinks.kafka.values_columns import is_bytes, is_list, is_text, spread
-from epochal.sinks.kafka.values_registry import (
+from epochal.sinks.kafka.values.binary_columns import is_bytes, is_list, is_text, spread
+from epochal.sinks.kafka.values.registry import (
     Registry,
-    kept,
+    cached,
+    is_unknown_schema,
     missing,
-    not_known,
     registry_at,
     require_compatible,
 )
@@ -59,7 +59,7 @@ class Protobuf:
         return gathered(rows, self.columns)
 
     def check(self, schema: pa.Schema) -> None:
-        """Types are judged by `ready`, which reads the message's descriptor."""
+        """Types are checked by `ready`, which has the message's descriptor."""
 
     def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
         subject = self.subject or f"{topic}-value"
@@ -69,34 +69,34 @@ class Protobuf:
             self._try(subject, topic, made)
             return None
         key = (self.registry, subject, self.message, self.files, self.auto_register)
-        front = kept(key, lambda: self._registered(subject, topic, made))
+        front = cached(key, lambda: self._registered(subject, topic, made))
         return {"front": base64.b64encode(front).decode(), "fields": fields}
 
-    def encode(self, column: pa.Array, handed: Json) -> pa.Array:
-        from epochal.sinks.kafka.values_protobuf_encoding import message  # noqa: PLC0415  only here
+    def encode(self, column: pa.Array, ready: Json) -> pa.Array:
+        from epochal.sinks.kafka.values.protobuf_encoding import message  # noqa: PLC0415  only here
 
-        told = cast("Mapping[str, Any]", handed)
-        front = pa.scalar(base64.b64decode(told["front"]), pa.binary())
-        encode = partial(message, told["fields"])
+        given = cast("Mapping[str, Any]", ready)
+        front = constant(base64.b64decode(given["front"]))
+        encode = partial(message, given["fields"])
         return spread(column, lambda rows: join([front, encode(rows)]))
 
     def _registered(self, subject: str, topic: str, made: Any) -> bytes:
-        with self.registry.asked(f"of {subject}") as client:
+        with self.registry.client(f"of {subject}") as client:
             return _front(client, subject, topic, made, is_registering=self.auto_register)
 
     def _try(self, subject: str, topic: str, made: Any) -> None:
         about = f"of {subject}"
         try:
-            with self.registry.asked(about) as client:
+            with self.registry.client(about) as client:
                 _front(client, subject, topic, made, is_registering=False)
         except Misconfigured as error:
-            if not (self.auto_register and not_known(error)):
+            if not (self.auto_register and is_unknown_schema(error)):
                 raise
         else:
             return
         if not all(one.name.startswith(_BUILT_IN) for one in made.DESCRIPTOR.file.dependencies):
             return  # what it imports must be registered before it can be judged
-        with self.registry.asked(about) as client:
+        with self.registry.client(about) as client:
             require_compatible(client, subject, _schema(made), about)
 
 
@@ -104,8 +104,8 @@ def _front(
     client: SchemaRegistryClient, subject: str, topic: str, made: Any, *, is_registering: bool
 ) -> bytes:
     """
-    What stands before every message: all that the registry's own serializer writes for an empty
-    one. It also registers what the message's file imports.
+    The bytes before every message: what the registry's own serializer writes for an empty one. It
+    also registers the files that the message's file imports.
     """
     from confluent_kafka.schema_registry.protobuf import (  # noqa: PLC0415  on the driver only
         ProtobufSerializer,
@@ -149,7 +149,7 @@ def protobuf(
 
     `message` is a class that protoc generated, or the full name of a message in `descriptors`, a
     file of `protoc --include_imports --descriptor_set_out`. Columns go to fields of their names;
-    fields without a column stay unset. The registry is asked by the driver alone.
+    fields without a column stay unset. Only the driver asks the registry.
     """
     files = {"ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file}
     name, described = _described(message, descriptors)
@@ -167,7 +167,7 @@ def _described(message: Any, descriptors: str | os.PathLike[str] | None) -> tupl
     if isinstance(message, str):
         if descriptors is None:
             raise Misconfigured(
-                f"protobuf: the message {message!r} is named, and not where it is described",
+                f"protobuf: the message {message!r} is named without its descriptors",
                 "descriptors=<a file of protoc --include_imports --descriptor_set_out>",
             )
         found = message, Path(descriptors).read_bytes()
@@ -195,7 +195,7 @@ def _gather_files(described: Any, taken: Any, seen: set[str]) -> None:
 
 
 def message_class(files: bytes, name: str) -> Any:
-    """The class of a message, from its description alone."""
+    """The class of a message, made from its descriptors."""
     try:
         from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]  # noqa: PLC0415
         from google.protobuf.descriptor_pb2 import FileDescriptorSet  # noqa: PLC0415  the same
@@ -219,10 +219,10 @@ def plan(message: Any, kind: pa.DataType, path: str) -> list[Json]:
     if not pa.types.is_struct(kind):
         raise Misconfigured(f"{path} is {kind}, and {message.full_name} is a message")
     given = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
-    strangers = sorted(given.keys() - message.fields_by_name.keys())
-    if strangers:
+    unknown = sorted(given.keys() - message.fields_by_name.keys())
+    if unknown:
         raise Misconfigured(
-            f"{message.full_name} has no field for {', '.join(strangers)}",
+            f"{message.full_name} has no field for {', '.join(unknown)}",
             f"its fields are {', '.join(message.fields_by_name)}; name the columns to be written",
         )
     for one in message.fields:
@@ -252,7 +252,7 @@ def _planned(one: Any, kind: pa.DataType, path: str) -> Json:
     if one.is_repeated:
         found |= {"is_many": True, "is_packed": bool(one.is_packed)}
     elif one.has_presence or one.containing_type.GetOptions().map_entry:
-        found |= {"is_told": True}
+        found |= {"has_presence": True}
     if name == "message":
         if one.message_type.full_name == _TIMESTAMP and pa.types.is_timestamp(kind):
             return found | {"kind": "timestamp"}
@@ -278,12 +278,12 @@ def _takes(name: str, kind: pa.DataType) -> bool:
 
 
 def _unfit(one: Any, kind: pa.DataType, path: str) -> Misconfigured:
-    told = _KINDS.get(one.type, "group")
-    if told == "message":
-        told = one.message_type.full_name
+    name = _KINDS.get(one.type, "group")
+    if name == "message":
+        name = one.message_type.full_name
     many = "repeated " if one.is_repeated else ""
     return Misconfigured(
-        f"{path} is {kind}, which can't be written as Protobuf's {many}{told}",
+        f"{path} is {kind}, which can't be written as Protobuf's {many}{name}",
         "cast it in the query, or change the message",
     )
 
@@ -307,4 +307,4 @@ _KINDS = {
     17: "sint32",
     18: "sint64",
 }
-"""The types of fields by their numbers in a descriptor; 10 is a group, which nobody writes."""
+"""The types of fields by their numbers in a descriptor; 10 is a group, which is not supported."""

@@ -1,4 +1,4 @@
-"""What a receipt of this sink carries, and what tasks are handed."""
+"""`OpenTransaction`, in a receipt from task to driver, and `Handout`, from driver to tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WITNESSES_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A row of a transaction, by its place: the markers that follow it tell how that ended."""
+    """The offset of a row of a transaction: a marker behind it shows how the transaction ended."""
 
     topic: str
     partition: int
@@ -22,22 +22,22 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """A transaction that is left open: whoever holds this can end it."""
+class OpenTransaction:
+    """A transaction that a task left open: all that is needed to end it from another machine."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     is_v2: bool
-    """Whether the newer transaction protocol was spoken; an end must speak the same."""
+    """Whether the newer transaction protocol was used; EndTxn must use the same."""
     cluster: str = ""
     partitions: int = 0
     witnesses: Sequence[Witness] = ()
     timeout_ms: int = 0
     open_s: float = 0.0
-    """How long it was open when its task was done: readers were held back since then."""
+    """How long it had been open when its task was done; readers wait from its beginning."""
     spooled: int = 0
-    """Rows that the spool keeps of it."""
+    """How many of its rows the spool keeps."""
 
     def to_token(self) -> Mapping[str, Json]:
         return {
@@ -54,13 +54,13 @@ class Open:
         }
 
 
-def open_in(receipt: Receipt) -> Open | None:
+def transaction_of(receipt: Receipt) -> OpenTransaction | None:
     """The transaction of a receipt; None where its task had no rows and opened none."""
     token = cast("Mapping[str, Any]", receipt.token)
     if not token:
         return None
     try:
-        return Open(
+        return OpenTransaction(
             transactional_id=str(token["transactional_id"]),
             producer_id=int(token["producer_id"]),
             producer_epoch=int(token["producer_epoch"]),
@@ -83,31 +83,31 @@ def open_in(receipt: Receipt) -> Open | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handout:
-    """What the driver found out or got ready, for every task of an epoch alike."""
+    """What the driver gives to every task of an epoch."""
 
     cluster: str
     group: str
-    """The ledger that each transaction adds its epoch to."""
-    word: str
-    """What stands in the ledger beside the number."""
+    """The consumer group that is the ledger; every transaction commits its epoch to it."""
+    metadata: str
+    """Committed to the ledger together with the epoch."""
     timeout_ms: int
     is_v2: bool
     batch_bytes_max: int
-    """Of the largest batch that the topic takes."""
+    """The largest batch that the topic accepts."""
     partitions: int
-    """Of the topic: all tasks of an epoch must agree on where a key goes."""
+    """Of the topic. All tasks of an epoch must agree on the partition of a key."""
     slots: Mapping[int, tuple[int, int]]
-    """Producer id and epoch that the first attempt of a partition may use."""
+    """Task partition → producer id and epoch that its first attempt may use."""
     value: Json = None
-    """What values are encoded with; None where the driver did not know the rows' columns."""
+    """Needed to encode values; None where the driver did not know the columns of the rows."""
     location: str | None = None
-    """The pipeline's own place, where a spool may be."""
+    """The pipeline's own folder, where a spool may be."""
 
     def to_json(self) -> Json:
         return {
             "cluster": self.cluster,
             "group": self.group,
-            "word": self.word,
+            "metadata": self.metadata,
             "timeout_ms": self.timeout_ms,
             "is_v2": self.is_v2,
             "batch_bytes_max": self.batch_bytes_max,
@@ -118,14 +118,14 @@ class Handout:
         }
 
     @classmethod
-    def from_json(cls, told: Json) -> Handout:
-        if not isinstance(told, Mapping):
-            raise InvariantBroken("a Kafka task was handed nothing by its driver")
-        known = cast("Mapping[str, Any]", told)
+    def from_json(cls, given: Json) -> Handout:
+        if not isinstance(given, Mapping):
+            raise InvariantBroken("a Kafka task got no handout from its driver")
+        known = cast("Mapping[str, Any]", given)
         return cls(
             cluster=known["cluster"],
             group=known["group"],
-            word=known["word"],
+            metadata=known["metadata"],
             timeout_ms=known["timeout_ms"],
             is_v2=known["is_v2"],
             batch_bytes_max=known["batch_bytes_max"],

@@ -1,8 +1,8 @@
-"""What a row's value is made of.
+"""`Value`: how the value of a record is made from a row; here as JSON, or a column as it is.
 
-A value is described once and made in two places. On Spark its SQL is evaluated in the JVM, so that
-one column crosses to the task instead of all; `encode` then makes bytes of that column. Where there
-is no Spark, `gather` makes the same column from the rows as they are.
+A value is declared once and made in two places. On Spark its SQL is evaluated in the JVM, so that
+one column crosses to the task instead of all; `encode` then makes bytes of that column. Without
+Spark, `gather` makes the same column from whole rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit.json_lines import as_json, refusal
-from epochal.terms import Json as Told
+from epochal.terms import Json as JsonValue
 
 ALL = "*"
 _JSON_OPTIONS = (
@@ -22,7 +22,7 @@ _JSON_OPTIONS = (
     " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX',"
     " 'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS')"
 )
-"""As `json_lines` writes it: nothing is left out, and instants keep their microseconds."""
+"""The format of `json_lines`: nulls are written out, and instants keep their microseconds."""
 
 
 class Value(Protocol):
@@ -34,15 +34,14 @@ class Value(Protocol):
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
         """The same column, made from whole rows without Spark."""
 
-    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> JsonValue:
         """
-        What tasks are handed to encode a column of this type for this topic. Runs on the driver.
+        What tasks need to encode a column of this type for this topic. Runs on the driver.
 
-        Where something must be registered for that, it is, unless this is a trial: a trial raises
-        what would be raised, and changes nothing.
+        Registers a schema where one is needed. A trial raises the same errors and changes nothing.
         """
 
-    def encode(self, column: pa.Array, handed: Told) -> pa.Array:
+    def encode(self, column: pa.Array, ready: JsonValue) -> pa.Array:
         """The records' values, as text or bytes; null is a tombstone."""
 
     def check(self, schema: pa.Schema) -> None:
@@ -51,7 +50,7 @@ class Value(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, or on Spark any SQL expression, that already is what readers should get."""
+    """A column, or on Spark any SQL expression, whose text or bytes are the value."""
 
     expression: str
 
@@ -61,10 +60,10 @@ class Column:
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
         return column_of(rows, self.expression)
 
-    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:  # noqa: ARG002
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> JsonValue:  # noqa: ARG002
         return {}
 
-    def encode(self, column: pa.Array, handed: Told) -> pa.Array:  # noqa: ARG002
+    def encode(self, column: pa.Array, ready: JsonValue) -> pa.Array:  # noqa: ARG002
         return as_text(column)
 
     def check(self, schema: pa.Schema) -> None:
@@ -83,10 +82,10 @@ class Json:
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
         return as_json(gathered(rows, self.columns))
 
-    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Told:  # noqa: ARG002
+    def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> JsonValue:  # noqa: ARG002
         return {}
 
-    def encode(self, column: pa.Array, handed: Told) -> pa.Array:  # noqa: ARG002
+    def encode(self, column: pa.Array, ready: JsonValue) -> pa.Array:  # noqa: ARG002
         return column
 
     def check(self, schema: pa.Schema) -> None:
@@ -120,12 +119,12 @@ def gathered(rows: pa.RecordBatch, columns: tuple[str, ...]) -> pa.StructArray:
 
 
 def column_of(rows: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by name: without Spark there is nobody to evaluate more than that."""
+    """A column by name: without Spark, expressions can't be evaluated."""
     return rows.column(_index(rows.schema, name, "a column"))
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Text and bytes as they are, anything else as the text of its value."""
+    """Text and bytes unchanged, anything else as the text of its value."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return as_text(column.dictionary_decode())

@@ -1,6 +1,7 @@
-"""What an error code of a broker means to a caller: which of our errors it becomes.
+"""Error codes of brokers, by the error of this package that each becomes.
 
-Whoever knows more about its request (what a repeated EndTxn answers, say) reads the code itself.
+A caller that knows more about its request (the answer to a repeated EndTxn, say) reads the code
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from epochal.kafka.codes import RETRIABLE, Code
 
 
 class BrokerRefused(EpochalError):
-    """A broker said no, for good. The request changed nothing."""
+    """A broker refused a request for good. It changed nothing."""
 
     code = "broker-refused"
 
@@ -39,11 +40,11 @@ MOVED = frozenset(
     )
 )
 """
-Who is in charge has changed. Ask the one who is now.
+Another broker is the leader or coordinator now: ask that one.
 
-Of a read nothing happened. A write may have been appended before its leader or coordinator lost its
-place, and these codes don't tell: only what is safe to repeat (EndTxn of one producer epoch, a
-Produce with a sequence) may be asked again.
+A read did nothing. A write may have been appended before its leader or coordinator changed, and
+these codes don't say so: only a request that is safe to repeat (EndTxn of one producer epoch, a
+Produce with a sequence number) may be sent again.
 """
 
 BUSY = frozenset(
@@ -68,7 +69,7 @@ MAY_HAVE_HAPPENED = frozenset(
         Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     )
 )
-"""Kafka's client tries most of these again; that alone does not make it safe."""
+"""Kafka's own client retries most of these; that alone does not make it safe."""
 
 _FENCING = frozenset(
     (
@@ -116,24 +117,24 @@ _FOR_A_PERSON = DENIED | frozenset(
 )
 
 
-def name_of(code: int) -> str:
-    """The code's name; a number that a newer broker made up stays a number."""
+def code_name(code: int) -> str:
+    """The code's name; the number itself for codes of newer brokers."""
     try:
         return Code(code).name
     except ValueError:
         return f"error code {code}"
 
 
-def is_passing(code: int) -> bool:
-    """Whether asking again, perhaps elsewhere, may help."""
+def is_transient(code: int) -> bool:
+    """Whether the same request may succeed later, perhaps at another broker."""
     return code in MOVED or code in BUSY
 
 
 def error_for(
-    code: int, about: str, said: str | None = None, *, is_read: bool = False
+    code: int, about: str, broker_message: str | None = None, *, is_read: bool = False
 ) -> EpochalError:
-    """The error to raise for a code. `about` says what was asked, and never holds a secret."""
-    message = f"{about}: {name_of(code)}" + (f" ({said})" if said else "")
+    """The error to raise for a code. `about` names the request, and never holds a secret."""
+    message = f"{about}: {code_name(code)}" + (f" ({broker_message})" if broker_message else "")
     if (code in MAY_HAVE_HAPPENED or code in MOVED) and not is_read:
         return OutcomeUnknown(message)
     if code in _FENCING:
@@ -142,12 +143,12 @@ def error_for(
         return RowRejected(message)
     if code in _FOR_A_PERSON:
         return Misconfigured(message)
-    if is_passing(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
+    if is_transient(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
         return TryAgain(message)
     return BrokerRefused(message)
 
 
-def check(code: int, about: str, said: str | None = None) -> None:
-    """Raise unless the code says that all is well."""
+def require_ok(code: int, about: str, broker_message: str | None = None) -> None:
+    """Raise unless the code is NONE."""
     if code != Code.NONE:
-        raise error_for(code, about, said)
+        raise error_for(code, about, broker_message)

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import flag_array, flags, texts
 from epochal.errors import Misconfigured, RowRejected
-from epochal.kafka.varints import join
-from epochal.sinks.kafka import values_columns as made
-from epochal.sinks.kafka.values_columns import Encode
+from epochal.kafka.varints import constant, join
+from epochal.sinks.kafka.values import binary_columns as made
+from epochal.sinks.kafka.values.binary_columns import Encode
 from epochal.terms import quantity
 
 Schema = Any
@@ -29,15 +30,14 @@ _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _INSTANTS = {
     f"{local}timestamp-{unit}": short for unit, short in _UNITS.items() for local in ("", "local-")
 }
-_ZERO = pa.scalar(b"\x00", pa.binary())
 
 
 class ByRow(Exception):
-    """A schema that columns can't say."""
+    """A schema that can't be encoded column by column."""
 
 
 def encoder(text: str, kind: pa.DataType) -> Encode:
-    """What makes records of a column of structs. Raises `Misconfigured` where types don't fit."""
+    """Makes records of a column of structs. Raises `Misconfigured` where types don't fit."""
     schema = json.loads(text)
     try:
         return _Compiler().encoder(schema, kind, "value")
@@ -84,8 +84,8 @@ class _Compiler:
 
         def either(column: pa.Array) -> pa.Array:
             if not column.null_count:
-                return join([pa.scalar(bytes([value_tag]), pa.binary()), inner(column)])
-            valid = column.is_valid().to_numpy(zero_copy_only=False)
+                return join([constant(bytes([value_tag])), inner(column)])
+            valid = flags(column.is_valid())
             tags = np.where(valid, np.uint8(value_tag), np.uint8(null_tag)).reshape(-1, 1)
             return join([made.fixed(tags), made.spread(column, inner)])
 
@@ -132,10 +132,10 @@ class _Compiler:
         self._space = self._name(schema)
         places = {kind.field(index).name: index for index in range(kind.num_fields)}
         named = [field["name"] for field in schema["fields"]]
-        strangers = sorted(places.keys() - set(named))
-        if strangers:
+        unknown = sorted(places.keys() - set(named))
+        if unknown:
             raise Misconfigured(
-                f"the Avro schema of {path} has no field for {', '.join(strangers)}",
+                f"the Avro schema of {path} has no field for {', '.join(unknown)}",
                 f"its fields are {', '.join(named)}; name the columns to be written, or add them",
             )
         parts: list[tuple[int, Encode] | pa.Scalar] = []
@@ -176,36 +176,36 @@ class _Compiler:
 
 def _joined(parts: Sequence[tuple[int, Encode] | pa.Scalar], column: pa.Array) -> pa.Array:
     if not len(column):
-        return pa.array([], pa.binary())
+        return texts([], pa.binary())
     columns = column.flatten()
     pieces = [part if isinstance(part, pa.Scalar) else part[1](columns[part[0]]) for part in parts]
     if all(isinstance(piece, pa.Scalar) for piece in pieces):
-        pieces.append(pa.array([b""] * len(column), pa.binary()))
+        pieces.append(texts([b""] * len(column), pa.binary()))
     return join(pieces)
 
 
 def _blocks(counts: Any, elements: pa.Array) -> pa.Array:
-    """One block a list: how many, all of them, and the zero that ends blocks."""
+    """One block per list: the count, the elements, and the zero that ends blocks."""
     heads = made.folded(counts)
     if not len(elements):
         return heads
     ends = made.fixed(np.zeros((len(counts), 1), dtype=np.uint8))
-    ends = pc.if_else(pa.array(counts > 0), ends, pa.scalar(b"", pa.binary()))
+    ends = pc.if_else(flag_array(counts > 0), ends, constant(b""))
     return join([heads, made.grouped(elements, counts), ends])
 
 
 def _default(field: Mapping[str, Any], path: str) -> pa.Scalar:
-    """The bytes of a field that no column gives."""
+    """The bytes of a field without a column."""
     if "default" not in field:
         raise Misconfigured(
-            f"no column gives {path}, and its Avro field has no default",
+            f"there is no column for {path}, and its Avro field has no default",
             "add the column, or a default to the schema",
         )
     kind, value = field["type"], field["default"]
     first = kind[0] if isinstance(kind, list) else kind
     if first == "bytes" or (isinstance(first, dict) and first["type"] in ("bytes", "fixed")):
         value = value.encode("iso-8859-1")
-    return pa.scalar(_written(field["type"], value), pa.binary())
+    return constant(_written(field["type"], value))
 
 
 def _written(schema: Schema, value: Any) -> bytes:
@@ -228,7 +228,7 @@ def _by_row(schema: Schema, column: pa.Array) -> pa.Array:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise RowRejected(f"a row does not fit its Avro schema: {error}") from error
         found.append(out.getvalue())
-    return pa.array(found, pa.binary())
+    return texts(found, pa.binary())
 
 
 def _full(name: str, space: str) -> str:
@@ -313,13 +313,13 @@ def _fixed(schema: Mapping[str, Any], kind: pa.DataType) -> Encode | None:
 
 
 def _enum(schema: Mapping[str, Any], kind: pa.DataType) -> Encode | None:
-    symbols = pa.array(schema["symbols"], pa.string())
+    symbols = texts(schema["symbols"], pa.string())
 
     def places(column: pa.Array) -> pa.Array:
         found = pc.index_in(column.cast(pa.string()), symbols)
         if found.null_count:
-            strange = column.filter(found.is_null())[0].as_py()
-            raise pa.ArrowInvalid(f"{strange!r} is none of the symbols")
+            unknown = column.filter(found.is_null())[0].as_py()
+            raise pa.ArrowInvalid(f"{unknown!r} is none of the symbols")
         return made.folded(made.ints_of(found))
 
     return places if made.is_text(kind) else None

@@ -1,4 +1,4 @@
-"""Values in Avro, with the id of their schema before them as a schema registry's clients expect."""
+"""`avro`: values in Avro, behind the id of their schema, as clients of a schema registry expect."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kafka.varints import join
+from epochal.kafka.varints import constant, join
 from epochal.sinks.kafka.values import ALL, gathered, struct_sql
-from epochal.sinks.kafka.values_columns import Encode, is_bytes, is_list, is_text, spread
-from epochal.sinks.kafka.values_registry import (
+from epochal.sinks.kafka.values.binary_columns import Encode, is_bytes, is_list, is_text, spread
+from epochal.sinks.kafka.values.registry import (
     MAGIC,
     Registry,
-    kept,
+    cached,
+    is_unknown_schema,
     missing,
-    not_known,
     registry_at,
     require_compatible,
 )
@@ -54,7 +54,7 @@ class Avro:
         return gathered(rows, self.columns)
 
     def check(self, schema: pa.Schema) -> None:
-        """Types are judged by `ready`, which knows the Avro schema."""
+        """Types are checked by `ready`, which has the Avro schema."""
 
     def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
         subject = self.subject or f"{topic}-value"
@@ -65,32 +65,32 @@ class Avro:
             self._try(subject, text, kind)
             return None
         key = (self.registry, subject, text, self.auto_register)
-        number, written = kept(key, lambda: self._registered(subject, text))
+        number, written = cached(key, lambda: self._registered(subject, text))
         _encoder(written, kind)
         return {"id": number, "schema": written}
 
-    def encode(self, column: pa.Array, handed: Json) -> pa.Array:
-        told = cast("Mapping[str, Any]", handed)
-        front = MAGIC + int(told["id"]).to_bytes(_ID_BYTES, "big")
-        encode = _encoder(told["schema"], column.type)
-        return spread(column, lambda rows: join([pa.scalar(front, pa.binary()), encode(rows)]))
+    def encode(self, column: pa.Array, ready: Json) -> pa.Array:
+        given = cast("Mapping[str, Any]", ready)
+        front = MAGIC + int(given["id"]).to_bytes(_ID_BYTES, "big")
+        encode = _encoder(given["schema"], column.type)
+        return spread(column, lambda rows: join([constant(front), encode(rows)]))
 
     def _registered(self, subject: str, text: str) -> tuple[int, str]:
-        with self.registry.asked(f"of {subject}") as client:
+        with self.registry.client(f"of {subject}") as client:
             return self._asked(client, subject, text, is_registering=self.auto_register)
 
     def _try(self, subject: str, text: str, kind: pa.DataType) -> None:
         about = f"of {subject}"
         try:
-            with self.registry.asked(about) as client:
+            with self.registry.client(about) as client:
                 _, written = self._asked(client, subject, text, is_registering=False)
         except Misconfigured as error:
-            if not (self.auto_register and text != LATEST and not_known(error)):
+            if not (self.auto_register and text != LATEST and is_unknown_schema(error)):
                 raise
         else:
             _encoder(written, kind)
             return
-        with self.registry.asked(about) as client:
+        with self.registry.client(about) as client:
             require_compatible(client, subject, _schema(text), about)
 
     def _asked(
@@ -115,7 +115,7 @@ def _schema(text: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _encoder(text: str, kind: pa.DataType) -> Encode:
-    from epochal.sinks.kafka.values_avro_encoding import encoder  # noqa: PLC0415  only with Avro
+    from epochal.sinks.kafka.values.avro_encoding import encoder  # noqa: PLC0415  only with Avro
 
     return encoder(text, kind)
 
@@ -138,7 +138,7 @@ def avro(
 
     `schema` is Avro's JSON, or `"latest"` for what the subject has; without it one is derived from
     the columns, with `record` for a name (dots make a namespace) and every field nullable. The
-    subject is `<topic>-value` where none is named. The registry is asked by the driver alone.
+    subject is `<topic>-value` where none is named. Only the driver asks the registry.
     """
     if schema is not None and not isinstance(schema, str):
         schema = json.dumps(schema)
@@ -156,17 +156,17 @@ def avro(
 
 
 def _parsed(text: str) -> str:
-    """A schema of our caller's, which fastavro finds sound."""
+    """The text of a schema, checked by fastavro."""
     try:
         import fastavro  # noqa: PLC0415  where a schema is given
     except ImportError as error:
         raise missing(error) from error
     try:
-        told = json.loads(text)
-        fastavro.parse_schema(told)
+        schema = json.loads(text)
+        fastavro.parse_schema(schema)
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         raise Misconfigured(f"avro: schema= is not a schema of Avro: {error!r}") from None
-    if not isinstance(told, dict) or told.get("type") != "record":
+    if not isinstance(schema, dict) or schema.get("type") != "record":
         raise Misconfigured("avro: schema= must be a record: columns are its fields")
     return text
 
@@ -175,8 +175,8 @@ def derived(kind: pa.DataType, name: str) -> str:
     """
     A schema for these columns.
 
-    Every field may be null and is null by default: a column that comes or goes later keeps readers
-    of either side compatible.
+    Every field may be null and is null by default: readers stay compatible when a column is added
+    or removed later.
     """
     return json.dumps(_record(kind, name))
 
@@ -207,9 +207,9 @@ def _named(name: str) -> str:
 
 
 def _type(kind: pa.DataType, name: str) -> Any:
-    for accepts, told in _SIMPLE:
+    for accepts, name_of_type in _SIMPLE:
         if accepts(kind):
-            return told
+            return name_of_type
     if pa.types.is_timestamp(kind):
         unit = {"ms": "millis", "ns": "nanos"}.get(kind.unit, "micros")
         return {

@@ -1,4 +1,4 @@
-"""The audit of a topic, and what a dropped pipeline leaves in a cluster."""
+"""`recount` and `drop`: the audit of a topic, and what a dropped pipeline leaves in a cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def others_produce(place: Place, topic: str, count: int, *, within: str | None =
         producer.produce(topic, b'{"id":%d}' % number)
     if within is not None:
         producer.commit_transaction(30)
-        # Whoever begins the id anew waits for the markers of what was committed.
+        # InitProducerId waits for the markers of the committed transaction.
         confluent_kafka.Producer(settings).init_transactions(30)
     producer.flush(30)
 
@@ -66,12 +66,12 @@ def test_what_is_counted_is_what_readers_of_committed_records_see(place: Place) 
     assert found.rows == 19
 
 
-def test_records_of_others_are_told_apart(place: Place) -> None:
+def test_records_of_others_are_distinguished(place: Place) -> None:
     topic = place.topic()
     life = place.life(topic)
     life.write(0, some(1, 2))
     others_produce(place, topic, 3)
-    others_produce(place, topic, 4, within="somebody-else")
+    others_produce(place, topic, 4, within="another-producer")
     place.life(topic, uid=OTHER).write(0, some(1, 2, 3, 4, 5))
     sibling = place.life(topic, name="second")
     sibling.write(0, some(6))
@@ -80,15 +80,15 @@ def test_records_of_others_are_told_apart(place: Place) -> None:
     assert recount(sibling).rows == 1
 
 
-def test_producers_that_nobody_remembers_are_counted_in_and_that_is_said(
+def test_records_of_forgotten_producers_are_counted_in_and_that_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = place.topic()
     life = place.life(topic)
     life.write(0, some(1, 2))
     others_produce(place, topic, 4, within="gone-by-now")
-    # As a week later: an id that expired is told of by no broker.
-    monkeypatch.setattr("epochal.sinks.kafka.recounting.producers", lambda _: {})
+    # As a week later: no broker lists an expired id.
+    monkeypatch.setattr("epochal.sinks.kafka.operate._transactional_ids", lambda _: {})
     found = recount(life)
     assert (found.rows, found.is_alone) == (6, False)
     assert "no longer know" in found.because
@@ -104,7 +104,7 @@ def test_a_committed_record_behind_an_open_transaction_is_counted(place: Place) 
     assert place.ids(topic) == [1], "readers wait"
     found = recount(life)
     assert found.rows == 3
-    assert "holds readers of 1 partitions back" in found.because
+    assert "makes readers of 1 partitions wait" in found.because
     in_the_way.abort(0, left_open)
     assert place.ids(topic) == [1, 2, 3]
     assert "holds" not in recount(life).because
@@ -117,7 +117,7 @@ def test_what_retention_has_cut_can_not_be_compared(place: Place) -> None:
     delete_before(place, topic, 2)
     found = recount(life)
     assert found.rows is None
-    assert "retention took" in found.because
+    assert "retention removed" in found.because
 
 
 def test_gaps_that_compaction_leaves_are_noticed(place: Place, monkeypatch: Any) -> None:
@@ -128,7 +128,7 @@ def test_gaps_that_compaction_leaves_are_noticed(place: Place, monkeypatch: Any)
     monkeypatch.setattr("epochal.kafka.batch_reader.read", without_the_first_batch())
     found = recount(life)
     assert found.rows is None
-    assert "compaction took" in found.because
+    assert "compaction removed" in found.because
 
 
 def without_the_first_batch() -> Any:

@@ -1,7 +1,7 @@
-"""Pieces that the binary forms of rows are put together from, a column at a time.
+"""Binary encodings of columns, from which Avro and Protobuf records are joined.
 
-Every function takes columns without nulls and gives one plain binary value a row. `spread` brings
-the rows back that were left out as nulls; in a join they count as nothing.
+Every function takes columns without nulls and returns one plain binary value per row. `spread` puts
+nulls back where they were left out; a join skips them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import flag_array, flags, number_array, numbers, scalar
 from epochal.kafka.varints import Bytes, Flags, Ints, data_of, join, measured, written
 
 Encode = Callable[[pa.Array], pa.Array]
-"""From a column without nulls to one binary value a row."""
+"""From a column without nulls to one binary value per row."""
 
 
 def spread(column: pa.Array, encode: Encode) -> pa.Array:
-    """What `encode` makes of the rows that are not null, with the nulls in their places."""
+    """`encode` of the rows that are not null, with the nulls in their positions."""
     if not column.null_count:
         return encode(column)
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    places = np.cumsum(valid) - 1
-    return encode(column.drop_null()).take(pa.array(places, pa.int64(), mask=~valid))
+    valid = flags(column.is_valid())
+    indexes = number_array(np.cumsum(valid, dtype=np.int64) - 1)
+    nulls = scalar(None, pa.int64())
+    return encode(column.drop_null()).take(pc.if_else(flag_array(valid), indexes, nulls))
 
 
 def ints_of(column: pa.Array) -> Ints:
@@ -33,7 +35,7 @@ def ints_of(column: pa.Array) -> Ints:
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         column = column.cast(pa.int32())
-    found: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    found: Ints = numbers(column.cast(pa.int64()))
     return found
 
 
@@ -48,7 +50,7 @@ def plain(values: Ints) -> pa.Array:
 
 
 def unfolded(values: Ints) -> Ints:
-    """The numbers whose zigzag form is these."""
+    """The numbers whose zigzag encoding is these."""
     bits = values.view(np.uint64)
     signs = -(bits & np.uint64(1)).view(np.int64)
     return (bits >> np.uint64(1)).view(np.int64) ^ signs
@@ -63,22 +65,22 @@ def fixed(matrix: Bytes) -> pa.Array:
 
 def little_endian(column: pa.Array, kind: npt.DTypeLike) -> pa.Array:
     wanted = np.dtype(kind).newbyteorder("<")
-    values = column.to_numpy(zero_copy_only=False).astype(wanted)
+    values = numbers(column).astype(wanted)
     return fixed(values.view(np.uint8).reshape(len(values), wanted.itemsize))
 
 
 def booleans(column: pa.Array) -> pa.Array:
-    return fixed(column.cast(pa.uint8()).to_numpy(zero_copy_only=False).reshape(-1, 1))
+    return fixed(numbers(column.cast(pa.uint8())).reshape(-1, 1))
 
 
 def picked(matrix: Bytes, keep: Flags) -> pa.Array:
-    """Of each row of bytes those that count."""
+    """Of each row of bytes those that are kept."""
     ends = np.concatenate([[0], np.cumsum(keep.sum(axis=1))])
     return _binary(ends, matrix[keep])
 
 
 def lengths_of(column: pa.Array) -> Ints:
-    found: Ints = pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    found: Ints = numbers(pc.binary_length(column)).astype(np.int64)
     return found
 
 
@@ -88,7 +90,7 @@ def sized(column: pa.Array, number: Callable[[Ints], pa.Array]) -> pa.Array:
 
 
 def counts_of(lists: pa.Array) -> Ints:
-    found: Ints = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    found: Ints = numbers(pc.list_value_length(lists)).astype(np.int64)
     return found
 
 

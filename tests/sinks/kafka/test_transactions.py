@@ -26,8 +26,8 @@ from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopi
 from epochal.kafka.messages.init_producer_id import InitProducerIdResponse
 from epochal.logs.memory import MemoryLog
 from epochal.session import Session
-from epochal.sinks.kafka import Kafka, ending
-from epochal.sinks.kafka.tokens import open_in
+from epochal.sinks.kafka import Kafka, resend, transaction_status, transactions
+from epochal.sinks.kafka.receipts import transaction_of
 from epochal.terms import Fingerprint, Proof, Receipt, sink_tag
 from epochal.testing.driver import Checkpoint, Crash, Driver
 
@@ -76,7 +76,7 @@ def test_slots_are_used_again_and_a_commit_gives_the_next_producer_epoch(place: 
     first = life.write(4, some(4), first=True)
     for epoch in range(5, 7):
         life.write(epoch, some(epoch), first=True)
-    assert life.outcome(first[0]) is Proof.COMMITTED, "the id has gone on, the topic still tells"
+    assert life.outcome(first[0]) is Proof.COMMITTED, "the topic still has the markers"
     life.commit(4, first)
 
 
@@ -90,14 +90,14 @@ def test_a_retry_never_uses_the_slot_of_the_attempt_before_it(place: Place) -> N
     won = life.attempt(some(1), 1, handout=handout, first=False)
     life.rehearse(1, [won])
     life.commit(1, [won])
-    # The zombie goes on after the decision: what it prepares is nobody's.
+    # The zombie goes on after the decision: no decision names what it prepares.
     late = zombie.prepare()
     assert life.outcome(late) is Proof.UNKNOWN
     found = life.committer.in_doubt()
     assert [one.name for one in found] == [late.token["transactional_id"]]
     life.write(2, some(2), first=True)
     assert place.ids(topic) == [0, 1, 2]
-    assert life.outcome(late) is Proof.ABORTED, "the next epoch began the slot anew"
+    assert life.outcome(late) is Proof.ABORTED, "the next epoch started the slot again"
     assert not life.committer.in_doubt()
 
 
@@ -106,12 +106,12 @@ def test_a_task_that_wakes_up_after_its_abort_can_write_no_more(place: Place) ->
     life = place.life(topic)
     writer = life.writer(some(1), 0, handout=life.begin(0))
     writer.write(some(1).to_batches()[0])
-    writer._flush(writer._sending)
-    writer._sending.finish()
+    writer._flush(writer._sender)
+    writer._sender.finish()
     (found,) = life.committer.in_doubt()
     life.abort(0, [found.receipt])
     writer.write(some(2).to_batches()[0])
-    with pytest.raises(TryAgain, match="ended by somebody else"):
+    with pytest.raises(TryAgain, match="ended by another process"):
         writer.prepare()
     assert place.messages(topic) == []
     assert not place.open_transactions(life.identity.tag)
@@ -152,12 +152,12 @@ KEPT_S = 3.0
 
 
 def timed_out(place: Place, topic: str, **options: object) -> tuple[Life, list[Receipt]]:
-    """A decided epoch whose transactions the broker then threw away."""
+    """A decided epoch whose transactions the broker then aborted."""
     life = place.life(topic, key="id", transaction_timeout_s=KEPT_S, **options)
-    return life, _thrown_away(place, life, 0, some(1, 2), some(3))
+    return life, _aborted(place, life, 0, some(1, 2), some(3))
 
 
-def _thrown_away(place: Place, life: Life, epoch: int, *parts: pa.Table) -> list[Receipt]:
+def _aborted(place: Place, life: Life, epoch: int, *parts: pa.Table) -> list[Receipt]:
     receipts = [_summed(one, 3) for one in life.prepare(epoch, *parts)]
     life.rehearse(epoch, receipts)
     _await_nothing_open(place, life.identity.tag)
@@ -180,7 +180,9 @@ def _summed(receipt: Receipt, hash_sum: int) -> Receipt:
     )
 
 
-def test_what_a_broker_threw_away_after_the_decision_is_told_as_lost(place: Place) -> None:
+def test_a_transaction_that_a_broker_aborted_after_the_decision_is_reported_as_lost(
+    place: Place,
+) -> None:
     topic = place.topic(partitions=2)
     life, receipts = timed_out(place, topic)
     with pytest.raises(PreparedLost) as caught:
@@ -192,7 +194,9 @@ def test_what_a_broker_threw_away_after_the_decision_is_told_as_lost(place: Plac
     assert place.ids(topic) == [1, 2, 3]
 
 
-def test_what_a_broker_threw_away_is_sent_again_from_the_spool_once(place: Place, tmp_path) -> None:
+def test_a_transaction_that_a_broker_aborted_is_sent_again_from_the_spool_once(
+    place: Place, tmp_path
+) -> None:
     topic = place.topic(partitions=2)
     life, receipts = timed_out(place, topic, spool=str(tmp_path))
     life.commit(0, receipts)
@@ -210,7 +214,7 @@ def test_a_late_driver_takes_rows_that_were_sent_again_for_sent_after_later_ones
     topic = place.topic()
     life, first = timed_out(place, topic, spool=str(tmp_path))
     life.commit(0, first)
-    second = _thrown_away(place, life, 1, some(4), some(5))
+    second = _aborted(place, life, 1, some(4), some(5))
     life.commit(1, second)
     late = place.keep(life.fresh())
     assert {late.outcome(one) for one in (*first, *second)} == {Proof.COMMITTED}
@@ -219,22 +223,26 @@ def test_a_late_driver_takes_rows_that_were_sent_again_for_sent_after_later_ones
     assert not late.committer.in_doubt()
 
 
-def test_an_id_that_somebody_begins_at_the_same_time_is_tried_again(place: Place) -> None:
+@pytest.mark.parametrize("code", [Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH])
+def test_an_id_that_another_process_starts_at_the_same_time_is_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: Code
+) -> None:
     """Two drivers race for the ledger's id: neither may take that for being fenced as a driver."""
-    for code in (Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH):
-        with pytest.raises(TryAgain, match="somebody else"):
-            ending.given(InitProducerIdResponse(error_code=code), "ledger", 1000)
+    answer = InitProducerIdResponse(error_code=code)
+    monkeypatch.setattr(transactions, "start_producers", lambda *_: [answer])
+    with pytest.raises(TryAgain, match="another process"):
+        transactions.start_one(place.client, "ledger", 1000)
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_an_abort_is_judged_by_how_the_transaction_stands_afterwards(
+def test_an_abort_is_judged_by_the_state_of_the_transaction_afterwards(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
     """Apache Kafka aborts at the last producer epoch, and answers UNKNOWN_SERVER_ERROR."""
     topic = place.topic()
     life = place.life(topic)
     receipts = life.prepare(0, some(1))
-    honest = ending.start
+    honest = transactions.start_producers
 
     def start(client: Any, starts: Any) -> list[InitProducerIdResponse]:
         if is_done:
@@ -242,7 +250,7 @@ def test_an_abort_is_judged_by_how_the_transaction_stands_afterwards(
         return [InitProducerIdResponse(error_code=Code.UNKNOWN_SERVER_ERROR) for _ in starts]
 
     with monkeypatch.context() as patched:
-        patched.setattr(ending, "start", start)
+        patched.setattr(transaction_status, "start_producers", start)
         if is_done:
             life.abort(0, receipts)
         else:
@@ -281,15 +289,13 @@ def test_a_resend_that_was_interrupted_is_finished_once(
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    from epochal.sinks.kafka.again import Resending
-
     with monkeypatch.context() as patched:
-        patched.setattr(Resending, "_commit", die)
+        patched.setattr(resend, "commit_one", die)
         with pytest.raises(KeyboardInterrupt):
             life.commit(0, receipts)
-    done = Resending._commit
+    done = resend.commit_one
     with monkeypatch.context() as patched:
-        patched.setattr(Resending, "_commit", lambda *args: (done(*args), die()))
+        patched.setattr(resend, "commit_one", lambda *args: (done(*args), die()))
         with pytest.raises(KeyboardInterrupt):
             place.keep(life.fresh()).commit(0, receipts)
     place.keep(life.fresh(generation=2)).commit(0, receipts)
@@ -300,7 +306,7 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_spool_needs_no_name_where_the_pipeline_has_a_place_of_its_own(
+def test_a_spool_needs_no_name_where_the_pipeline_has_a_folder_of_its_own(
     place: Place, tmp_path
 ) -> None:
     topic = place.topic(partitions=2)
@@ -335,9 +341,9 @@ def test_a_spool_without_a_name_is_refused_where_files_have_no_room(
     assert "spool=" in caught.value.hint
 
 
-def test_no_row_is_sent_where_nobody_said_where_the_spool_is(place: Place) -> None:
+def test_no_row_is_sent_where_the_spool_has_no_folder(place: Place) -> None:
     life = place.life(place.topic(), spool=True)
-    with pytest.raises(Misconfigured, match="no place of its own"):
+    with pytest.raises(Misconfigured, match="no folder of its own"):
         life.begin(0)
 
 
@@ -375,17 +381,17 @@ def test_a_transaction_that_is_gone_before_the_decision_refuses_it(place: Place)
         life.rehearse(0, receipts)
 
 
-def test_the_markers_of_the_topic_tell_where_the_coordinator_can_not(place: Place) -> None:
+def test_the_markers_of_the_topic_prove_an_end_where_the_coordinator_can_not(place: Place) -> None:
     """Both ends, each followed by another use of the id, with the readers held back meanwhile."""
     topic = place.topic()
     life = place.life(topic)
     pin = life.prepare(9, some(99))
     for is_commit, wanted in ((True, Proof.COMMITTED), (False, Proof.ABORTED)):
         (receipt,) = life.prepare(0, some(1))
-        txn = open_in(receipt)
-        (answer,) = ending.end(place.client, [txn], is_commit=is_commit)
+        txn = transaction_of(receipt)
+        (answer,) = transactions.end_transactions(place.client, [txn], is_commit=is_commit)
         assert answer.error_code == Code.NONE
-        ending.start_one(place.client, txn.transactional_id, 60_000)
+        transactions.start_one(place.client, txn.transactional_id, 60_000)
         assert life.outcome(receipt) is wanted
     life.abort(9, pin)
 

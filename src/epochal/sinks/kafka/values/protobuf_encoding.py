@@ -1,8 +1,8 @@
 """Protobuf's binary form of rows, a column at a time, by a plan that the driver drew.
 
-The plan is plain data, so tasks need no protobuf: of each field that a column gives, its name,
-number, kind, whether there are many and whether it tells null from zero. Fields are written in the
-order of their numbers; a null is left out, as is a zero where the field can't tell it from null.
+The plan is plain data, so tasks need no protobuf package: for each field with a column its name,
+number, kind, whether it is repeated and whether it has presence. Fields are written in the order of
+their numbers; a null is left out, and so is a zero of a field without presence.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import flag_array, number_array, numbers, scalar, texts
 from epochal.errors import RowRejected
-from epochal.kafka.varints import Ints, join
-from epochal.sinks.kafka import values_columns as made
+from epochal.kafka.varints import Ints, constant, join
+from epochal.sinks.kafka.values import binary_columns as made
 
 Plan = Sequence[Mapping[str, Any]]
 """The fields of a message."""
@@ -43,13 +44,13 @@ WIDTHS = {
 def message(plan: Plan, column: pa.Array) -> pa.Array:
     """Messages of a column of structs without nulls."""
     if not len(column):
-        return pa.array([], pa.binary())
+        return texts([], pa.binary())
     names = {column.type.field(index).name: index for index in range(column.type.num_fields)}
     columns = column.flatten()
     pieces = [
         _field(field, columns[names[field["name"]]]) for field in plan if field["name"] in names
     ]
-    return join([pa.array([b""] * len(column), pa.binary()), *pieces])
+    return join([texts([b""] * len(column), pa.binary()), *pieces])
 
 
 def _field(field: Mapping[str, Any], column: pa.Array) -> pa.Array:
@@ -73,12 +74,12 @@ def _many(field: Mapping[str, Any], column: pa.Array) -> pa.Array:
             "filter them out in the query",
         )
     if not len(elements):
-        return pa.array([b""] * len(lists), pa.binary())
+        return texts([b""] * len(lists), pa.binary())
     if not field.get("is_packed"):
         return made.grouped(join([_tag(field), _value(field, elements)]), counts)
     packed = made.sized(made.grouped(_value(field, elements), counts), made.plain)
     whole = join([_tag(field), packed])
-    return pc.if_else(pa.array(counts > 0), whole, pa.scalar(b"", pa.binary()))
+    return pc.if_else(flag_array(counts > 0), whole, constant(b""))
 
 
 def _tag(field: Mapping[str, Any]) -> pa.Scalar:
@@ -89,20 +90,20 @@ def _tag(field: Mapping[str, Any]) -> pa.Scalar:
 
 def _without_zeros(field: Mapping[str, Any], column: pa.Array) -> pa.Array:
     kind = field["kind"]
-    if field.get("is_told") or kind in ("message", "timestamp", "float", "double"):
+    if field.get("has_presence") or kind in ("message", "timestamp", "float", "double"):
         return column
     if kind == "enum":
         column = _numbers_of(field, column)
-    return pc.if_else(_is_zero(kind, column), pa.scalar(None, column.type), column)
+    return pc.if_else(_is_zero(kind, column), scalar(None, column.type), column)
 
 
 def _is_zero(kind: str, column: pa.Array) -> pa.Array:
     if kind == "bool":
         return pc.invert(column)
     if kind not in ("string", "bytes"):
-        return pc.equal(column, pa.scalar(0, column.type))
+        return pc.equal(column, scalar(0, column.type))
     if made.is_text(column.type) or made.is_bytes(column.type):
-        return pc.equal(pc.binary_length(column), 0)
+        return pc.equal(lengths := pc.binary_length(column), scalar(0, lengths.type))
     return pc.is_null(column)  # a decimal or a date, whose text is never empty
 
 
@@ -119,25 +120,26 @@ def _numbers_of(field: Mapping[str, Any], column: pa.Array) -> pa.Array:
     """Names of an enum as its numbers; numbers stay."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int32())
-    names = pa.array(list(field["symbols"]), pa.string())
+    names = texts(list(field["symbols"]), pa.string())
     places = pc.index_in(column.cast(pa.string()), names, skip_nulls=True)
-    strange = column.filter(pc.and_(places.is_null(), column.is_valid()))
-    if len(strange):
-        raise pa.ArrowInvalid(f"{strange[0].as_py()!r} is none of its names")
-    return pa.array(list(field["symbols"].values()), pa.int32()).take(places)
+    unknown = column.filter(pc.and_(places.is_null(), column.is_valid()))
+    if len(unknown):
+        raise pa.ArrowInvalid(f"{unknown[0].as_py()!r} is none of its names")
+    found = np.array(list(field["symbols"].values()), dtype=np.int32)
+    return number_array(found).take(places)
 
 
 def _seconds(column: pa.Array) -> pa.Array:
     nanos = made.ints_of(column.cast(pa.timestamp("ns", tz=column.type.tz)))
     seconds, rest = np.divmod(nanos, 1_000_000_000)
     return pa.StructArray.from_arrays(
-        [pa.array(seconds), pa.array(rest.astype(np.int32))], names=["seconds", "nanos"]
+        [number_array(seconds), number_array(rest.astype(np.int32))], names=["seconds", "nanos"]
     )
 
 
 def _bits(column: pa.Array, kind: str) -> Ints:
     # A negative number of 32 bits takes the form that it has in 64.
-    found: Ints = column.cast(WIDTHS[kind]).to_numpy(zero_copy_only=False).astype(np.int64)
+    found: Ints = numbers(column.cast(WIDTHS[kind])).astype(np.int64)
     return found
 
 

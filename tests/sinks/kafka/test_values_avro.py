@@ -26,8 +26,8 @@ from servers.registry import Registry, running_registry
 import epochal as ep
 from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.session import Session
-from epochal.sinks.kafka.values_avro import derived
-from epochal.sinks.kafka.values_avro_encoding import encoder
+from epochal.sinks.kafka.values.avro import derived
+from epochal.sinks.kafka.values.avro_encoding import encoder
 from epochal.spark.pipeline import Pipeline
 
 UTC = dt.UTC
@@ -70,14 +70,14 @@ BARE = FULL | {"many": [], "names": {}, "home": {"street": None, "rooms": []}, "
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
-    told = [
+    listed = [
         {
             name: list(v.items()) if name == "names" and v is not None else v
             for name, v in row.items()
         }
         for row in rows
     ]
-    return pa.Table.from_pylist(told, schema=pa.schema(list(KINDS.items())))
+    return pa.Table.from_pylist(listed, schema=pa.schema(list(KINDS.items())))
 
 
 def context(topic: str) -> SerializationContext:
@@ -164,7 +164,7 @@ ORDERS = pa.schema(
 )
 
 
-def test_a_given_schema_decides_and_its_defaults_fill_what_no_column_gives(
+def test_a_given_schema_decides_and_its_defaults_fill_fields_without_a_column(
     place: Place, registry: Registry
 ) -> None:
     topic = place.topic()
@@ -249,7 +249,7 @@ def test_a_trial_registers_nothing_and_the_first_epoch_does(
     assert list(registry.subjects) == [f"{life.sink.topic}-value"]
 
 
-def test_tasks_are_handed_the_schema_and_ask_nobody(place: Place, registry: Registry) -> None:
+def test_tasks_get_the_schema_and_never_ask_the_registry(place: Place, registry: Registry) -> None:
     rows = table(FULL)
     life = place.life(place.topic(), value=ep.avro(registry=registry.url))
     life.committer.check(rows.schema)
@@ -313,7 +313,7 @@ def test_spark_hands_columns_over_and_only_its_driver_asks_the_registry(
 def test_rows_that_are_sent_again_keep_the_schema_they_were_first_sent_with(
     place: Place, registry: Registry, tmp_path: Path
 ) -> None:
-    """The broker threw a decided transaction away, and the next driver's query has new columns."""
+    """The broker aborted a decided transaction, and the next driver's query has new columns."""
     topic = place.topic()
     options = {"value": ep.avro(registry=registry.url), "spool": str(tmp_path)}
     life = place.life(topic, transaction_timeout_s=3.0, **options)
@@ -353,7 +353,7 @@ def test_an_unknown_schema_is_refused_where_registering_is_off(
     assert registry.subjects == {}
 
 
-def test_an_unreachable_or_failing_registry_is_told_before_the_first_row(
+def test_an_unreachable_or_failing_registry_is_reported_before_the_first_row(
     place: Place, registry: Registry
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
@@ -366,7 +366,7 @@ def test_an_unreachable_or_failing_registry_is_told_before_the_first_row(
         life.committer.check(table(FULL).schema)
 
 
-def test_a_wrong_password_is_told_and_none_is_shown(
+def test_a_wrong_password_is_reported_and_none_is_shown(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGISTRY_PASSWORD", "hunter2")
@@ -376,7 +376,7 @@ def test_a_wrong_password_is_told_and_none_is_shown(
         life = place.life(place.topic(), value=right)
         life.committer.check(table(FULL).schema)
         life = place.life(place.topic(), value=wrong)
-        with pytest.raises(Misconfigured, match="refuses us") as caught:
+        with pytest.raises(Misconfigured, match="denies access") as caught:
             life.committer.check(table(FULL).schema)
     shown = f"{right!r} {wrong!r} {life.sink!r} {life.sink.describe()} {caught.value}"
     assert "hunter2" not in shown
@@ -400,7 +400,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
 
 REFUSED = {
     "no field for w": (pa.schema({"id": pa.int64(), "w": pa.int64()}.items()), SCHEMA),
-    "no column gives value.state": (pa.schema({"id": pa.int64()}.items()), SCHEMA),
+    "there is no column for value.state": (pa.schema({"id": pa.int64()}.items()), SCHEMA),
     "can't be written as Avro's long": (ORDERS.set(0, pa.field("id", pa.float64())), SCHEMA),
     "can't have the name": (pa.schema({"a b": pa.int64()}.items()), None),
     "has no type in Avro": (pa.schema({"a": pa.duration("s")}.items()), None),

@@ -1,7 +1,7 @@
-"""A schema registry: where the schemas of values are kept, and how it is asked.
+"""`Registry`: a schema registry, and requests to it.
 
-Asked on the driver: tasks are handed the id. What the registry answers is kept for the life of the
-process, for an id never changes its meaning.
+Only the driver asks it: tasks get the id. Answers are kept for the life of the process, since an id
+never changes its meaning.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Registry:
                 )
 
     @contextmanager
-    def asked(self, about: str) -> Iterator[SchemaRegistryClient]:
-        """A client for the length of a block, whose errors become ours."""
-        kit = _kit()
-        client = kit.client(self._settings())
+    def client(self, about: str) -> Iterator[SchemaRegistryClient]:
+        """A client for the length of a block; its errors are raised as ours."""
+        types = _client_types()
+        client = types.client(self._settings())
         try:
             with client:
                 yield client
-        except kit.refusal as error:
-            raise self._told(error, about) from error
+        except types.refusal as error:
+            raise self._error_for(error, about) from error
         except Exception as error:
             if not _is_unanswered(error):
                 raise
@@ -92,29 +92,29 @@ class Registry:
         }
         return found | {name: value for name, value in given.items() if value is not None}
 
-    def _told(self, error: Any, about: str) -> Misconfigured | TryAgain:
-        status, said = error.http_status_code, error.error_message
+    def _error_for(self, error: Any, about: str) -> Misconfigured | TryAgain:
+        status, message = error.http_status_code, error.error_message
         place = f"the schema registry at {self.url}"
         if status in _NO_RIGHT:
             return Misconfigured(
-                f"{place} refuses us {about}: {said} (HTTP {status})",
+                f"{place} denies access {about}: {message} (HTTP {status})",
                 'username="…", password=env(…), with the right to read and to write the subject',
             )
         if status == _NOT_FOUND:
             return Misconfigured(
-                f"{place} does not know the schema {about}: {said}",
+                f"{place} does not know the schema {about}: {message}",
                 "register it first, or auto_register=True",
             )
         if status == _CONFLICT:
             return Misconfigured(
-                f"{place} refuses the schema {about} as incompatible with those before it: {said}",
+                f"{place} refuses the schema {about} as incompatible with earlier ones: {message}",
                 "keep to the subject's compatibility, or name another subject=",
             )
         if status == _UNPROCESSABLE:
-            return Misconfigured(f"{place} refuses the schema {about} as invalid: {said}")
+            return Misconfigured(f"{place} refuses the schema {about} as invalid: {message}")
         if status >= _SERVER_FAULT:
-            return TryAgain(f"{place} failed {about}: {said} (HTTP {status})")
-        return Misconfigured(f"{place} refused {about}: {said} (HTTP {status})")
+            return TryAgain(f"{place} failed {about}: {message} (HTTP {status})")
+        return Misconfigured(f"{place} refused {about}: {message} (HTTP {status})")
 
 
 def _is_unanswered(error: Exception) -> bool:
@@ -129,18 +129,18 @@ def registry_at(
     return Registry(url=url, username=username, password=secret, **files)
 
 
-def not_known(error: Misconfigured | TryAgain) -> bool:
-    """Whether this is the registry's word that it has no such schema."""
+def is_unknown_schema(error: Misconfigured | TryAgain) -> bool:
+    """Whether the registry answered that it has no such schema."""
     cause = error.__cause__
     return getattr(cause, "http_status_code", None) == _NOT_FOUND
 
 
 def require_compatible(client: SchemaRegistryClient, subject: str, schema: Any, about: str) -> None:
-    """Ask whether a schema would be taken, without registering it."""
-    kit = _kit()
+    """Raise where a schema would be refused, without registering it."""
+    types = _client_types()
     try:
         is_taken = client.test_compatibility(subject, schema)
-    except kit.refusal as error:
+    except types.refusal as error:
         if error.http_status_code == _NOT_FOUND:
             return  # the first of its subject
         raise
@@ -154,8 +154,8 @@ def require_compatible(client: SchemaRegistryClient, subject: str, schema: Any, 
 _answers: dict[Any, Any] = {}
 
 
-def kept(key: Any, ask: Callable[[], Answer]) -> Answer:
-    """What was asked once in this process is not asked again."""
+def cached(key: Any, ask: Callable[[], Answer]) -> Answer:
+    """An answer of the registry, asked once per process."""
     if key not in _answers:
         if len(_answers) >= _ANSWERS_MAX:
             _answers.clear()
@@ -165,12 +165,12 @@ def kept(key: Any, ask: Callable[[], Answer]) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kit:
+class _ClientTypes:
     client: Any
     refusal: type[SchemaRegistryError]
 
 
-def _kit() -> _Kit:
+def _client_types() -> _ClientTypes:
     try:
         from confluent_kafka.schema_registry import (  # noqa: PLC0415  on the driver only
             SchemaRegistryClient,
@@ -178,7 +178,7 @@ def _kit() -> _Kit:
         )
     except ImportError as error:
         raise missing(error) from error
-    return _Kit(SchemaRegistryClient, SchemaRegistryError)
+    return _ClientTypes(SchemaRegistryClient, SchemaRegistryError)
 
 
 def missing(error: ImportError) -> Misconfigured:

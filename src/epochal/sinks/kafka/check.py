@@ -1,0 +1,241 @@
+"""`check` and `read_limits`: what a cluster is asked before the first row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured, TryAgain
+from epochal.kafka.client import Client
+from epochal.kafka.cluster import Node, Target
+from epochal.kafka.codes import Code
+from epochal.kafka.errors import code_name
+from epochal.kafka.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResult,
+)
+from epochal.kafka.messages.describe_transactions import DescribeTransactionsRequest
+from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
+from epochal.kafka.messages.list_transactions import ListTransactionsRequest
+from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
+from epochal.kafka.record_headers import HEADERS
+from epochal.sinks.kafka.errors import GRANTS, require_rights
+from epochal.sinks.kafka.ledger import Ledger
+from epochal.sinks.kafka.records import HEADERS as HEADERS_COLUMN
+from epochal.sinks.kafka.records import KEY, PARTITION, TIMESTAMP, TOPIC, VALUE, expressions
+from epochal.sinks.kafka.transactional_ids import TransactionalIds
+from epochal.sinks.kafka.transactions import start_one
+from epochal.sinks.kafka.values import require_text
+from epochal.terms import Ability
+
+if TYPE_CHECKING:
+    from epochal.sinks.kafka.sink import Kafka
+
+_TIMEOUT_WANTED_S = 3600.0
+"""Long enough for a driver to restart and finish, short enough that readers don't wait for long."""
+_TIMEOUT_SMALL_S = 60.0
+_TIMEOUT_DEFAULT_MS = 900_000
+_MESSAGE_BYTES_DEFAULT = 1_048_588
+_BROKER, _TOPIC = 4, 2
+"""Kinds of resources that have configurations."""
+_WRITE = 4
+"""The bit of the right to write to a topic."""
+_RIGHTS_NOT_REPORTED = -2_147_483_648
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLimits:
+    """What the driver reads from the cluster at every start, and again from time to time."""
+
+    cluster: str
+    timeout_ms: int
+    timeout_max_ms: int | None
+    """None where the broker does not report it."""
+    batch_bytes_max: int
+    partitions: int
+
+
+def read_limits(client: Client, sink: Kafka) -> ClusterLimits:
+    try:
+        topic = client.await_topic(sink.topic)
+    except Misconfigured as error:
+        raise Misconfigured(f"{sink.bootstrap}: {error.message}", error.hint or GRANTS) from None
+    if not topic.partition_count:
+        raise TryAgain(f"{sink.topic}: no partition has a leader: {code_name(topic.error_code)}")
+    node = Node(min(client.cluster.addresses))
+    allowed = _config(client, _BROKER, str(node.node_id), "transaction.max.timeout.ms", node)
+    limit = _config(client, _TOPIC, sink.topic, "max.message.bytes", None)
+    most_ms = _TIMEOUT_DEFAULT_MS if allowed is None else int(allowed)
+    wanted_s = sink.transaction_timeout_s
+    wanted_ms = int(1000 * (_TIMEOUT_WANTED_S if wanted_s is None else wanted_s))
+    return ClusterLimits(
+        cluster=client.cluster.cluster_id or "",
+        timeout_ms=min(wanted_ms, most_ms) if wanted_s is None else wanted_ms,
+        timeout_max_ms=None if allowed is None else int(allowed),
+        batch_bytes_max=_MESSAGE_BYTES_DEFAULT if limit is None else int(limit),
+        partitions=topic.partition_count,
+    )
+
+
+def _config(client: Client, kind: int, name: str, key: str, to: Target | None) -> str | None:
+    """A setting, or None where it may not be read."""
+    wanted = DescribeConfigsResource(
+        resource_type=kind, resource_name=name, configuration_keys=[key]
+    )
+    answer = client.ask(DescribeConfigsRequest(resources=[wanted]), to)
+    found: DescribeConfigsResult = answer.results[0]
+    if found.error_code != Code.NONE:
+        return None
+    return next((config.value for config in found.configs if config.name == key), None)
+
+
+def check(
+    client: Client,
+    sink: Kafka,
+    ids: TransactionalIds,
+    ledger: Ledger,
+    schema: pa.Schema | None,
+) -> Sequence[Ability]:
+    """Raise `Misconfigured` where this sink can't work; return what the cluster can promise."""
+    _require_new_enough(client)
+    limits = read_limits(client, sink)
+    _require_writable(client, sink)
+    try:
+        start_one(client, ids.check, limits.timeout_ms)
+        ledger.own(client)
+    except Misconfigured as error:
+        raise Misconfigured(error.message, error.hint or GRANTS) from None
+    if schema is not None:
+        check_schema(sink, schema)
+    return [_time(limits), _listing(client), _protocol(client), _proof()]
+
+
+def _require_new_enough(client: Client) -> None:
+    low, high = client.supported_versions(InitProducerIdRequest.API_KEY)
+    if high < 3:
+        raise Misconfigured(
+            f"the brokers are older than 2.5 (InitProducerId {low} to {high}): they can't end "
+            "another process's transaction safely",
+            "brokers of 2.5 or newer",
+        )
+
+
+def _require_writable(client: Client, sink: Kafka) -> None:
+    request = MetadataRequest(
+        topics=[MetadataRequestTopic(name=sink.topic)],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    (topic,) = client.ask(request).topics
+    rights = topic.topic_authorized_operations
+    is_missing = rights != _RIGHTS_NOT_REPORTED and not rights & (1 << _WRITE)
+    code = Code.TOPIC_AUTHORIZATION_FAILED if is_missing else topic.error_code
+    require_rights(code, topic=("Write", sink.topic))
+
+
+def _time(limits: ClusterLimits) -> Ability:
+    seconds = limits.timeout_ms / 1000
+    most_ms = limits.timeout_max_ms
+    most = "not reported" if most_ms is None else f"{most_ms / 1000:.0f} s"
+    return Ability(
+        name="time to decide",
+        granted=seconds >= _TIMEOUT_SMALL_S,
+        because=f"a transaction may stay open for {seconds:.0f} s (transaction.max.timeout.ms of "
+        f"the brokers: {most}); an epoch must be prepared, decided and committed within that",
+    )
+
+
+def _listing(client: Client) -> Ability:
+    can = client.supports(ListTransactionsRequest.API_KEY) and client.supports(
+        DescribeTransactionsRequest.API_KEY
+    )
+    return Ability(
+        name="clearing up",
+        granted=can,
+        because="open transactions are listed by the brokers and aborted"
+        if can
+        else "brokers before 3.0 don't list transactions: one that a killed task left open is "
+        "aborted by its timeout, and readers wait until then",
+    )
+
+
+def _protocol(client: Client) -> Ability:
+    level = client.transaction_version()
+    return Ability(
+        name="newer transaction protocol",
+        granted=level >= 2,
+        because=f"the cluster's feature transaction.version is {level}",
+    )
+
+
+def _proof() -> Ability:
+    return Ability(
+        name="proof",
+        granted=True,
+        because="each transaction commits its epoch's number to a consumer group; brokers keep it "
+        "for offsets.retention.minutes after the last one",
+    )
+
+
+def check_schema(sink: Kafka, schema: pa.Schema) -> None:
+    """Refuse columns whose types don't fit their use."""
+    is_projected = VALUE in schema.names
+    if sink.order_by and not is_projected:
+        raise Misconfigured(
+            "Kafka: order_by= sorts on Spark; rows of a session keep the order they are written in",
+            "leave order_by out, and write the rows in order",
+        )
+    if is_projected:
+        names = {name: name for name in schema.names}
+    else:
+        sink.encoding.check(schema)
+        names = {name: expression for expression, name in expressions(sink)}
+    if KEY in names:
+        require_text(schema, names[KEY], "key")
+    _require(schema, names.get(PARTITION), "partition", pa.types.is_integer, "an integer")
+    _require(
+        schema,
+        names.get(TIMESTAMP),
+        "timestamp",
+        lambda kind: pa.types.is_timestamp(kind) or pa.types.is_integer(kind),
+        "a timestamp, or milliseconds since 1970",
+    )
+    _require(schema, names.get(TOPIC), "topic_from", pa.types.is_string, "text")
+    _require(
+        schema,
+        names.get(HEADERS_COLUMN),
+        "headers",
+        _is_headers,
+        "an array of struct<key, value> or a map",
+    )
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    try:
+        pa.array([], kind).cast(HEADERS)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError):
+        return False
+    return True
+
+
+def _require(
+    schema: pa.Schema,
+    name: str | None,
+    argument: str,
+    accepts: Callable[[pa.DataType], bool],
+    wanted: str,
+) -> None:
+    if name is None:
+        return
+    if name not in schema.names:
+        raise Misconfigured(
+            f"Kafka: {argument}={name!r} is none of the columns {', '.join(schema.names)}",
+            "name a column; SQL expressions are evaluated on Spark only",
+        )
+    kind = schema.field(name).type
+    if not accepts(kind):
+        raise Misconfigured(f"Kafka: {argument} must be {wanted}, and {name!r} is {kind}")
