@@ -101,6 +101,8 @@ class MariaDBServer(ServerProcess):
             f"--port={self.port}",
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
+            # A server that starts deletes temporary tables of others from a shared folder.
+            f"--tmpdir={self.folder}",
             *(f"--{key}={value}" for key, value in self._settings.items()),
         ]
 

@@ -26,7 +26,7 @@ from epochal.testing.driver import Checkpoint, Driver, JobFailed
 @dataclass(frozen=True, kw_only=True)
 class Wire:
     is_goodbye: Callable[[bytes], bool]
-    """Whether a piece only says that a client leaves."""
+    """Whether a piece is only a client's goodbye."""
     words: Mapping[tuple[str, str], bytes]
     """By strategy and step: what a request of that step holds."""
 
@@ -97,7 +97,7 @@ def recover(place, sink, pipeline: Pipeline, *, is_whole: bool) -> None:
 
 
 class Nth:
-    """Says when the Nth piece that looks like one of a kind comes by; once."""
+    """Reports the Nth piece of a kind, once."""
 
     def __init__(self, number: int, wire: Wire, *, to_server: bool) -> None:
         self._left = number
@@ -167,7 +167,7 @@ def test_a_task_whose_kept_connection_died_opens_another(orders, proxy, some, st
     assert len(orders.rows()) == 2
 
 
-def test_a_pool_that_is_used_up_says_so(orders, some):
+def test_a_pool_that_is_used_up_is_reported(orders, some):
     life = orders.life(pool_min=1, pool_max=1, connect_timeout_s=1)
     life.start(some(1))
     receipts = [life.prepare(some(1), 0)]
@@ -183,7 +183,7 @@ def test_a_pool_that_is_used_up_says_so(orders, some):
 
 @contextmanager
 def killed_when(proxy, server, word: bytes, *, passes: bool) -> Iterator[None]:
-    """Kill the server when a request with this word comes by, before it or right after it."""
+    """Kill the server at a request with this text, before it or right after it."""
     fired = threading.Event()
 
     def look(piece: bytes, to_server: bool) -> str | None:

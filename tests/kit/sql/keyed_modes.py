@@ -159,7 +159,7 @@ def test_a_key_of_several_columns_in_any_order(place):
     assert place.rows() == [(1, 1, "x"), (1, 2, "z")]
 
 
-def test_options_that_do_not_go_together_are_told(place):
+def test_options_that_do_not_go_together_are_reported(place):
     for options, message in [
         ({"mode": "upsert"}, "without keys"),
         ({"mode": "merge"}, "mode='merge'"),

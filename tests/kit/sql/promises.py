@@ -6,6 +6,8 @@ and name without a key) and `some`.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from epochal.contract import Begin
@@ -114,7 +116,7 @@ def test_a_task_without_rows_is_never_taken_for_lost(orders, some, strategy):
 
 
 @BOTH
-def test_the_newest_epoch_is_told_for_each_uid_of_this_name(orders, some, strategy):
+def test_the_newest_epoch_is_reported_for_each_uid_of_this_name(orders, some, strategy):
     life = orders.life(strategy=strategy)
     for epoch in range(3):
         life.write(epoch, some(epoch))
@@ -143,7 +145,7 @@ def test_pruning_forgets_what_is_settled_and_keeps_the_newest(orders, some, stra
 def test_what_others_prepared_keeps_nobody_from_forgetting(orders, some, strategy):
     life = orders.life(strategy=strategy, lock_timeout_s=1)
     life.start(some(1))
-    # Their rows of the ledger stand on either side.
+    # Their rows of the ledger are on either side.
     for uid in ("aaaaaaaa2345", "zzzzzzzz2345"):
         other = orders.keep(life.fresh(uid=Uid(uid)))
         other.start(some(1))
@@ -158,3 +160,7 @@ def test_what_others_prepared_keeps_nobody_from_forgetting(orders, some, strateg
     life.committer.abort(EpochNumber(2), [late])
     life.committer.drop(is_dry_run=False)
     assert orders.sql(f"SELECT epoch FROM {orders.meta}.ledger") == []
+
+
+def test_the_servers_clock_is_read(orders):
+    assert abs(orders.life().committer.server_time() - time.time()) < 10

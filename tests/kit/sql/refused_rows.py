@@ -37,6 +37,7 @@ from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from epochal.testing.driver import one_after_the_other
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+_attempts = itertools.count(1)
 QUICK = Limits(retry_backoff_ms=(1, 5), commit_retry_max_s=5.0, sweep_every_s=0.0)
 
 
@@ -64,7 +65,7 @@ class Family(ABC):
         self.folder = folder / f"refused-{number}"
         self.number = number
         self.run = "" if number == 1 else f" {number}"
-        """Ends the names of the sinks, as ledgers go by them."""
+        """Ends the names of the sinks: ledgers are kept by name."""
         self.make_tables()
 
     @abstractmethod
@@ -206,7 +207,9 @@ def test_a_lost_connection_after_the_decision_leaves_out_the_same_rows(family):
     assert family.place.leftovers() == []
 
 
-def test_a_removal_whose_reply_is_lost_is_made_again_and_nothing_is_told_twice(family, monkeypatch):
+def test_a_removal_whose_reply_is_lost_is_repeated_and_nothing_is_reported_twice(
+    family, monkeypatch
+):
     real, calls = family.committer.remove_apart, itertools.count()
 
     def unanswered(committer: Any) -> None:
@@ -324,7 +327,7 @@ def prepared(coordinator: Coordinator, family: Family) -> Any:
     """As Spark's tasks do it: every receipt with a sum of row hashes."""
     first = family.sinks()[0]
     handle = coordinator.identity(first.name).handle(
-        EpochNumber(0), partition=0, attempt=coordinator.record
+        EpochNumber(0), partition=0, attempt=next(_attempts)
     )
     handout = coordinator.handout(first.name)
     writer = first.writer(Task(handle=handle, schema=SCHEMA, handout=handout))
@@ -344,7 +347,7 @@ def test_rows_that_are_written_again_are_refused_as_they_were_or_a_person_is_ask
     coordinator.preparing()
     with pytest.raises(Dies):
         coordinator.conclude(prepared(coordinator, family))
-    coordinator.leave()
+    coordinator._close()
     family.drop_staging_of_the_first()
     coordinator = coordinator_of(family, log)
     assert list(coordinator.lost) == [first]

@@ -77,7 +77,7 @@ def test_ten_sinks_write_to_one_table_at_a_time(orders, some, strategy):
 
 
 @BOTH
-def test_attempts_whose_names_begin_alike_are_told_apart(orders, some, strategy):
+def test_attempts_whose_names_begin_alike_are_distinguished(orders, some, strategy):
     life = orders.life(strategy=strategy)
     life.attempts = iter([1, 36])
     life.start(some(1))

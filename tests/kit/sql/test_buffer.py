@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Backpressure, TryAgain, from_text
+from epochal.kit.sql.backpressure import Pace, Pressure, PressureLimits
 from epochal.kit.sql.buffer import Buffer, BufferLimits
-from epochal.kit.sql.pressure import Pace, Pressure, PressureLimits
 
 
 def batch(rows: int, first: int = 0) -> pa.RecordBatch:
@@ -51,7 +51,7 @@ def test_a_block_is_sent_when_it_has_enough_rows_or_bytes_or_is_old_enough():
         assert [first for first, _ in sent] == [values[0] for _, values in sent]
 
 
-def test_how_full_the_blocks_were_is_told():
+def test_how_full_the_blocks_were_is_reported():
     limits = BufferLimits(rows=10)
     buffer, _ = made(limits)
     for number in range(25):
@@ -122,7 +122,7 @@ def test_backpressure_answers_by_what_the_target_shows():
 def test_to_drop_fails_the_epoch_and_never_loses_a_row():
     pressure = Pressure(PressureLimits(drop_above_s=1))
     pressure.sent(10)
-    with pytest.raises(Backpressure, match=r"10\.0 s a block") as told:
+    with pytest.raises(Backpressure, match=r"10\.0 s per block") as told:
         pressure.decide()
     assert isinstance(told.value, TryAgain)
     assert isinstance(from_text(told.value.to_line()), Backpressure)

@@ -69,7 +69,7 @@ class Place:
         return self.sql(f"SELECT {columns} FROM {self.schema}.`{table}` ORDER BY 1")
 
     def leftovers(self) -> list[str]:
-        """Staging tables and prepared transactions, whoever made them."""
+        """All staging tables and prepared transactions."""
         staged = self.sql(
             f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{self.meta}'"
             " AND table_name <> 'ledger'"

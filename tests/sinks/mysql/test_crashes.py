@@ -1,4 +1,4 @@
-"""Crashes at every call, and what the judge says of code that is broken on purpose."""
+"""Crashes at every call; the judge objects to code that is broken on purpose."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kit.sql.crashes import settings_at
 
 from epochal.errors import Refused
 from epochal.kit.sql.ledger import Ledger
-from epochal.kit.sql.staged import StagedCommitter
+from epochal.kit.sql.staged import StagedSqlCommitter
 from epochal.testing.crash import Breach, crash_at_every_call
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):
-    monkeypatch.setattr(StagedCommitter, "_staged", lambda *_: {})
+    monkeypatch.setattr(StagedSqlCommitter, "staged", lambda *_: {})
     with pytest.raises(Breach, match="lost 3 rows"):
         crash_at_every_call(settings_at(place), second=False)
 

@@ -23,7 +23,7 @@ def wire() -> Wire:
     )
 
 
-# What the server says
+# Errors of the server
 
 
 @BOTH  # noqa: F405
@@ -63,9 +63,9 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(keyed, some):
 def test_the_haste_of_one_verb_is_not_that_of_the_next(orders, some):
     life = orders.life(lock_timeout_s=17)
     life.commit(0, life.write(0, some(1)))
-    session = life.committer._pool.take()
+    session = life.committer.pool.take()
     patience = session.query("SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout")
-    life.committer._pool.give_back(session)
+    life.committer.pool.give_back(session)
     assert patience == [(17, 17)]
 
 
@@ -102,7 +102,7 @@ def trigger(place, body: str) -> None:
     )
 
 
-def test_a_foreign_key_that_is_not_met_is_told_before_the_decision(place, some):
+def test_a_foreign_key_that_is_not_met_is_reported_before_the_decision(place, some):
     place.sql(f"CREATE TABLE {place.schema}.parents (id bigint PRIMARY KEY)")
     place.sql(
         f"CREATE TABLE {place.schema}.orders (id bigint, name longtext,"

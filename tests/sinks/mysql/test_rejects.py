@@ -91,7 +91,7 @@ UNFIT = [
     (
         "datetime",
         pa.array([0, 5], pa.timestamp("us")),
-        "would cut the second",
+        "would truncate the second",
     ),
     ("varchar(9) CHARACTER SET latin1", pa.array(["a", "世"]), "Incorrect string"),
     ("varbinary(2)", pa.array([b"ab", b"abc"]), "truncated"),

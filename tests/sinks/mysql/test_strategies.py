@@ -8,7 +8,7 @@ from kit.sql.strategies import *  # noqa: F403  every test there is one of this 
 
 from epochal.errors import Misconfigured, PreparedLost, TryAgain
 from epochal.kit.sql.names import staging_name
-from epochal.sinks.mysql import checking, connecting, writer
+from epochal.sinks.mysql import check, client, writer
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import EpochNumber, Proof
 
@@ -56,7 +56,7 @@ def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
         for words in ("XA START {}", "INSERT INTO orders VALUES (1, 'n1')", "XA END {}"):
             cursor.execute(words.format(xid))
         cursor.execute(f"XA PREPARE {xid}")
-    with pytest.raises(TryAgain, match="still open"):
+    with pytest.raises(TryAgain, match="another session holds it"):
         life.commit(0, receipts)
     assert orders.rows() == []
     held.close()
@@ -66,11 +66,11 @@ def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
 
 def slow_to_close(life) -> None:
     """The next task finds a connection that takes the server long to clear up after."""
-    link = connecting.connect(life.sink.server)
+    link = client.connect(life.sink.server)
     with link.cursor() as cursor:
         for number in range(2000):
             cursor.execute(f"PREPARE s{number} FROM 'SELECT 1'")
-    writer._kept.keep(life.sink.server, link)
+    writer._connections.keep(life.sink.server, link)
 
 
 @pytest.mark.parametrize("verb", ["commit", "abort"])
@@ -90,7 +90,7 @@ def test_rows_can_be_committed_as_soon_as_they_are_prepared(orders, some, monkey
     life = orders.life(strategy="prepared")
     life.start(some(1))
     held = []
-    monkeypatch.setattr(writer._kept, "close", held.append)
+    monkeypatch.setattr(writer._connections, "close", held.append)
     receipts = [life.prepare(some(1), 0)]
     life.commit(0, receipts)
     assert orders.rows() == [(1, "n1")]
@@ -99,14 +99,14 @@ def test_rows_can_be_committed_as_soon_as_they_are_prepared(orders, some, monkey
 
 
 def test_prepared_is_refused_where_an_account_may_not_detach(orders, some, monkeypatch):
-    monkeypatch.setattr(checking, "DETACH_AT_PREPARE", "SET GLOBAL max_connections = 120")
+    monkeypatch.setattr(check, "DETACH_AT_PREPARE", "SET GLOBAL max_connections = 120")
     orders.sql("CREATE OR REPLACE USER lowly")
     orders.sql(f"GRANT ALL ON {orders.schema}.* TO lowly")
     with pytest.raises(Misconfigured, match=r"needs SET GLOBAL .* denied"):
         orders.life(strategy="prepared", url=orders.url(user="lowly")).start(some(1))
 
 
-def test_prepared_transactions_that_vanished_are_told(orders, some):
+def test_prepared_transactions_that_vanished_are_reported(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
     kept, gone = life.prepare(some(1), 0, 0), life.prepare(some(2), 0, 1)
@@ -141,7 +141,7 @@ def test_prepared_is_refused_where_xa_ends_with_its_connection(orders, version, 
         def query(self, statement: str) -> list:
             return [(version, 1, 1, 0, "ROW")]
 
-    about, sink = checking._About(Told()), orders.sink(strategy="prepared")
+    about, sink = check._About(Told()), orders.sink(strategy="prepared")
     if is_refused:
         with pytest.raises(Misconfigured, match="ends with its connection"):
             about.require_detachable(sink)

@@ -1,4 +1,4 @@
-"""What is told before the first row, what is made, who may do it, and what is never shown."""
+"""Checks before the first row, what is created, rights, and secrets."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 
 import epochal as ep
 from epochal.errors import Misconfigured, TryAgain
-from epochal.sinks.mysql import MySQL, connecting
+from epochal.sinks.mysql import MySQL, client
 from epochal.terms import EpochNumber
 
 SECRET = "hunter2-s3cret"
 
 
-def test_a_missing_table_is_told_with_what_is_like_it(place, some):
+def test_a_missing_table_is_reported_with_what_is_like_it(place, some):
     place.sql(f"CREATE TABLE {place.schema}.Orders (id bigint)")
     with pytest.raises(Misconfigured, match="there is no table") as told:
         place.life("orders").start(some(1))
     assert f"{place.schema}.Orders" in told.value.hint
 
 
-def test_everything_that_is_wrong_is_told_at_once(place):
+def test_everything_that_is_wrong_is_reported_at_once(place):
     place.sql(
         f"CREATE TABLE {place.schema}.orders (ID bigint, day date, twice int AS (1 + 1),"
         " must int NOT NULL)"
@@ -52,7 +52,7 @@ def test_an_engine_without_transactions_is_refused(place, some):
         place.life().start(some(1))
 
 
-def test_a_server_that_takes_no_rows_from_clients_is_told(orders, some):
+def test_a_server_that_takes_no_rows_from_clients_is_reported(orders, some):
     orders.sql("SET GLOBAL local_infile = 0")
     try:
         with pytest.raises(Misconfigured, match="local_infile is off"):
@@ -121,7 +121,7 @@ def test_what_grants_prints_is_all_that_an_account_needs(place, some, options):
 
 
 @pytest.mark.parametrize("right", ["INSERT", "UPDATE", "CREATE"])
-def test_a_right_that_is_lacking_is_told_with_the_way_out(keyed, some, right):
+def test_a_right_that_is_lacking_is_reported_with_the_way_out(keyed, some, right):
     keyed.sql("CREATE OR REPLACE USER least")
     life = keyed.life(url=keyed.url(user="least"), mode="upsert", keys="id")
     for statement in life.sink.grants():
@@ -175,14 +175,14 @@ def test_passwords_come_from_wherever_they_are_kept(orders, some, tmp_path, monk
 def test_a_server_that_asks_for_a_file_gets_none(orders, tmp_path):
     private = tmp_path / "private"
     private.write_text("1\tsecret\n")
-    link = connecting.connect(orders.sink().server)
+    link = client.connect(orders.sink().server)
     with link.cursor() as cursor, pytest.raises(RuntimeError, match="local_infile option is false"):
         cursor.execute(f"LOAD DATA LOCAL INFILE '{private}' INTO TABLE {orders.schema}.orders")
-    connecting.close(link)
+    client.close(link)
     assert orders.rows() == []
 
 
-def test_what_can_not_be_reached_is_told_at_once(orders, some):
+def test_what_can_not_be_reached_is_reported_at_once(orders, some):
     with pytest.raises(TryAgain, match=r"can't connect to 127\.0\.0\.1:1/"):
         orders.life(url=orders.url(port=1)).start(some(1))
     with pytest.raises(Misconfigured, match="Unknown database"):

@@ -116,7 +116,7 @@ REFUSED = [
     (
         "datetime",
         pa.array([local(2026, 1, 1), local(2026, 1, 1, 0, 0, 0, 1)]),
-        "row 1: .*cut the second",
+        "row 1: .*truncate the second",
     ),
     ("varchar(9) CHARACTER SET latin1", pa.array(["ä", "世"]), "row 1 .*Incorrect string value"),
 ]

@@ -11,8 +11,8 @@ from servers.h2 import H2Server
 from sinks.life import Life
 from sinks.oracle.standin import StandIn
 
-from epochal.kit.sql.keeping import Kept
-from epochal.sinks.oracle import Oracle, connecting, writer
+from epochal.kit.sql.client import IdleConnections
+from epochal.sinks.oracle import Oracle, client, writer
 from epochal.terms import SinkName
 
 SECRET = "hunter2-s3cret"
@@ -69,7 +69,9 @@ class Place:
         )
 
     def life(self, table: str = "orders", **options: Any) -> Life:
-        life = Life(sink=self.sink(table, **options))
+        return self.keep(Life(sink=self.sink(table, **options)))
+
+    def keep(self, life: Life) -> Life:
         self.lives.append(life)
         return life
 
@@ -90,8 +92,8 @@ class Place:
 @pytest.fixture
 def place(h2: H2Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     module = StandIn(h2)
-    monkeypatch.setattr(connecting, "oracledb", module)
-    monkeypatch.setattr(writer, "_kept", Kept(answers=connecting.answers))
+    monkeypatch.setattr(client, "oracledb", module)
+    monkeypatch.setattr(writer, "_connections", IdleConnections(answers=client.answers))
     made = Place(module=module)
     yield made
     for life in made.lives:
@@ -99,7 +101,7 @@ def place(h2: H2Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     h2.ask("admin", "alone")
     tables = made.sql("SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = 'ETL'")
     for (name,) in tables:
-        made.sql(f'DROP TABLE ETL."{name}"')
+        made.sql(f'DROP TABLE ETL."{name}" CASCADE CONSTRAINTS')
 
 
 @pytest.fixture

@@ -165,15 +165,17 @@ class Cursor:
     def execute(self, statement: str) -> None:
         module = self._connection.module
         module.calls.append(("execute", statement))
-        if statement.startswith("ALTER SESSION"):
+        if statement.startswith(("ALTER SESSION", "SET CONSTRAINTS")):
             return
         if "dba_pending_transactions" in statement:
             if "list" in module.refuses:
                 raise database_error(942, "table or view does not exist")
             self._rows = [(name.encode(),) for name in module.parked]
             return
-        # The only word of ours that H2 does not know.
-        told = module.ask(self._connection.session, "run", statement.removesuffix(" PURGE"))
+        statement = statement.removesuffix(" PURGE")
+        if "SYSTIMESTAMP)" in statement:
+            statement = "SELECT EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) FROM DUAL"
+        told = module.ask(self._connection.session, "run", statement)
         if isinstance(told, int):
             self.rowcount = told
         else:
@@ -182,7 +184,8 @@ class Cursor:
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
 
-    def executemany(self, statement: str, rows: pa.Table) -> None:
+    def executemany(self, statement: str, rows: pa.Table, *, batcherrors: bool = False) -> None:
+        self._batch_errors: list[Told] = []
         self._connection.module.calls.append(("executemany", statement, rows.schema))
         into = re.sub(r" VALUES \(.*\)$", " VALUES ", statement)
         columns = [rows.column(place).to_pylist() for place in range(rows.num_columns)]
@@ -192,7 +195,12 @@ class Cursor:
                 self._connection.module.ask(self._connection.session, "run", text)
             except oracledb.DatabaseError as error:
                 error.args[0].offset = offset
-                raise
+                if not batcherrors:
+                    raise
+                self._batch_errors.append(error.args[0])
+
+    def getbatcherrors(self) -> list[Told]:
+        return self._batch_errors
 
 
 def _literal(value: Any) -> str:

@@ -11,7 +11,7 @@ from sinks.oracle.standin import database_error
 
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, RowRejected, TryAgain
-from epochal.sinks.oracle.sorting import FAULTS
+from epochal.sinks.oracle.errors import ERRORS
 from epochal.terms import EpochNumber
 
 
@@ -69,7 +69,7 @@ def test_trying_two_phases_out_leaves_nothing_where_nothing_can_be_listed(orders
     assert orders.leftovers() == []
 
 
-def test_a_prepared_transaction_that_vanished_is_told(orders, some):
+def test_a_prepared_transaction_that_vanished_is_reported(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
     kept, gone = life.prepare(some(1), 0, 0), life.prepare(some(2), 0, 1)
@@ -116,7 +116,7 @@ def test_secrets_are_passed_on_and_never_shown(place):
     ],
 )
 def test_errors_are_sorted_by_what_may_be_done_next(code, is_commit, kind):
-    assert type(FAULTS.sort(database_error(code, "no"), "x", is_commit=is_commit)) is kind
+    assert type(ERRORS.classify(database_error(code, "no"), "x", is_commit=is_commit)) is kind
 
 
 def test_the_least_rights_are_printed(place):

@@ -19,7 +19,7 @@ from kit.sql.conformance import TableConformance
 from sinks.oracle.conftest import SECRET
 
 from epochal.sinks.oracle import Oracle
-from epochal.sinks.oracle.connecting import connect
+from epochal.sinks.oracle.client import connect
 from epochal.testing.conformance import Target
 from epochal.testing.trial import Trial
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 import pytest
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
+from sinks.life import Life
 
 from epochal.errors import Misconfigured, RowRejected
+from epochal.sinks.memory import Memory
 from epochal.terms import EpochNumber, Proof
 
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -52,7 +56,7 @@ def test_a_table_is_made_and_grows_where_that_is_asked(place, some):
     assert place.rows(columns="id, name, paid") == [(1, "n1", None), (2, "n2", 1), (3, "n3", None)]
 
 
-def test_what_is_wrong_is_told_before_the_first_row(place):
+def test_what_is_wrong_is_reported_before_the_first_row(place):
     place.sql("CREATE TABLE ETL.orders (id NUMBER(19), due DATE, must NUMBER NOT NULL)")
     schema = pa.schema([("id", pa.float64()), ("due", pa.int64()), ("more", pa.string())])
     with pytest.raises(Misconfigured) as told:
@@ -67,3 +71,42 @@ def test_an_empty_string_for_a_column_that_must_be_filled_is_refused(place):
     place.sql("CREATE TABLE ETL.orders (id NUMBER(19), name VARCHAR2(9) NOT NULL)")
     with pytest.raises(RowRejected, match=r'row 1: field "name" is : .*takes it for null'):
         place.life().write(0, pa.table({"id": [1, 2], "name": ["a", ""]}))
+
+
+def test_refused_rows_are_set_apart_whether_a_column_or_a_constraint_refuses_them(place, some):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19) CHECK (id <> 21), name VARCHAR2(3))")
+    life = place.life(on_reject=Memory(name="bad orders"))
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2222, 21, 4), 0, 0), life.prepare(some(5), 0, 1)]
+    assert [receipt.token["unfit"] for receipt in receipts] == [1, 0]
+    life.rehearse(0, receipts)
+    told = life.committer.rejected(EpochNumber(0)).to_pylist()
+    assert [row["row"] for row in told] == [
+        '{"id": 2222, "name": "n2222"}',
+        '{"ID": 21, "NAME": "n21"}',
+    ]
+    life.close()
+    life.fresh(generation=2).commit(0, receipts)
+    assert place.rows(columns="id") == [(1,), (4,), (5,)]
+    assert place.leftovers() == []
+
+
+def test_sinks_of_one_user_share_a_transaction(place, some):
+    place.sql("CREATE TABLE ETL.parents (id NUMBER(19) PRIMARY KEY)")
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19) REFERENCES ETL.parents, name VARCHAR2(9))")
+    sinks = [place.sink("parents", columns=["id"]), place.sink("orders")]
+    assert len({sink.transaction_key for sink in sinks}) == 1
+    lives = [place.keep(Life(sink=sink)) for sink in sinks]
+    for life in lives:
+        life.start(some(1))
+    receipts = {life.sink.name: [life.prepare(some(1, 2), 0)] for life in lives}
+    shared = lives[0].committer.share([life.committer for life in lives])
+    shared.rehearse(EpochNumber(0), receipts)
+    assert (place.rows("parents"), place.rows()) == ([], [])
+    shared.commit(EpochNumber(0), receipts)
+    assert (len(place.rows("parents")), len(place.rows())) == (2, 2)
+    assert place.leftovers() == []
+
+
+def test_the_servers_clock_is_read(orders):
+    assert abs(orders.life().committer.server_time() - time.time()) < 10

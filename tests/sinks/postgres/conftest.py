@@ -23,7 +23,7 @@ from epochal.terms import SinkName
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
 _WAYS = {"columns": Postgres, "bytes": PackedPostgres}
-_BOTH_WAYS = {"test_conformance", "test_crashes", "test_faults", "test_types"}
+_BOTH_WAYS = {"test_conformance", "test_crashes", "test_faults", "test_rejects", "test_types"}
 """Modules whose tests see rows leave their tasks as columns, and again as bytes."""
 
 
@@ -85,7 +85,7 @@ class Place:
         return self.sql(f'SELECT {columns} FROM {self.schema}."{table}" ORDER BY 1')
 
     def leftovers(self) -> list[str]:
-        """Staging tables and prepared transactions, whoever made them."""
+        """All staging tables and prepared transactions."""
         staged = self.sql(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             f" WHERE n.nspname = '{self.meta}' AND c.relkind = 'r' AND c.relname <> 'ledger'"

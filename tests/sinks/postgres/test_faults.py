@@ -8,7 +8,7 @@ from kit.sql.faults import *  # noqa: F403  every test there is one of this modu
 from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, OutcomeUnknown, RowRejected, TryAgain
-from epochal.sinks.postgres.sorting import sorted_error
+from epochal.sinks.postgres.errors import ERRORS
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def wire() -> Wire:
     )
 
 
-# What the server says
+# Errors of the server
 
 
 def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
@@ -71,7 +71,7 @@ def test_errors_are_sorted_by_what_may_be_done_next(orders, some, state, error):
 @pytest.mark.parametrize(("is_commit", "kind"), [(True, OutcomeUnknown), (False, TryAgain)])
 def test_a_server_that_does_not_know_itself_is_believed(is_commit, kind):
     error = psycopg.errors.StatementCompletionUnknown("perhaps")
-    assert type(sorted_error(error, "commit", is_commit=is_commit)) is kind
+    assert type(ERRORS.classify(error, "commit", is_commit=is_commit)) is kind
 
 
 def trigger(place, body: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands between or behind: a real transaction pooler, an older server, its extensions."""
+"""A real transaction pooler, an older server, its extensions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_staged_epochs_pass_through_a_transaction_pooler(orders, some, pooled):
 
 def test_prepared_is_refused_through_a_real_pooler(orders, some, pooled):
     life = orders.life(strategy="prepared", url=orders.server.url(port=pooled))
-    with pytest.raises(Misconfigured, match="pooler stands in between"):
+    with pytest.raises(Misconfigured, match="pooler is in between"):
         life.start(some(1))
 
 

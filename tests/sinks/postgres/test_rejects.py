@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
 from epochal.errors import RowRejected
+from epochal.kit.sql.bisect_rows import RefusedRowSearch
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED
 from epochal.sinks.memory import Memory
-from epochal.sinks.postgres.applying import read_apply
-from epochal.sinks.postgres.rejects import Search
 
 
 def with_bad(count: int, *bad: int) -> pa.Table:
@@ -42,14 +45,15 @@ def test_a_bad_row_costs_few_subtransactions(uuids):
     receipt = life.prepare(
         rows.set_column(1, "name", [["x" if n == 7777 else "0" * 32 for n in range(19_999)]]), 0
     )
-    with life.committer.pool.connection() as connection:
-        connection.execute("BEGIN")
-        apply = read_apply(connection, life.sink, {staging_name(receipt.handle): 0})
-        search = Search(connection, apply, limit=10, check_now=lambda: None)
-        found = search.run()
-        connection.execute("ROLLBACK")
+    session = life.committer.pool.take()
+    session.begin()
+    apply = life.committer.read_apply(session, {staging_name(receipt.handle): 0})
+    search = RefusedRowSearch(session, apply, limit=10)
+    found = search.run()
+    session.roll_back()
+    life.committer.pool.give_back(session)
     assert [one.row for one in found] == ['{"id":7778,"name":"x"}']
-    assert search.subtransactions < 40
+    assert search.attempts < 40
 
 
 def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
@@ -81,3 +85,30 @@ def test_too_many_rejected_rows_fail_the_epoch(uuids):
     life.start(with_bad(1))
     with pytest.raises(RowRejected, match="more than 2 rows"):
         life.rehearse(0, [life.prepare(with_bad(10, 3, 5, 7), 0)])
+
+
+def test_text_that_the_server_can_not_store_is_set_apart_by_its_row(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text, due date, paid numeric)")
+    day = dt.date(2024, 2, 29)
+    rows = pa.table(
+        {
+            "id": pa.array(range(6), pa.int64()),
+            "name": ["a", "b\0c", None, "\0", "e", "f"],
+            "due": [day] * 6,
+            "paid": pa.array([Decimal("-12.30")] * 6, pa.decimal128(10, 2)),
+        }
+    )
+    life = place.life(on_reject=Memory(name="bad orders"))
+    life.start(rows)
+    receipts = [life.prepare(rows, 0, 0), life.prepare(rows.slice(4), 0, 1)]
+    assert [receipt.token["unfit"] for receipt in receipts] == [2, 0]
+    life.rehearse(0, receipts)
+    told = life.committer.rejected(0).to_pylist()
+    assert sorted(json.loads(row["row"])["name"] for row in told) == ["\0", "b\0c"]
+    assert {json.loads(row["row"])["due"] for row in told} == {"2024-02-29"}
+    assert {json.loads(row["row"])["paid"] for row in told} == {"-12.30"}
+    assert all("character NUL" in row["reason"] for row in told)
+    life.close()
+    place.keep(life.fresh(generation=2)).commit(0, receipts)
+    assert place.rows(columns="id") == [(0,), (2,), (4,), (4,), (5,), (5,)]
+    assert place.leftovers() == []

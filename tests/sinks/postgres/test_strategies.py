@@ -30,7 +30,7 @@ def test_an_attempt_that_was_killed_does_not_stand_in_the_way(orders, some, stra
 
 
 @BOTH
-def test_the_age_of_what_is_in_doubt_is_told(orders, some, strategy):
+def test_the_age_of_what_is_in_doubt_is_reported(orders, some, strategy):
     life = orders.life(strategy=strategy)
     life.start(some(1))
     life.prepare(some(1), 0)
@@ -55,7 +55,7 @@ def test_the_measure_of_a_tasks_memory_objects_to_one_that_keeps_all_rows(orders
 # Staged only
 
 
-def test_a_process_that_wrote_ends_without_a_word(orders, tmp_path):
+def test_a_process_that_wrote_ends_silently(orders, tmp_path):
     code = f"""
 import pyarrow as pa
 import epochal as ep
@@ -89,11 +89,11 @@ def test_a_session_that_the_server_still_believes_in_does_not_block_its_own_driv
     life.start(some(1))
     receipts = [life.prepare(some(1), 0)]
     life.rehearse(0, receipts)
-    transaction = life.committer._transaction
+    transaction = life.committer.transaction
     half_open, transaction._open = transaction._open, None
     life.commit(0, receipts)
     assert len(orders.rows()) == 1
-    half_open.connection.close()
+    half_open.session.connection.close()
 
 
 def test_a_decided_epoch_is_applied_again_where_its_rehearsal_was_lost(orders, some):
@@ -157,7 +157,7 @@ def test_prepared_is_refused_where_the_server_has_too_few(orders, some):
         orders.life(strategy="prepared", tasks_max=65).start(some(1))
 
 
-def test_prepared_transactions_that_run_out_are_told_with_the_way_out(orders, some):
+def test_prepared_transactions_that_run_out_are_reported_with_the_way_out(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
     for partition in range(64):

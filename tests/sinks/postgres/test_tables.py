@@ -21,7 +21,7 @@ SECRET = "hunter2-s3cret"
 # Mismatches
 
 
-def test_a_missing_table_is_told_with_what_is_like_it(place, some):
+def test_a_missing_table_is_reported_with_what_is_like_it(place, some):
     with pytest.raises(Misconfigured, match=r"no table t.*nope") as told:
         place.life("nope").start(some(1))
     assert "create_table='if_missing'" in told.value.hint
@@ -31,7 +31,7 @@ def test_a_missing_table_is_told_with_what_is_like_it(place, some):
     assert f"there is {place.schema}.Orders" in told.value.hint
 
 
-def test_everything_that_is_wrong_is_told_at_once(place):
+def test_everything_that_is_wrong_is_reported_at_once(place):
     place.sql(
         f"CREATE TABLE {place.schema}.orders (id int,"
         " total int GENERATED ALWAYS AS (id * 2) STORED,"
@@ -60,13 +60,13 @@ def test_everything_that_is_wrong_is_told_at_once(place):
     assert 'columns={"cased": "Cased"}' in hint
 
 
-def test_a_type_without_a_counterpart_is_told(orders):
+def test_a_type_without_a_counterpart_is_reported(orders):
     schema = pa.schema([("id", pa.int64()), ("name", pa.dense_union([pa.field("a", pa.int32())]))])
     with pytest.raises(Misconfigured, match="no counterpart in PostgreSQL"):
         orders.life().committer.check(schema)
 
 
-def test_keys_and_orders_that_do_not_arrive_are_told(keyed, some):
+def test_keys_and_orders_that_do_not_arrive_are_reported(keyed, some):
     with pytest.raises(Misconfigured, match='no field "nope" arrives'):
         keyed.life(mode="upsert", keys="nope").start(some(1))
     with pytest.raises(Misconfigured, match='no field "version" arrives'):
@@ -144,7 +144,7 @@ def test_new_fields_become_nullable_columns_where_that_is_asked(orders, some):
     assert orders.rows() == [(1, "n1", None), (2, "n2", 1.5)]
 
 
-def test_a_schema_that_is_not_there_or_not_ours_is_told(place, some, server):
+def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server):
     role = f"poor_{place.schema}"
     place.sql(f"CREATE ROLE {role} LOGIN")
     url = server.url(user=role)
@@ -302,7 +302,7 @@ def test_passwords_come_from_wherever_they_are_kept(orders, guarded, some, tmp_p
     assert len(orders.rows()) == len(ways)
 
 
-def test_a_wrong_password_is_told_at_once_and_not_repeated(orders, guarded, some):
+def test_a_wrong_password_is_reported_at_once_and_not_repeated(orders, guarded, some):
     wrong = f"wrong-{SECRET}"
     url = orders.server.url(user=guarded)
     life = orders.life(url=url, password=wrong)
@@ -322,7 +322,7 @@ def test_a_wrong_password_is_told_at_once_and_not_repeated(orders, guarded, some
     assert wrong not in str(told.value)
 
 
-def test_what_can_not_be_reached_is_told_at_once(server, place):
+def test_what_can_not_be_reached_is_reported_at_once(server, place):
     for url, error, words in [
         (server.url(database="nope"), Misconfigured, '"nope" does not exist'),
         ("postgresql://x@127.0.0.1:1/x", TryAgain, "Connection refused"),

@@ -1,1 +1,1 @@
-"""What the SQL databases share: write modes, the buffer of a writer, and its backpressure."""
+"""The engine of SQL sinks: one for all databases, with a `Dialect` for each."""

@@ -1,8 +1,13 @@
 """The statements that apply staged rows to the table. Every name is quoted; no row passes through.
 
-A keyed epoch is first brought down to one row a key: the highest by `order_by`, and among equals of
-one task the one that came last. Staging columns have the type of the columns that they are meant
-for, so keys are compared as the table compares them.
+A keyed epoch is first reduced to one row per key: the highest by `order_by`, and among equal rows
+of one task the last to arrive. An epoch that does not determine that row is refused:
+
+    key  order_by  task           result
+    1    10        0
+    1    12        3              this one is written
+    2    10        0, twice       the later of the two is written
+    2    10        0 and 1        refused: no order between tasks
 """
 
 from __future__ import annotations
@@ -10,17 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epochal.kit.sql.ambiguous import equal_rows, null_keys, several_rows
-from epochal.kit.sql.dialect import Dialect, Session
+from epochal.errors import RowRejected
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.modes import WriteMode
+from epochal.terms import quantity
 
-NAMED_MAX = 5
-"""How many keys an error names."""
+KEYS_NAMED_MAX = 5
+_SAVEPOINT = "epochal_apply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A staging table, and which of its rows are meant."""
+    """A staging table, and the condition for the rows of it that are applied."""
 
     schema: str
     table: str
@@ -30,14 +37,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
+    """One field that is written, and the column that takes it."""
+
     field: str
     column: str
     is_not_null: bool = False
+    cast: tuple[str, str] = ("", "")
+    """SQL before and after the staged value, where its type is not the column's."""
+    key_cast: tuple[str, str] | None = None
+    """The same for a key, which is compared before it is assigned; None: the same cast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
-    """Everything that is to be done with the rows of some staging tables."""
+    """Everything that is done with the rows of some staging tables."""
 
     dialect: Dialect
     mode: WriteMode
@@ -57,7 +70,7 @@ class Apply:
         return [self.dialect.upsert(self)]
 
     def _append(self, source: Source) -> str:
-        values = ", ".join(self._staged(one.field) for one in self.mapped)
+        values = ", ".join(self._value(one) for one in self.mapped)
         return (
             f"INSERT INTO {self.target} ({self.columns()}) SELECT {values}"
             f" FROM {self.dialect.quote(source.schema, source.table)} s WHERE {source.condition}"
@@ -71,7 +84,7 @@ class Apply:
 
     @property
     def values(self) -> list[Mapped]:
-        """What an upsert changes in a row that is there already."""
+        """What an upsert changes in an existing row."""
         return [one for one in self.mapped if one.field not in self.mode.keys]
 
     @property
@@ -98,18 +111,15 @@ class Apply:
         )
 
     def winners(self) -> str:
-        """One row a key, where `order_by` says which."""
+        """One row per key, where `order_by` determines which."""
         if not self.mode.order_by:
             return self._incoming()
-        return (
-            f"SELECT w.* FROM (SELECT r.*, ROW_NUMBER() OVER (PARTITION BY {self._key_aliases()}"
-            f" ORDER BY {self._order()}, part, came DESC) place FROM ({self._incoming()}) r) w"
-            " WHERE w.place = 1"
-        )
+        order = f"{self._order()}, part, came DESC"
+        return self.dialect.first_per_key(self._incoming(), self._key_aliases(), order)
 
     def _order(self) -> str:
         return ", ".join(
-            self.dialect.descending(f"o{place}") for place in range(len(self.mode.order_by))
+            self.dialect.descending(f"o{number}") for number in range(len(self.mode.order_by))
         )
 
     def _incoming(self) -> str:
@@ -117,70 +127,114 @@ class Apply:
         condition = self.mode.delete_when
         is_delete = f"CASE WHEN ({condition}) THEN 1 ELSE 0 END" if condition else "0"
         wanted = [
-            *(f"{self._staged(one.field)} {self.alias(one)}" for one in self.mapped),
-            *(f"{self._staged(name)} o{place}" for place, name in enumerate(self.mode.order_by)),
-            f"{is_delete} is_delete",
-            f"s.{self.dialect.quote(self.dialect.at)} came",
+            *(f"{self._value(one)} AS {self.alias(one)}" for one in self.mapped),
+            *(
+                f"s.{self.dialect.quote(name)} AS o{number}"
+                for number, name in enumerate(self.mode.order_by)
+            ),
+            f"{is_delete} AS is_delete",
+            f"s.{self.dialect.place} AS came",
         ]
         return " UNION ALL ".join(
-            f"SELECT {', '.join(wanted)}, {one.part} part"
+            f"SELECT {', '.join(wanted)}, {one.part} AS part"
             f" FROM {self.dialect.quote(one.schema, one.table)} s WHERE {one.condition}"
             for one in self.sources
         )
 
-    def _staged(self, field: str) -> str:
-        return f"s.{self.dialect.quote(field)}"
+    def _value(self, one: Mapped) -> str:
+        is_key = one.key_cast is not None and one.field in self.mode.keys
+        before, after = one.key_cast if is_key and one.key_cast is not None else one.cast
+        return f"{before}s.{self.dialect.quote(one.field)}{after}"
 
     def _key_aliases(self) -> str:
         return ", ".join(self.alias(key) for key in self.keys)
 
-    # What makes an epoch ambiguous
+    # Running
 
-    def run(self, session: Session, epoch: int) -> None:
-        """Put the rows into the table, or say what makes the epoch ambiguous."""
-        if self.mode.is_keyed:
-            self._require_known_keys(session, epoch)
-            if not self.mode.order_by:
-                self._require_single_rows(session, epoch)
-            elif len(self.sources) > 1:
-                self._require_no_ties(session, epoch)
+    def run(self, session: Session, epoch: int, rows: int) -> None:
+        """Put the rows into the table; `RowRejected` where it is unclear which row of a key."""
+        if not self.mode.is_keyed:
+            self._execute(session)
+            return
+        self._require_known_keys(session, epoch)
+        is_plain = self.mode.mode == "upsert" and self.mode.delete_when is None
+        is_checked = is_plain and self.dialect.checks_keys_in_upsert
+        if not self.mode.order_by and not is_checked:
+            self._require_single_rows(session, epoch)
+        written = self._upsert_checked(session, epoch) if is_checked else self._execute(session)
+        is_single = is_checked and written == rows
+        if self.mode.order_by and len(self.sources) > 1 and not is_single:
+            self._require_no_ties(session, epoch)
+
+    def _execute(self, session: Session) -> int:
+        written = 0
         for statement in self.statements():
-            session.execute(statement)
+            written = session.execute(statement)
+        return written
+
+    def _upsert_checked(self, session: Session, epoch: int) -> int:
+        session.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            return self._execute(session)
+        except self.dialect.errors as error:
+            if self.dialect.is_repeated_key(error):
+                session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                self._require_single_rows(session, epoch)
+            raise
+
+    # Epochs that don't determine one row per key
 
     def _require_single_rows(self, session: Session, epoch: int) -> None:
         keys = self._key_aliases()
         repeated = self._some(
             session,
-            f"SELECT {keys}, COUNT(*) FROM ({self._incoming()}) r GROUP BY {keys}"
+            f"SELECT {self._key_texts()}, COUNT(*) FROM ({self._incoming()}) r GROUP BY {keys}"
             " HAVING COUNT(*) > 1",
         )
         if repeated:
-            raise several_rows(epoch, self._named(repeated))
+            raise RowRejected(
+                f"epoch {epoch} has several rows of one key, and nothing determines which is last: "
+                f"{repeated}",
+                'order_by="updated_at" (or another column that grows), or one row per key in the '
+                "query",
+            )
 
     def _require_no_ties(self, session: Session, epoch: int) -> None:
         keys = self._key_aliases()
         tied = self._some(
             session,
-            f"SELECT {keys}, COUNT(*) FROM (SELECT {keys}, part, RANK() OVER (PARTITION BY {keys}"
-            f" ORDER BY {self._order()}) place FROM ({self._incoming()}) r) q WHERE place = 1"
-            f" GROUP BY {keys} HAVING COUNT(DISTINCT part) > 1",
+            f"SELECT {self._key_texts()}, COUNT(*) FROM (SELECT {keys}, part, RANK() OVER"
+            f" (PARTITION BY {keys} ORDER BY {self._order()}) place FROM ({self._incoming()}) r) q"
+            f" WHERE place = 1 GROUP BY {keys} HAVING COUNT(DISTINCT part) > 1",
         )
         if tied:
-            raise equal_rows(epoch, self.mode.order_by, self._named(tied))
+            raise RowRejected(
+                f"epoch {epoch} has rows of one key from several tasks that are equal by "
+                f"{', '.join(self.mode.order_by)}: {tied}",
+                "add a column that distinguishes them to order_by=, or repartition by the key: "
+                "among rows of one task the last to arrive wins",
+            )
 
     def _require_known_keys(self, session: Session, epoch: int) -> None:
-        unsure = self.nullable_keys
-        if not unsure:
+        nullable = self.nullable_keys
+        if not nullable:
             return
-        unknown = " OR ".join(f"{self.alias(key)} IS NULL" for key in unsure)
+        unknown = " OR ".join(f"{self.alias(key)} IS NULL" for key in nullable)
         ((count,),) = session.query(f"SELECT COUNT(*) FROM ({self._incoming()}) r WHERE {unknown}")
         if count:
-            raise null_keys(epoch, int(count), [key.field for key in unsure])
+            fields = [key.field for key in nullable]
+            raise RowRejected(
+                f"epoch {epoch} has {quantity(int(count), 'row')} whose key ({', '.join(fields)}) "
+                "is null: null matches no row, not even itself",
+                f'where="{fields[0]} is not null", or NOT NULL on the column',
+            )
 
-    def _some(self, session: Session, query: str) -> list[tuple[object, ...]]:
-        return session.query(self.dialect.first(query, NAMED_MAX))
+    def _key_texts(self) -> str:
+        return ", ".join(self.dialect.as_text(self.alias(key)) for key in self.keys)
 
-    def _named(self, found: Sequence[Sequence[object]]) -> str:
+    def _some(self, session: Session, query: str) -> str:
+        """A few of the keys that a query finds, for a message."""
+        found = session.query(self.dialect.first(query, KEYS_NAMED_MAX))
         return "; ".join(
             ", ".join(f"{key.field}={value}" for key, value in zip(self.keys, row, strict=False))
             + f" ({row[-1]} rows)"

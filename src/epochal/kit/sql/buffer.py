@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from epochal.kit.sql.pressure import Pressure
+from epochal.kit.sql.backpressure import Pressure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Buffer:
         self.close()
 
     def close(self) -> None:
-        """Let the thread go; what was not sent is dropped. Waits for a block on its way."""
+        """End the thread, after the block that is being sent; rows not sent yet are dropped."""
         self._batches = []
         if self._sender is not None:
             self._sender.shutdown(wait=True)
@@ -121,14 +121,14 @@ class Buffer:
             self.metrics.send_s += self._timed(*self._take())
 
     def _timed(self, block: pa.Table, first: int) -> float:
-        # To connect takes its time, and says nothing about how busy the target is.
+        # The time to connect is no sign of how busy the target is.
         self._get_ready()
         started = time.monotonic()
         self._send(block, first)
         return time.monotonic() - started
 
     def _wait(self) -> None:
-        """Until the block before has arrived, and as much longer as the target needs."""
+        """Until the previous block has arrived, and as much longer as backpressure asks for."""
         if self._under_way is None:
             return
         took_s = self._under_way.result()

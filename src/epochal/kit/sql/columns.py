@@ -1,19 +1,27 @@
-"""Which field is meant for which column, by name alone. Types are each database's own affair."""
+"""The mapping of fields to columns, by name alone. Types are checked by each database's plan."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from epochal.errors import Misconfigured
+from epochal.kit.sql.dialect import UNFIT, Dialect
 from epochal.kit.sql.modes import WriteMode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from epochal.kit.sql.table_sink import TableSink
+
+S = TypeVar("S")
 
 
 @dataclass(slots=True)
 class Problems:
-    """All that is wrong is told at once, each with its way out."""
+    """Collects everything that is wrong, each with its way out, for one error."""
 
     facts: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -54,7 +62,7 @@ def columns_of(
     columns: Mapping[str, str] | None,
     mode: WriteMode,
 ) -> dict[str, str]:
-    """Which column each field is meant for. What only steers the write needs none."""
+    """The column of each field. Fields that only steer the write need none."""
     names = list(fields)
     if columns is not None:
         return {name: column for name, column in columns.items() if name in names}
@@ -63,7 +71,7 @@ def columns_of(
 
 
 def steering_fields(fields: Iterable[str], mode: WriteMode) -> frozenset[str]:
-    """Fields that say which row wins or which is a delete: written only where a column is there."""
+    """Fields that decide which row wins or is a delete: written only where a column exists."""
     steering = {name for name in mode.order_by if name not in mode.keys}
     if mode.delete_when is not None:
         steering |= {
@@ -82,7 +90,7 @@ def steering_fields(fields: Iterable[str], mode: WriteMode) -> frozenset[str]:
 def staged_fields(
     fields: Iterable[str], columns: Mapping[str, str] | None, mode: WriteMode
 ) -> tuple[str, ...]:
-    """What must travel: the fields that are written, and those that steer the write."""
+    """The fields that are sent: those that are written, and those that steer the write."""
     names = tuple(fields)
     if columns is None:
         return names
@@ -97,6 +105,39 @@ def require_arriving(
     for name in (*(columns or ()), *mode.keys, *mode.order_by):
         if name not in fields:
             problems.add(f'no field "{name}" arrives', f"the fields are {', '.join(fields)}")
+
+
+def sent_fields(
+    schema: pa.Schema,
+    sink: TableSink,
+    dialect: Dialect,
+    sent_as: Callable[[pa.Field], S | str],
+) -> dict[str, S]:
+    """How each field of these rows travels, by its name; `Misconfigured` where one can't."""
+    sent: dict[str, S] = {}
+    problems = Problems()
+    for field_ in schema:
+        how = sent_as(field_)
+        if isinstance(how, str):
+            problems.add(
+                f'field "{field_.name}": {how}', "cast it to another type, or leave it out: select="
+            )
+        else:
+            name = dialect.names.require(field_.name, "field")
+            sent[name.upper() if dialect.names.folds else name] = how
+
+    def folded(names: Iterable[str]) -> set[str]:
+        return {name.lower() for name in names} if sink.folds_case else set(names)
+
+    ours = (*dialect.own_columns, *UNFIT)
+    if len(folded(schema.names)) < len(schema.names) or folded(ours) & folded(schema.names):
+        problems.add(
+            f"two fields have one name{' (in any case)' if sink.folds_case else ''}, or one has a "
+            f"name of ours ({', '.join(ours)}): {', '.join(schema.names)}",
+            "rename it in select=",
+        )
+    problems.raise_if_any(sink.table)
+    return {name: sent[name] for name in staged_fields(sent, sink.column_map, sink.write_mode)}
 
 
 class Taker(Protocol):
@@ -120,7 +161,7 @@ def require_filled(columns: Iterable[Taker], filled: Collection[str], problems: 
 
 
 def require_keys_written(mode: WriteMode, written: Collection[str], problems: Problems) -> bool:
-    """Whether each key has a column; told where nothing else says why one has none."""
+    """Whether each key has a column; a problem of its own where no other explains it."""
     is_whole = all(key in written for key in mode.keys)
     if not is_whole and not problems.facts:
         problems.add(
@@ -138,7 +179,7 @@ def generated_column(name: str, column: str) -> tuple[str, str]:
 
 
 def missing_column(name: str, column: str, there: Iterable[str]) -> tuple[str, str]:
-    """The fact and the way out, where a column is not there."""
+    """The fact and the way out, where a column does not exist."""
     alike = [known for known in there if known.lower() == column.lower()]
     way_out = (
         f'columns={{"{name}": "{alike[0]}"}}: names are taken exactly as they are written'

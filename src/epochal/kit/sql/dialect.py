@@ -1,80 +1,106 @@
-"""What differs between databases whose DDL commits by itself (MySQL, Oracle): behind one face.
+"""The differences between SQL databases, as far as the engine needs them.
 
-Statements travel as plain text with every name quoted and every value written as a literal. No row
-of a user passes through here: rows are loaded by a task and moved by the server.
+The engine (`ledger`, `apply`, `bisect_rows`, `transaction`, `staged`, `prepared`) is written once;
+a `Dialect` supplies what differs: quoting and literals, whether DDL is part of a transaction, where
+a row's place in its staging table is found, savepoints, deferred constraints, the statements of
+two-phase commit, the server's clock, and the classes of its errors.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from epochal.kit.sql.faults import Faults
-from epochal.kit.sql.names import NameRule
-from epochal.terms import Identity, InDoubt
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.errors import ErrorTable
+from epochal.kit.sql.names import NameRule, staging_name
+from epochal.kit.sql.rejects import NumberedRows, Rows, row_text
+from epochal.terms import Handle, Identity, InDoubt
 
 if TYPE_CHECKING:
-    from epochal.kit.sql.apply import Apply
-
+    from epochal.kit.sql.apply import Apply, Source
 
 UNFIT = ("epochal_row", "epochal_why")
 """
-Columns of a staging table whose sink sends refused rows elsewhere: a row that its own columns could
-not hold, as text, and why not. Such rows stand below 0 in the order in which rows came.
+Columns of a staging table whose sink sends refused rows elsewhere: a row that the other columns
+could not hold, as text, and the reason. Both are null for every row that fits.
 """
 
 
-class Session(Protocol):
-    """One connection of the driver's. What the database's library throws passes through."""
-
-    def execute(self, statement: str) -> int:
-        """Run it; how many rows it touched."""
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]: ...
-
-    def begin(self, *, lock_wait_s: float | None = None) -> None:
-        """Begin a transaction, READ COMMITTED, with this patience for locks."""
-
-    def wait_for_locks(self, seconds: float | None = None) -> None:
-        """Change the patience, until the session is given back; None is the declared one."""
-
-    def commit(self) -> None: ...
-
-    def roll_back(self) -> None:
-        """End the transaction, whatever its state; a connection that can't do it is closed."""
-
-
-class Pool(Protocol):
-    def take(self) -> Session: ...
-
-    def give_back(self, session: Session) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Dialect(Faults):
-    """One database's words, and what its errors mean."""
+class Dialect(ErrorTable):
+    """One database's SQL."""
 
     names: ClassVar[NameRule]
     ledger: ClassVar[str] = "ledger"
-    at: ClassVar[str]
-    """The column of a staging table that says in which order its rows came."""
+    dual: ClassVar[str] = " FROM DUAL"
+    """What follows a SELECT of values alone."""
+    place: ClassVar[str]
+    """The expression for a row's place in its staging table, in the order of arrival."""
+    own_columns: ClassVar[frozenset[str]]
+    """Columns that staging tables have beside the fields."""
+    ddl_commits: ClassVar[bool] = True
+    """Whether CREATE and DROP commit the transaction that they are run in."""
+    on_ledger_conflict: ClassVar[str] = ""
+    """What makes an INSERT skip a row whose key exists; without it the error is caught."""
+    deletes_lock_beyond: ClassVar[bool] = False
+    """Whether a DELETE also locks rows that it only looks at."""
 
     def quote(self, *parts: str) -> str:
         return self.names.quote(*parts)
 
     @abstractmethod
     def literal(self, value: str | int | None) -> str:
-        """A value as it stands in a statement."""
+        """A value as part of a statement."""
 
-    def descending(self, expression: str) -> str:
-        """Highest first, nulls last."""
-        return f"{expression} DESC"
+    def values(self, rows: Sequence[str]) -> str:
+        """Rows for an INSERT; each is a list of literals."""
+        return "VALUES " + ", ".join(f"({row})" for row in rows)
+
+    @abstractmethod
+    def first(self, query: str, count: int) -> str:
+        """The same query, limited to so many rows."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> str:
+        """A query for the server's time, in seconds since 1970."""
 
     @abstractmethod
     def create_ledger(self, schema: str) -> list[str]:
-        """Statements that make the ledger; run only where it is missing."""
+        """Statements that create the ledger; run only where it is missing."""
+
+    def create_table(self, target: str, definitions: Sequence[str]) -> str:
+        return f"CREATE TABLE IF NOT EXISTS {target} ({', '.join(definitions)})"
+
+    def add_columns(self, target: str, definitions: Sequence[str]) -> str:
+        return f"ALTER TABLE {target} " + ", ".join(f"ADD COLUMN {one}" for one in definitions)
+
+    # Applying
+
+    checks_keys_in_upsert: ClassVar[bool] = False
+    """
+    Whether an upsert fails where two of its rows have one key (`is_repeated_key`), and reports the
+    number of its keys: then both need no query of their own.
+    """
+
+    def is_repeated_key(self, error: BaseException) -> bool:  # noqa: ARG002
+        return False
+
+    def descending(self, expression: str) -> str:
+        """Highest first, nulls last."""
+        return f"{expression} DESC NULLS LAST"
+
+    def as_text(self, expression: str) -> str:
+        """A value for a message, where the client could not read some values as they are."""
+        return expression
+
+    def first_per_key(self, rows: str, keys: str, order: str) -> str:
+        """One row of the query `rows` per key: the first in this order."""
+        return (
+            f"SELECT w.* FROM (SELECT r.*, ROW_NUMBER() OVER (PARTITION BY {keys} ORDER BY"
+            f" {order}) place FROM ({rows}) r) w WHERE w.place = 1"
+        )
 
     @abstractmethod
     def upsert(self, apply: Apply) -> str: ...
@@ -82,17 +108,21 @@ class Dialect(Faults):
     @abstractmethod
     def delete(self, apply: Apply, *, marked_only: bool) -> str: ...
 
-    @abstractmethod
-    def first(self, query: str, count: int) -> str:
-        """The same query, cut to so many rows."""
+    def check_constraints(self, session: Session) -> None:
+        """Check now what would be checked at COMMIT, which must not fail any more (I3)."""
+
+    def defer_constraints(self, session: Session) -> None:
+        """Let rows of the next table refer to rows that are yet to come."""
 
     # Staging tables
 
     @abstractmethod
-    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]: ...
+    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
+        """Every staging table of this sink, found by name alone (I6)."""
 
     @abstractmethod
-    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]: ...
+    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
+        """Which of these tables exist."""
 
     @abstractmethod
     def columns(self, session: Session, schema: str, table: str) -> list[str]:
@@ -100,20 +130,62 @@ class Dialect(Faults):
 
     @abstractmethod
     def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
-        """Drop those that are there. Commits by itself."""
+        """Drop these tables, which were there a moment ago."""
 
-    def end_older_sessions(self, session: Session, identity: Identity) -> None:
-        """End transactions that an earlier driver of this sink left open, where that may be done.
+    def fields_of(self, columns: Iterable[str]) -> list[str]:
+        """The columns of a staging table that are fields of the rows."""
+        return [name for name in columns if name not in self.own_columns and name not in UNFIT]
 
-        Nothing is lost: what was decided is applied again from staging, by whoever comes (I7).
-        """
+    # Single rows of staging tables
+
+    def all_rows(self, session: Session, source: Source) -> Rows | None:
+        """The rows of a staging table, for the search by halves; None where there are none."""
+        ((first, last),) = session.query(
+            f"SELECT MIN(s.{self.place}), MAX(s.{self.place})"
+            f" FROM {self.quote(source.schema, source.table)} s WHERE {source.condition}"
+        )
+        return None if first is None else NumberedRows(self.place, int(first), int(last))
+
+    def at_places(self, places: Sequence[str]) -> str:
+        """The condition for rows of a staging table at these places."""
+        return f"{self.place} IN ({', '.join(places)})"
+
+    def row_text(self, session: Session, source: Source) -> str:
+        """The only row of this source, as JSON text."""
+        names = self.fields_of(self.columns(session, source.schema, source.table))
+        rows = session.query(
+            f"SELECT {', '.join(map(self.quote, names))}"
+            f" FROM {self.quote(source.schema, source.table)} s WHERE {source.condition}"
+        )
+        return row_text(dict(zip(names, rows[0], strict=True))) if rows else ""
+
+    def release_savepoint(self, session: Session, name: str) -> None:
+        """Forget a savepoint, where setting another of the same name does not replace it."""
 
     # Prepared transactions
 
+    def transaction_name(self, handle: Handle) -> str:
+        """The name of a task's prepared transaction."""
+        return staging_name(handle)
+
     @abstractmethod
-    def prepared(self, session: Session) -> list[str]:
-        """The names of all that are prepared, whoever did it."""
+    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
+        """The prepared transactions of this sink."""
+
+    @abstractmethod
+    def is_prepared(self, session: Session, name: str) -> bool: ...
 
     @abstractmethod
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
-        """Commit or roll back one that this session did not prepare."""
+        """Commit or roll back one that another session prepared."""
+
+    # Sessions of drivers that died
+
+    def end_older_sessions(self, session: Session, identities: Sequence[Identity]) -> None:
+        """
+        End transactions that an earlier driver of these sinks left open, where that is allowed.
+
+        Nothing is lost: a decided epoch is applied again from staging, by any later driver (I7).
+        Only sessions up to this driver's generation are ended; if a later one holds the lock, this
+        driver is the zombie.
+        """

@@ -1,26 +1,32 @@
-"""The ledger: the server's own proof of what was committed, written with the rows (I9).
+"""The ledger: the server's proof of what was committed, written in the rows' transaction (I9).
 
-One row a handle, so that an attempt that lost never stands in the way of the one that won (I6), and
-for staged epochs one row for the epoch itself (partition -1): whoever inserts that one applies the
-epoch, whoever comes second waits for the first and then finds it done. The newest epoch of a uid is
-never pruned, so "older than the newest" always means "settled long ago".
+It has one row per handle, so that an attempt that lost never conflicts with the one that won (I6),
+and for staged epochs one row for the epoch itself (partition -1). Of two drivers that apply the
+same epoch, the first to insert that row applies it; the second waits for the first and then finds
+the epoch committed:
+
+    driver A: BEGIN  claim(7) ok      apply rows  COMMIT
+    driver B:        BEGIN  claim(7) … waits …    refused: epoch 7 is committed
+
+The newest epoch of a uid is never pruned, so "older than the oldest row" always means "committed
+long ago". A later comparison of the newest committed epoch with the epoch log reads `newest`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.dialect import Dialect, Session
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import Dialect
 from epochal.terms import EpochNumber, Handle, Identity, Mark, Proof, Receipt, Uid
 
 _WITHIN_SINK = ("epoch", "part", "generation", "attempt")
 _KEY = ("uid", "sink", *_WITHIN_SINK)
 _COLUMNS = (*_KEY, "pipeline", "sink_name", "run", "row_count")
 NAME_CHARS_MAX = 255
-_DELETED_MAX = 500
-"""How many rows one statement deletes."""
+_ROWS_PER_STATEMENT_MAX = 500
 _WHOLE_EPOCH = -1
 
 
@@ -49,29 +55,29 @@ class Ledger:
 
     def claim_epoch(self, session: Session, epoch: EpochNumber, rows: int) -> bool:
         """
-        Write the epoch's own row: False where the epoch is committed already.
+        Insert the epoch's own row: False where the epoch is committed already.
 
-        Waits for another transaction that is about to write the same row, until the lock timeout.
+        Waits for another transaction that has inserted the same row, until the lock timeout.
         """
         values = self._row((self.identity.uid, self.identity.tag, epoch, _WHOLE_EPOCH, 0, 0), rows)
+        claim = (
+            f"INSERT INTO {self.table} ({self._columns()}) SELECT {values}{self.dialect.dual}"
+            f" WHERE NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
+            f" AND l.{self._name('epoch')} > {epoch}){self.dialect.on_ledger_conflict}"
+        )
         try:
-            claimed = session.execute(
-                f"INSERT INTO {self.table} ({self._columns()}) SELECT {values} FROM DUAL"
-                f" WHERE NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
-                f" AND l.{self._name('epoch')} > {epoch})"
-            )
+            return session.execute(claim) == 1
         except self.dialect.errors as error:
             if self.dialect.is_duplicate(error):
                 return False
             raise
-        return claimed == 1
 
     def record(self, receipts: Sequence[Receipt]) -> list[str]:
-        """One row for each handle, in the transaction that makes its rows visible."""
+        """Statements that insert one row per handle, for the transaction that holds its rows."""
+        rows = [self._row(_key(receipt.handle), receipt.rows) for receipt in receipts]
         return [
-            f"INSERT INTO {self.table} ({self._columns()})"
-            f" VALUES ({self._row(_key(receipt.handle), receipt.rows)})"
-            for receipt in receipts
+            f"INSERT INTO {self.table} ({self._columns()}) {self.dialect.values(some)}"
+            for some in _in_pieces(rows)
         ]
 
     def prune(self, session: Session, below: EpochNumber) -> int:
@@ -80,16 +86,19 @@ class Ledger:
         return self._delete(session, f"{epoch} < {below} AND {epoch} < ({newest})")
 
     def forget(self, session: Session) -> int:
-        """Every row, the newest too: of a pipeline that is dead for good."""
+        """Delete every row, the newest too: of a pipeline that will never run again."""
         return self._delete(session, "1 = 1")
 
     def _delete(self, session: Session, condition: str) -> int:
         """
-        Delete rows of this sink, each by its whole key; how many it were.
+        Delete rows of this sink; the number of rows.
 
-        MySQL locks every row that a DELETE looks at, the first one behind the last that is meant
-        too: that one may be another pipeline's, prepared, and locked until its decision.
+        MySQL also locks the first row behind the last one that is deleted. That row may belong to a
+        prepared transaction of another pipeline and stay locked until its decision; so there rows
+        are deleted by their whole keys, which locks nothing else.
         """
+        if not self.dialect.deletes_lock_beyond:
+            return session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND {condition}")
         names = [self._name(name) for name in _WITHIN_SINK]
         rows = session.query(
             f"SELECT {', '.join(names)} FROM {self.table} WHERE {self._mine()} AND {condition}"
@@ -98,8 +107,8 @@ class Ledger:
             " AND ".join(f"{name} = {int(value)}" for name, value in zip(names, row, strict=True))
             for row in rows
         ]
-        for start in range(0, len(keys), _DELETED_MAX):
-            listed = " OR ".join(f"({key})" for key in keys[start : start + _DELETED_MAX])
+        for some in _in_pieces(keys):
+            listed = " OR ".join(f"({key})" for key in some)
             session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND ({listed})")
         return len(keys)
 
@@ -110,7 +119,7 @@ class Ledger:
         return int(found)
 
     def proof(self, session: Session, handle: Handle) -> Proof:
-        """What the ledger shows of a handle that is no longer prepared."""
+        """What the ledger proves of a handle that the server no longer lists."""
         of_handle = " AND ".join(
             f"{self._name(name)} = {self.dialect.literal(value)}"
             for name, value in zip(_KEY, _key(handle), strict=True)
@@ -148,7 +157,7 @@ class Ledger:
             for uid, epoch, run in rows
         ]
 
-    # Words
+    # SQL
 
     def _name(self, column: str) -> str:
         return self.dialect.quote(column)
@@ -173,3 +182,8 @@ class Ledger:
 def _key(handle: Handle) -> tuple[str | int, ...]:
     numbers = (handle.epoch, handle.partition, handle.generation, handle.attempt)
     return (handle.uid, handle.sink, *numbers)
+
+
+def _in_pieces(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    size = _ROWS_PER_STATEMENT_MAX
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,4 +1,4 @@
-"""Write modes: what becomes of a row whose key is there already, and which row of a key wins."""
+"""Write modes: what happens to a row whose key exists already, and which row of a key wins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STRATEGIES = ("staged", "prepared")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteMode:
-    """How rows meet those that are in the table already. Names are those of fields."""
+    """What happens to rows that are in the table already. Names are those of fields."""
 
     mode: Mode = "append"
     keys: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def write_mode(
 
 
 def require_reject(kind: str, on_reject: object, strategy: str) -> None:
-    """`on_reject` is the word "fail", or a sink that the strategy can send rows to."""
+    """`on_reject` is "fail", or a sink, which only the staged strategy can send rows to."""
     if isinstance(on_reject, str):
         _require_known(kind, "on_reject", on_reject, ("fail",))
     else:

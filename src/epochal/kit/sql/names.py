@@ -1,7 +1,7 @@
-"""How a handle is written as the name of a staging table, and how tables are named by people.
+"""Names: of staging tables, which hold a handle, and of tables, as users write them.
 
 The shortest limit on identifiers is PostgreSQL's 63 bytes, less than the longest handle has.
-Numbers are therefore in base 36, and the two parts of fixed width, uid and sink, stand without a
+Numbers are therefore in base 36, and the two parts of fixed width, uid and sink, have no
 separator:
 
     ep abcdefghijkl 0a1b2c3 _ 1 _ 2s _ 0 _ 1f
@@ -32,7 +32,7 @@ def staging_name(handle: Handle) -> str:
 
 
 def staging_prefix(identity: Identity) -> str:
-    """How every staging table of one sink of one pipeline begins."""
+    """The beginning of the names of all staging tables of one sink of one pipeline."""
     return f"{_stem(identity.uid, identity.tag)}_"
 
 
@@ -66,7 +66,7 @@ def _base36(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table as its owner spells it."""
+    """A table as the user wrote it."""
 
     schema: str | None
     table: str

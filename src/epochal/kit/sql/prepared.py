@@ -1,60 +1,70 @@
-"""Carries decisions out, the prepared way: each task left a transaction that waits for its end.
+"""The prepared strategy: each task leaves a prepared transaction, which the driver ends.
 
-A transaction that is gone was committed or rolled back, and the server tells the same of both: the
-ledger row, written inside that transaction, tells them apart (I9). MySQL tells the same, too, while
-another session is ending it, or still holds it: so the listing is asked before the ledger.
+A transaction that is gone was committed or rolled back, and the server reports the same error for
+both: the ledger row, written inside that transaction, distinguishes them (I9). A server reports
+that error, too, while another session is ending the transaction or still holds it: so the listing
+is asked before the ledger.
+
+    COMMIT PREPARED x   ok                           committed
+                        "not found", x is listed     another session holds it: wait, try again
+                        "not found", x not listed    the ledger proves committed, or rolled back
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from epochal.contract import Begin
-from epochal.errors import TryAgain
-from epochal.kit.sql.committing import Committing
-from epochal.kit.sql.dialect import Session
-from epochal.kit.sql.ending import each, require_listed, require_none_lost
-from epochal.kit.sql.names import parse_staging_name, staging_name, staging_prefix
-from epochal.kit.sql.receipts import has_rows, proven
+from epochal.errors import PreparedLost, TryAgain
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.committer import SqlCommitter, has_rows, proven
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
-_CLOSING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
+_HELD_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 """How long a session that holds a prepared transaction, or is ending it, may take."""
 
 
-class PreparedCommitter(Committing):
+class PreparedSqlCommitter(SqlCommitter):
     def begin(self, begin: Begin) -> Json:  # noqa: ARG002
-        return self._get_ready()
+        return self.make_ready()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Every constraint was met when it was prepared: only that all is still there is asked."""
-        require_listed(epoch, receipts, {one.handle for one in self.in_doubt()})
+        """Every constraint was met when a task prepared: only that all are still there is asked."""
+        listed = {one.handle for one in self.in_doubt()}
+        gone = [one.handle for one in receipts if has_rows(one) and one.handle not in listed]
+        if gone:
+            raise TryAgain(
+                f"epoch {epoch}: {len(gone)} of {len(receipts)} prepared transactions are not on "
+                f"the server any more, {gone[0]} among them; no decision was made",
+                "somebody rolled them back",
+            )
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._get_ready()
+        self.make_ready()
         prepared = [receipt for receipt in receipts if has_rows(receipt)]
-        lost = each(lambda one: self._commit(epoch, one), prepared, at_once_max=self._sink.pool_max)
-        require_none_lost(epoch, receipts, lost)
+        lost = self._each(lambda one: self._commit(epoch, one), prepared)
+        handles = tuple(str(handle) for handle in lost if handle is not None)
+        if handles:
+            raise PreparedLost(
+                f"epoch {epoch}: {len(handles)} of {len(receipts)} prepared transactions are "
+                "neither on the server nor in its ledger: they were rolled back",
+                "a person or a script rolled them back, or the server was restored",
+                handles=handles,
+            )
         if len(prepared) < len(receipts) or not receipts:
             self._record_empty(epoch, [one for one in receipts if not has_rows(one)])
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._forget()
-        each(lambda one: self._roll_back(epoch, one), receipts, at_once_max=self._sink.pool_max)
+        self._read_again()
+        self._each(lambda one: self._roll_back(epoch, one), receipts)
 
     def in_doubt(self) -> Sequence[InDoubt]:
-        prefix = staging_prefix(self._identity)
-
-        def ask(session: Session) -> list[InDoubt]:
-            """A server lists those of everybody."""
-            return [
-                InDoubt(name=name, handle=parse_staging_name(name))
-                for name in sorted(self._dialect.prepared(session))
-                if name.startswith(prefix)
-            ]
-
-        return self._ask("list prepared transactions", ask)
+        return self._ask(
+            "list prepared transactions",
+            lambda session: self.dialect.prepared(session, self.identity),
+        )
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
         def ask(session: Session) -> Proof:
@@ -64,16 +74,26 @@ class PreparedCommitter(Committing):
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
+    def _each(
+        self, verb: Callable[[Receipt], Handle | None], receipts: Sequence[Receipt]
+    ) -> list[Handle | None]:
+        """Many at a time: each waits for the server's disk by itself."""
+        if len(receipts) <= 1:
+            return [verb(receipt) for receipt in receipts]
+        workers = min(len(receipts), self.sink.pool_max)
+        with ThreadPoolExecutor(workers, thread_name_prefix="epochal-commit") as threads:
+            return list(threads.map(verb, receipts))
+
     def _is_listed(self, session: Session, handle: Handle) -> bool:
-        return staging_name(handle) in self._dialect.prepared(session)
+        return self.dialect.is_prepared(session, self.dialect.transaction_name(handle))
 
     def _commit(self, epoch: EpochNumber, receipt: Receipt) -> Handle | None:
-        """The handle where its rows were thrown away, else None."""
+        """The handle where its transaction was rolled back, else None."""
 
         def commit(session: Session) -> bool:
             if self._end(session, epoch, receipt.handle, is_commit=True):
                 return False
-            # Forgotten means settled long ago: an epoch is pruned only after that.
+            # Not in the ledger any more means committed long ago: only such epochs are pruned.
             return self._ledger.proof(session, receipt.handle) is Proof.ABORTED
 
         is_lost = self._ask(f"commit {receipt.handle}", commit)
@@ -89,14 +109,14 @@ class PreparedCommitter(Committing):
         self, session: Session, epoch: EpochNumber, handle: Handle, *, is_commit: bool
     ) -> bool:
         """Whether this call ended it; False where it is not there (any more)."""
-        xid = staging_name(handle)
-        for wait_s in (*_CLOSING_WAITS_S, None):
+        name = self.dialect.transaction_name(handle)
+        for wait_s in (*_HELD_WAITS_S, None):
             try:
-                self._dialect.end_prepared(session, xid, is_commit=is_commit)
-            except self._dialect.errors as error:
-                if not self._dialect.is_not_prepared(error):
-                    doing = self._doing(f"end {handle} of epoch {epoch}")
-                    raise self._dialect.sort(error, doing, is_commit=True) from error
+                self.dialect.end_prepared(session, name, is_commit=is_commit)
+            except self.dialect.errors as error:
+                if not self.dialect.is_not_prepared(error):
+                    doing = self.doing(f"end {handle} of epoch {epoch}")
+                    raise self.dialect.classify(error, doing, is_commit=True) from error
             else:
                 return True
             if not self._is_listed(session, handle):
@@ -104,8 +124,7 @@ class PreparedCommitter(Committing):
             if wait_s is not None:
                 time.sleep(wait_s)
         raise TryAgain(
-            self._doing(f"{handle} is prepared, and a connection that is still open holds it"),
-            "it is asked again",
+            self.doing(f"{handle} is prepared, and another session holds it"), "it is retried"
         )
 
     def _record_empty(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

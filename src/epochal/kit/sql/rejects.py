@@ -1,15 +1,24 @@
-"""Rows that a table refuses: how they are told, and how they are set apart before the decision."""
+"""Rows that a table refuses: how they are found again, reported, and set apart before the decision.
+
+A rehearsal that meets refused rows deletes them from staging in a transaction of their own, and is
+tried again. Whoever applies the epoch after that, in whatever process, leaves out the same rows.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected
 from epochal.terms import EpochNumber, Handle, Receipt
+
+if TYPE_CHECKING:
+    from epochal.kit.sql.apply import Source
+    from epochal.kit.sql.client import Session
 
 REJECTED = pa.schema(
     [
@@ -21,7 +30,7 @@ REJECTED = pa.schema(
         pa.field("row", pa.string(), nullable=False),
     ]
 )
-"""What another sink gets of a rejected row: the row itself as JSON text."""
+"""The columns that another sink gets for a rejected row: the row itself is JSON text."""
 _SHOWN_CHARS_MAX = 300
 
 
@@ -29,7 +38,7 @@ _SHOWN_CHARS_MAX = 300
 class Rejected:
     table: str
     """Its staging table."""
-    at: str
+    place: str
     """Its place there."""
     part: int
     row: str
@@ -41,7 +50,44 @@ class Rejected:
         return f"partition {self.part}, row {self.row[:_SHOWN_CHARS_MAX]}: {self.reason}"
 
 
-def rows_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
+class Rows(Protocol):
+    """Some rows of a staging table."""
+
+    @property
+    def condition(self) -> str: ...
+
+    @property
+    def only(self) -> str | None:
+        """The place of the row, where it is a single one."""
+
+    def halves(self, session: Session, source: Source) -> Sequence[Rows]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRows:
+    """Rows by a column that counts them."""
+
+    column: str
+    first: int
+    last: int
+
+    @property
+    def condition(self) -> str:
+        return f"s.{self.column} BETWEEN {self.first} AND {self.last}"
+
+    @property
+    def only(self) -> str | None:
+        return str(self.first) if self.first == self.last else None
+
+    def halves(self, session: Session, source: Source) -> Sequence[Rows]:  # noqa: ARG002
+        middle = (self.first + self.last) // 2
+        return (
+            NumberedRows(self.column, self.first, middle),
+            NumberedRows(self.column, middle + 1, self.last),
+        )
+
+
+def table_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
     """Rejected rows as another sink takes them."""
     return pa.Table.from_pylist(
         [
@@ -60,10 +106,10 @@ def rows_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
 
 
 def row_text(row: Mapping[str, object]) -> str:
-    return json.dumps(row, default=_plain, ensure_ascii=False)
+    return json.dumps(row, default=_json_value, ensure_ascii=False)
 
 
-def _plain(value: object) -> str:
+def _json_value(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -74,12 +120,26 @@ def too_many(where: str, table: str, limit: int, first: object) -> RowRejected:
     )
 
 
+def refusal(table: object, epoch: int, rejected: Sequence[Rejected], reason: str) -> RowRejected:
+    """The error for rows that the table will never take as they are."""
+    if not rejected:
+        return RowRejected(
+            f"epoch {epoch}: {table} refuses rows: {reason}",
+            "no single row is refused alone: rows of this epoch exclude each other",
+        )
+    return RowRejected(
+        f"epoch {epoch}: {table} refuses {'; '.join(map(str, rejected))}",
+        "correct the row in the query, drop it with where=, or send such rows elsewhere: "
+        "on_reject=<sink>",
+    )
+
+
 class SetApart:
     """
     The rows of one rehearsal that the table refuses.
 
-    They are gathered over all its attempts: what was once set apart stays so, or a row that another
-    attempt would take after all could be both in the table and among the rejected.
+    They are collected over all its attempts: a row once set apart stays so. Otherwise a row that a
+    later attempt would accept could be both in the table and among the rejected.
     """
 
     def __init__(self, table: str, limit: int) -> None:
@@ -89,7 +149,7 @@ class SetApart:
         self._unfit: dict[tuple[str, str], Rejected] = {}
         self._found: dict[tuple[str, str], Rejected] = {}
         self.is_removed = True
-        """All that were found are out of staging, durably."""
+        """All that were found are deleted from staging, durably."""
 
     def begin(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         of = (epoch, frozenset(receipt.handle for receipt in receipts))
@@ -97,11 +157,11 @@ class SetApart:
             self._of, self._unfit, self._found, self.is_removed = of, {}, {}, True
 
     def note(self, unfit: Sequence[Rejected]) -> None:
-        """Rows that a task kept out of the others' way: nothing is applied from there."""
+        """Add rows that a task kept as text, as no column could hold them: none is applied."""
         self._unfit |= self._new(unfit)
 
     def add(self, found: Sequence[Rejected]) -> None:
-        """Rows that the table refused just now: they leave staging before it is asked again."""
+        """Add rows that the table refused just now: to be removed before the next attempt."""
         new = self._new(found)
         if not new:
             raise InvariantBroken(
@@ -111,16 +171,18 @@ class SetApart:
         self._found |= new
         self.is_removed = False
 
-    def _new(self, told: Sequence[Rejected]) -> dict[tuple[str, str], Rejected]:
+    def _new(self, rejected: Sequence[Rejected]) -> dict[tuple[str, str], Rejected]:
         known = self._unfit.keys() | self._found.keys()
-        new = {(one.table, one.at): one for one in told if (one.table, one.at) not in known}
+        new = {
+            (one.table, one.place): one for one in rejected if (one.table, one.place) not in known
+        }
         if len(new) > self.left:
-            raise too_many(self._where, self._table, self._limit, told[0])
+            raise too_many(self._where, self._table, self._limit, rejected[0])
         return new
 
     @property
     def left(self) -> int:
-        """How many more there may be."""
+        """How many more are allowed."""
         return self._limit - len(self)
 
     @property
@@ -131,11 +193,11 @@ class SetApart:
         return len(self._unfit) + len(self._found)
 
     def removals(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Staging tables, and the places of rows to take out of each; none where that is done."""
+        """Staging tables, and the places of rows to delete from each; none where that is done."""
         if self.is_removed:
             return
         for table in {one.table for one in self._found.values()}:
-            yield table, tuple(one.at for one in self._found.values() if one.table == table)
+            yield table, tuple(one.place for one in self._found.values() if one.table == table)
 
     @property
     def _where(self) -> str:

@@ -1,341 +1,317 @@
-"""Carries decisions out, the staged way, where DDL commits by itself.
+"""The staged strategy: one transaction per epoch, applied before the decision, committed after it.
 
-`rehearse` applies the staging tables to the table and writes the ledger, and leaves the transaction
-open; `commit` commits it, and drops the staging tables after that, as dropping them would commit.
-Where the transaction was lost, or another process commits, the same is applied again from the
-staging tables, unless the ledger shows that it is done: a staging table that the ledger proves
-committed is only litter, and goes with the next commit of its epoch.
+All staged sinks of a pipeline on one server share it, in the order of their declaration, so that
+rows which refer to each other arrive together; a sink that is alone is a group of one.
 
-Rows that the table refuses are taken out of staging for good before the decision, so that whoever
-applies again leaves out the same ones.
+    tasks       each: CREATE staging, load rows, COMMIT             durable, invisible
+    rehearse    BEGIN; per sink: claim the epoch in the ledger, apply its staging tables,
+                check constraints, write the ledger                 left open (I3)
+    (decision)
+    commit      COMMIT                                              visible, and proven (I9)
+
+Where that transaction was lost, or another process commits, the same is applied again from the
+staging tables, unless the ledger shows that it is done.
+
+Rows that a table refuses are deleted from staging before the decision, in a transaction of their
+own, so that whoever applies the epoch again leaves out the same rows.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
-import pyarrow as pa
-
-from epochal.contract import Begin
-from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, RowRejected, TryAgain
-from epochal.kit.sql.apply import Apply, Mapped, Source
-from epochal.kit.sql.columns import columns_of
-from epochal.kit.sql.committing import Committing
-from epochal.kit.sql.dialect import UNFIT, Session
-from epochal.kit.sql.insisting import HOLDER_WAIT_S, insist
+from epochal.contract import Begin, Limits
+from epochal.errors import PreparedLost, RowRejected, TryAgain
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.committer import HOLDER_WAIT_S, proven, retry_transient
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.receipts import proven
-from epochal.kit.sql.rejects import REJECTED, Rejected, SetApart, rows_of
-from epochal.kit.sql.search import Search, refusal
-from epochal.kit.sql.staging import committed_elsewhere, staged_tables
-from epochal.terms import (
-    EpochNumber,
-    Handle,
-    InDoubt,
-    Json,
-    Proof,
-    Receipt,
-)
-
-_DATA_EXCEPTION = "22000"
+from epochal.kit.sql.rejects import Rejected, refusal
+from epochal.kit.sql.staged_table import StagedTable
+from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt, Receipts, SinkName
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """What one sink contributes to an epoch."""
+
+    table: StagedTable
+    receipts: Sequence[Receipt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
     """A rehearsed epoch: everything is done but the COMMIT."""
 
     epoch: EpochNumber
+    sinks: frozenset[SinkName]
     handles: frozenset[Handle]
+    claimed: Sequence[_Part]
     session: Session
 
 
 class _RowsRefused(Exception):
-    """The table refuses what is in the rows."""
+    """A table refuses rows of one sink."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, part: _Part, before: Sequence[_Part], error: Exception) -> None:
         super().__init__(str(error))
+        self.part = part
+        self.before = before
+        """The parts applied before it: its rows may refer to theirs."""
         self.error = error
 
 
-class StagedCommitter(Committing):
-    _open: _Open | None = None
+class EpochTransaction:
+    """The transaction that the tables of one or several sinks are applied in (`share`)."""
 
-    @cached_property
-    def apart(self) -> SetApart:
-        return SetApart(self._sink.table, self._sink.rejects_limit)
+    def __init__(self, tables: Sequence[StagedTable], limits: Limits) -> None:
+        self._tables = {table.identity.sink: table for table in tables}
+        self._first = tables[0]
+        self._dialect = self._first.dialect
+        self._limits = limits
+        self._open: _Open | None = None
+        self._giving_up = threading.Lock()
+        self._first.pool.act_for([table.identity for table in tables])
 
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
-        self._give_up()
-        return self._get_ready()
+    def rehearse(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        self.give_up()
+        parts = self._parts(receipts)
+        for part in parts:
+            part.table.apart.begin(epoch, part.receipts)
+        retry_transient(lambda: self._rehearse(epoch, parts), self._limits)
 
-    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._give_up()
-        self.apart.begin(epoch, receipts)
-        insist(lambda: self._rehearse(epoch, receipts), self._limits)
-
-    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        handles = frozenset(receipt.handle for receipt in receipts)
+    def commit(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        parts = self._parts(receipts)
         open_ = self._open
-        if open_ is None or (open_.epoch, open_.handles) != (epoch, handles):
-            self._give_up()
-            self._get_ready()
-            open_ = insist(lambda: self._apply_decided(epoch, receipts), self._limits)
+        if open_ is None or (open_.epoch, open_.sinks, open_.handles) != (epoch, *_names(parts)):
+            self.give_up()
+            for part in parts:
+                part.table.make_ready()
+            open_ = retry_transient(lambda: self._apply_decided(epoch, parts), self._limits)
         self._open = None
         if open_ is not None:
+            self._commit(epoch, open_.session)
+        if self._dialect.ddl_commits:
+            for part in parts:
+                self.drop_staged(f"clear up after epoch {epoch}", part.table, part.receipts)
+
+    def give_up(self) -> None:
+        """Roll a rehearsed transaction back that will not be committed; any member may ask."""
+        with self._giving_up:
+            open_, self._open = self._open, None
+        if open_ is not None:
+            self._let_go(open_.session)
+
+    def drop_staged(self, verb: str, table: StagedTable, receipts: Sequence[Receipt]) -> None:
+        """An open rehearsal of an earlier driver locks its staging tables: its session is ended."""
+
+        def attempt() -> None:
             try:
-                with self._dialect.sorting(self._doing(f"commit epoch {epoch}"), is_commit=True):
-                    open_.session.commit()
-            finally:
-                self._pool.give_back(open_.session)
-        self._drop(f"clear up after epoch {epoch}", receipts)
+                table.drop_staged(verb, receipts)
+            except TryAgain as error:
+                self._end_holders(error.__cause__)
+                raise
+
+        retry_transient(attempt, self._limits)
+
+    # Applying
+
+    def _parts(self, receipts: Receipts) -> list[_Part]:
+        """In the order of declaration, whatever order they are given in."""
+        return [
+            _Part(table, receipts[name]) for name, table in self._tables.items() if name in receipts
+        ]
+
+    def _rehearse(self, epoch: EpochNumber, parts: Sequence[_Part]) -> None:
+        try:
+            for part in parts:
+                part.table.note_unfit(epoch, part.receipts)
+                part.table.remove_apart()
+            self._open = self._apply_without_refused(epoch, parts)
+        except PreparedLost as error:
+            raise TryAgain(
+                f"{error.message}; no decision was made", "the epoch is tried again whole"
+            ) from error
+        claimed = self._open.claimed if self._open is not None else ()
+        for part in parts:
+            if part not in claimed:
+                self.give_up()
+                raise part.table.committed_elsewhere(epoch)
+
+    def _apply_without_refused(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
+        """Before the decision: rows are set apart until no table refuses one."""
+        while True:
+            try:
+                return self._apply(epoch, parts)
+            except _RowsRefused as refused:
+                self._set_apart(epoch, refused)
+
+    def _apply_decided(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
+        try:
+            return self._apply(epoch, parts)
+        except _RowsRefused as refused:
+            raise self._refusal(epoch, refused) from refused.error
+
+    def _apply(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
+        """Everything but COMMIT, in a new transaction; None where all is committed already."""
+        session = self._first.pool.take()
+        try:
+            claimed = self._claim(session, epoch, parts)
+            for number, part in enumerate(claimed):
+                self._apply_part(session, epoch, part, claimed[:number])
+        except self._dialect.errors as error:
+            self._let_go(session)
+            self._end_holders(error)
+            doing = self._first.doing(f"apply epoch {epoch}")
+            raise self._dialect.classify(error, doing) from error
+        except BaseException:
+            self._let_go(session)
+            raise
+        if not claimed:
+            self._let_go(session)
+            return None
+        sinks, handles = _names(parts)
+        return _Open(epoch=epoch, sinks=sinks, handles=handles, claimed=claimed, session=session)
+
+    def _claim(self, session: Session, epoch: EpochNumber, parts: Sequence[_Part]) -> list[_Part]:
+        """The parts that are not committed yet, their epoch rows inserted in the ledgers."""
+        session.begin(lock_wait_s=HOLDER_WAIT_S)
+        claimed = [part for part in parts if part.table.claim_epoch(session, epoch, part.receipts)]
+        if claimed:
+            session.wait_for_locks()
+        return claimed
+
+    def _apply_part(
+        self, session: Session, epoch: EpochNumber, part: _Part, before: Sequence[_Part]
+    ) -> None:
+        if before:
+            # Constraints of the tables before were checked; this table's may wait for its rows.
+            self._dialect.defer_constraints(session)
+        try:
+            part.table.apply(session, epoch, part.receipts)
+        except self._dialect.errors as error:
+            if self._dialect.is_data_error(error):
+                raise _RowsRefused(part, before, error) from error
+            raise
+
+    def _commit(self, epoch: EpochNumber, session: Session) -> None:
+        doing = self._first.doing(f"commit epoch {epoch}")
+        try:
+            with self._dialect.classified(doing, is_commit=True):
+                session.commit()
+        finally:
+            self._first.pool.give_back(session)
+
+    def _let_go(self, session: Session) -> None:
+        session.roll_back()
+        self._first.pool.give_back(session)
+
+    def _end_holders(self, error: BaseException | None) -> None:
+        """After a lock timeout, end sessions of earlier drivers of these sinks: zombies (I7)."""
+        if error is None or not self._dialect.is_lock_wait(error):
+            return
+        identities = [table.identity for table in self._tables.values()]
+        session = self._first.pool.take()
+        with suppress(*self._dialect.errors):
+            self._dialect.end_older_sessions(session, identities)
+        self._first.pool.give_back(session)
+
+    # Rows that a table refuses
+
+    def _set_apart(self, epoch: EpochNumber, refused: _RowsRefused) -> None:
+        """Delete refused rows from staging, for good and before the decision."""
+        table = refused.part.table
+        if not table.takes_rejects:
+            raise self._refusal(epoch, refused) from refused.error
+        found = self._find_refused(epoch, refused, table.apart.left + 1)
+        if not found:
+            raise self._refusal_of(epoch, refused, found) from refused.error
+        table.apart.add(found)
+        table.remove_apart()
+
+    def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> RowRejected:
+        return self._refusal_of(epoch, refused, self._find_refused(epoch, refused, 1))
+
+    def _refusal_of(
+        self, epoch: EpochNumber, refused: _RowsRefused, found: Sequence[Rejected]
+    ) -> RowRejected:
+        reason = self._dialect.text_of(refused.error)
+        return refusal(refused.part.table.sink.table, epoch, found, reason)
+
+    def _find_refused(
+        self, epoch: EpochNumber, refused: _RowsRefused, limit: int
+    ) -> list[Rejected]:
+        """Search in a transaction that is rolled back."""
+        part = refused.part
+        session = self._first.pool.take()
+        try:
+            with self._dialect.classified(part.table.doing("find refused rows")):
+                session.begin()
+                for earlier in refused.before:
+                    earlier.table.apply(session, epoch, earlier.receipts)
+                if refused.before:
+                    self._dialect.defer_constraints(session)
+                return part.table.find_refused(session, epoch, part.receipts, limit=limit)
+        finally:
+            self._let_go(session)
+
+
+def _names(parts: Sequence[_Part]) -> tuple[frozenset[SinkName], frozenset[Handle]]:
+    return (
+        frozenset(part.table.identity.sink for part in parts),
+        frozenset(receipt.handle for part in parts for receipt in part.receipts),
+    )
+
+
+class StagedSqlCommitter(StagedTable):
+    """The `Committer` of one staged sink; its transaction may be shared (`SharesTransaction`)."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.transaction = EpochTransaction([self], self._limits)
+
+    def share(self, members: Sequence[StagedSqlCommitter]) -> EpochTransaction:
+        shared = EpochTransaction(members, self._limits)
+        for member in members:
+            member.transaction.give_up()
+            member.transaction = shared
+        return shared
+
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
+        self.transaction.give_up()
+        return self.make_ready()
+
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self.transaction.rehearse(epoch, {self.identity.sink: receipts})
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self.transaction.commit(epoch, {self.identity.sink: receipts})
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._give_up()
-        self._forget()
-        self._drop(f"abort epoch {epoch}", receipts)
+        self.transaction.give_up()
+        self._read_again()
+        self.transaction.drop_staged(f"abort epoch {epoch}", self, receipts)
 
     def in_doubt(self) -> Sequence[InDoubt]:
         return self._ask(
-            "list what is staged",
-            lambda session: self._dialect.staged(session, self._sink.meta, self._identity),
+            "list staging tables",
+            lambda session: self.dialect.staged(session, self.sink.meta, self.identity),
             missing=[],
         )
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
         def ask(session: Session) -> Proof:
             name = staging_name(receipt.handle)
-            is_there = self._dialect.present(session, self._sink.meta, [name])
+            is_there = self.dialect.present(session, self.sink.meta, [name])
             proof = self._ledger.proof(session, receipt.handle)
-            # Litter of a committed epoch may be there as well.
+            # Where DDL commits, a staging table of a committed epoch may be there as well.
             return Proof.UNKNOWN if is_there and proof is Proof.ABORTED else proven(receipt, proof)
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
     def close(self) -> None:
-        self._give_up()
+        self.transaction.give_up()
         super().close()
-
-    # The one transaction
-
-    def _give_up(self) -> None:
-        """Let go of a rehearsed transaction that will not be committed."""
-        if self._open is not None:
-            self._let_go(self._open.session)
-            self._open = None
-
-    def _let_go(self, session: Session) -> None:
-        session.roll_back()
-        self._pool.give_back(session)
-
-    def _rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        try:
-            self._note_unfit(epoch, receipts)
-            self.remove_apart()
-            self._open = self._apply_what_fits(epoch, receipts)
-        except PreparedLost as error:
-            raise TryAgain(
-                f"{error.message}; no decision was made", "the epoch is tried again whole"
-            ) from error
-        if self._open is None:
-            raise self._committed_elsewhere(epoch)
-
-    def _committed_elsewhere(self, epoch: EpochNumber) -> Fenced | Refused:
-        by = self._ask("read the ledger", lambda session: self._ledger.holds(session, epoch))
-        return committed_elsewhere(self._sink.table, epoch, by, self._identity)
-
-    def _apply_what_fits(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
-        """Before the decision: rows are set apart until the table refuses none."""
-        while True:
-            try:
-                return self._apply(epoch, receipts)
-            except _RowsRefused as refused:
-                self._set_apart(epoch, receipts, refused.error)
-
-    def _apply_decided(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
-        try:
-            return self._apply(epoch, receipts)
-        except _RowsRefused as refused:
-            raise self._refusal(epoch, receipts, refused.error) from refused.error
-
-    def _apply(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> _Open | None:
-        """Everything but COMMIT, in a new transaction; None where it is committed already."""
-        session = self._pool.take()
-        try:
-            if self._applied(session, epoch, receipts):
-                return _Open(epoch, frozenset(one.handle for one in receipts), session)
-        except self._dialect.errors as error:
-            self._let_go(session)
-            raise self._explained(epoch, error) from error
-        except BaseException:
-            self._let_go(session)
-            raise
-        self._let_go(session)
-        return None
-
-    def _applied(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
-        session.begin(lock_wait_s=HOLDER_WAIT_S)
-        rows = sum(receipt.rows for receipt in receipts)
-        if not self._ledger.claim_epoch(session, epoch, rows):
-            return False
-        session.wait_for_locks()
-        tables = self._staged(session, epoch, receipts)
-        if tables:
-            self._read_apply(session, tables).run(session, epoch)
-        for statement in self._ledger.record(receipts):
-            session.execute(statement)
-        return True
-
-    def _read_apply(self, session: Session, tables: dict[str, int]) -> Apply:
-        """What is to be done, by what the catalog says now: staging tables describe themselves."""
-        sink, dialect = self._sink, self._dialect
-        there = self._checker.columns(session)
-        known = dialect.columns(session, sink.meta, next(iter(tables)))
-        fields = [name for name in known if name not in {dialect.at, *UNFIT}]
-        fits = f"s.{dialect.quote(dialect.at)} >= 0" if UNFIT[0] in known else "1 = 1"
-        wanted = columns_of(fields, there, sink.column_map, sink.write_mode)
-        return Apply(
-            dialect=dialect,
-            mode=sink.write_mode,
-            target=dialect.quote(*sink.table_name.parts),
-            mapped=[
-                Mapped(field=name, column=column, is_not_null=there.get(column, False))
-                for name, column in wanted.items()
-            ],
-            sources=[
-                Source(schema=sink.meta, table=name, part=part, condition=fits)
-                for name, part in tables.items()
-            ],
-        )
-
-    def _staged(
-        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> dict[str, int]:
-        """The staging tables of these receipts, with their partitions."""
-        meta = self._sink.meta
-        return staged_tables(
-            epoch, receipts, meta, lambda names: self._dialect.present(session, meta, names)
-        )
-
-    def _drop(self, verb: str, receipts: Sequence[Receipt]) -> None:
-        tables = [staging_name(receipt.handle) for receipt in receipts]
-        if not tables:
-            return
-
-        def drop(session: Session) -> bool:
-            there = self._dialect.present(session, self._sink.meta, tables)
-            if there:
-                # A task that still writes to it is asked after later, not waited for.
-                session.wait_for_locks(HOLDER_WAIT_S)
-                self._dialect.drop(session, self._sink.meta, sorted(there))
-            return True
-
-        def drop_or_end_the_holder() -> None:
-            try:
-                self._ask(verb, drop, missing=True)
-            except TryAgain as error:
-                self._end_older_sessions(error.__cause__)
-                raise
-
-        insist(drop_or_end_the_holder, self._limits)
-
-    # Rows that the table refuses (`Rejecting`)
-
-    rejected_schema = REJECTED
-
-    def rejected(self, epoch: EpochNumber) -> pa.Table | None:
-        found = self.apart.rows
-        return rows_of(self._identity.sink, epoch, found) if found else None
-
-    def remove_apart(self) -> None:
-        """Take out of staging, durably, what was set apart. May be repeated, so a lost reply is."""
-        quote, at = self._dialect.quote, self._dialect.quote(self._dialect.at)
-        statements = [
-            f"DELETE FROM {quote(self._sink.meta, table)} WHERE {at} IN ({', '.join(places)})"
-            for table, places in self.apart.removals()
-        ]
-        if not statements:
-            return
-        try:
-            self._in_transaction(
-                "set rejected rows apart", lambda session: [*map(session.execute, statements)]
-            )
-        except OutcomeUnknown as error:
-            raise TryAgain(error.message, error.hint) from error
-        self.apart.is_removed = True
-
-    def _note_unfit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        if self._sink.rejects_to is not None:
-            self.apart.note(
-                self._ask("read unfit rows", lambda one: self._unfit(one, epoch, receipts))
-            )
-
-    def _unfit(
-        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> list[Rejected]:
-        """What tasks could not put into staging but as text."""
-        at, row, why = map(self._dialect.quote, (self._dialect.at, *UNFIT))
-        return [
-            Rejected(
-                table=table, at=str(at_), part=part, row=text, sqlstate=_DATA_EXCEPTION, reason=told
-            )
-            for table, part in self._staged(session, epoch, receipts).items()
-            for at_, text, told in session.query(
-                f"SELECT {at}, {row}, {why} FROM {self._dialect.quote(self._sink.meta, table)}"
-                f" WHERE {at} < 0 ORDER BY {at} DESC"
-            )
-        ]
-
-    def _set_apart(self, epoch: EpochNumber, receipts: Sequence[Receipt], error: Exception) -> None:
-        if self._sink.rejects_to is None:
-            raise self._refusal(epoch, receipts, error) from error
-        found = self._find_refused(epoch, receipts, self.apart.left + 1)
-        if not found:
-            raise self._refusal_of(epoch, found, error) from error
-        self.apart.add(found)
-        self.remove_apart()
-
-    def _refusal(
-        self, epoch: EpochNumber, receipts: Sequence[Receipt], error: Exception
-    ) -> RowRejected:
-        return self._refusal_of(epoch, self._find_refused(epoch, receipts, 1), error)
-
-    def _refusal_of(
-        self, epoch: EpochNumber, found: list[Rejected], error: Exception
-    ) -> RowRejected:
-        told = self._dialect.told(error)
-        may_leave = self._sink.sends_rejects
-        return refusal(self._sink.table, epoch, found, told, may_leave=may_leave)
-
-    def _find_refused(
-        self, epoch: EpochNumber, receipts: Sequence[Receipt], limit: int
-    ) -> list[Rejected]:
-        """Search in a transaction that is thrown away."""
-
-        def search(session: Session) -> list[Rejected]:
-            session.begin()
-            try:
-                tables = self._staged(session, epoch, receipts)
-                return Search(session, self._read_apply(session, tables), limit=limit).run()
-            finally:
-                session.roll_back()
-
-        return self._ask("find refused rows", search)
-
-    # Trouble
-
-    def _explained(self, epoch: EpochNumber, error: Exception) -> Exception:
-        """Why an epoch could not be applied; a zombie that stood in the way is ended."""
-        self._end_older_sessions(error)
-        if self._dialect.is_data_error(error):
-            return _RowsRefused(error)
-        return self._dialect.sort(error, self._doing(f"apply epoch {epoch}"))
-
-    def _end_older_sessions(self, error: BaseException | None) -> None:
-        if isinstance(error, Exception) and self._dialect.is_lock_wait(error):
-            session = self._pool.take()
-            with suppress(*self._dialect.errors):
-                self._dialect.end_older_sessions(session, self._identity)
-            self._pool.give_back(session)

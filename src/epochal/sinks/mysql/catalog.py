@@ -1,4 +1,4 @@
-"""What the server's catalog says about a table."""
+"""A table as the server's catalog describes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.client import Session
 from epochal.kit.sql.names import TableName
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import Json
@@ -100,7 +100,7 @@ def _columns(session: Session, which: str) -> dict[str, Column]:
 
 def _column(row: Sequence[Any]) -> Column:
     (name, data_type, column_type, charset, collation, scale, is_nullable, default, extra) = row
-    told = (extra or "").upper()
+    extras = (extra or "").upper()
     ddl = column_type
     if charset is not None:
         ddl = f"{column_type} CHARACTER SET {charset} COLLATE {collation}"
@@ -111,8 +111,8 @@ def _column(row: Sequence[Any]) -> Column:
         scale=int(scale),
         is_not_null=is_nullable == "NO",
         has_default=default is not None and default != "NULL",
-        is_auto="AUTO_INCREMENT" in told,
-        is_generated="GENERATED" in told.replace("DEFAULT_GENERATED", ""),
+        is_auto="AUTO_INCREMENT" in extras,
+        is_generated="GENERATED" in extras.replace("DEFAULT_GENERATED", ""),
     )
 
 
@@ -129,7 +129,7 @@ def _unique(session: Session, which: str) -> dict[str, tuple[str, ...]]:
 
 
 def to_json(table: Table) -> Json:
-    """A table's columns as they travel to the tasks."""
+    """A table's columns for the tasks."""
     return {
         "schema": table.schema,
         "name": table.name,
@@ -138,14 +138,14 @@ def to_json(table: Table) -> Json:
     }
 
 
-def from_json(told: Mapping[str, Any]) -> Table:
-    columns = [Column(**column) for column in told["columns"]]
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**column) for column in given["columns"]]
     return Table(
-        schema=told["schema"],
-        name=told["name"],
+        schema=given["schema"],
+        name=given["name"],
         kind="table",
         is_transactional=True,
         engine="",
         columns={column.name: column for column in columns},
-        unique={name: tuple(parts) for name, parts in told["unique"].items()},
+        unique={name: tuple(parts) for name, parts in given["unique"].items()},
     )

@@ -1,4 +1,4 @@
-"""MySQL's and MariaDB's words."""
+"""MySQL's and MariaDB's SQL: DDL commits, and staged rows are numbered."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply
-from epochal.kit.sql.dialect import Dialect, Session
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
-from epochal.sinks.mysql.sorting import MySQLFaults
+from epochal.sinks.mysql.errors import MySQLErrors
 from epochal.terms import Identity, InDoubt
 
 NAMES = NameRule(database="MySQL", length_max=64, unit="characters", quotes="`")
+AT = "epochal_at"
+"""The column of a staging table that numbers its rows."""
 DETACH_AT_PREPARE = "SET SESSION pseudo_slave_mode = 1"
 """
-MariaDB only: XA PREPARE lets go of the transaction before it answers, as MySQL's does by itself.
+MariaDB only: XA PREPARE detaches the transaction before it answers, as MySQL's does by itself.
 
-Without it, it is let go of while its connection is closed, and in two steps: whoever commits it in
-between is told OK, and the rows stay in the engine, where nothing lists them until a restart.
+Without it, the transaction is detached while its connection is closed, and in two steps: a commit
+in between is answered with OK, and the rows stay in the engine, where nothing lists them until a
+restart.
 """
 _GENERATIONS_BACK = 100
-"""How far back a driver that was left behind is looked for."""
+"""How far back drivers that died are searched for."""
 
 
-class MySQLDialect(MySQLFaults, Dialect):
+class MySQLDialect(MySQLErrors, Dialect):
     names: ClassVar[NameRule] = NAMES
-    at: ClassVar[str] = "epochal_at"
+    place: ClassVar[str] = f"`{AT}`"
+    own_columns: ClassVar[frozenset[str]] = frozenset({AT})
+    deletes_lock_beyond: ClassVar[bool] = True
 
     def literal(self, value: str | int | None) -> str:
         if value is None:
@@ -38,6 +44,14 @@ class MySQLDialect(MySQLFaults, Dialect):
 
     def first(self, query: str, count: int) -> str:
         return f"{query} LIMIT {count}"
+
+    def descending(self, expression: str) -> str:
+        """Nulls are the lowest."""
+        return f"{expression} DESC"
+
+    @property
+    def clock(self) -> str:
+        return "SELECT UNIX_TIMESTAMP(SYSDATE(6))"
 
     def create_ledger(self, schema: str) -> list[str]:
         name = f"VARCHAR({NAME_CHARS_MAX}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
@@ -53,7 +67,11 @@ class MySQLDialect(MySQLFaults, Dialect):
             " KEY `by_name` (`pipeline`, `sink_name`, `uid`, `epoch`)) ENGINE=InnoDB"
         ]
 
-    # By key
+    def create_table(self, target: str, definitions: Sequence[str]) -> str:
+        created = super().create_table(target, definitions)
+        return f"{created} ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+
+    # Applying
 
     def upsert(self, apply: Apply) -> str:
         changes = [f"{self.quote(v.column)} = i.{apply.alias(v)}" for v in apply.values]
@@ -111,30 +129,42 @@ class MySQLDialect(MySQLFaults, Dialect):
 
     # Prepared transactions
 
-    def prepared(self, session: Session) -> list[str]:
+    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
+        prefix = staging_prefix(identity)
+        return [
+            InDoubt(name=name, handle=parse_staging_name(name))
+            for name in sorted(self._xids(session))
+            if name.startswith(prefix)
+        ]
+
+    def is_prepared(self, session: Session, name: str) -> bool:
+        return name in self._xids(session)
+
+    def _xids(self, session: Session) -> list[str]:
+        """Of all prepared transactions on the server."""
         listed = [data for *_, data in session.query("XA RECOVER")]
         return [one if isinstance(one, str) else one.decode(errors="replace") for one in listed]
 
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         session.execute(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {self.literal(name)}")
 
-    # Sessions that were left behind
+    # Sessions of drivers that died
 
     def driver_lock(self, identity: Identity, generation: int) -> str:
-        """A named lock that only says whose session it is, and ends with it."""
+        """The named lock that a session of this driver holds while a transaction is open."""
         return f"epochal-{identity.uid}-s{identity.tag}-g{generation}"
 
-    def end_older_sessions(self, session: Session, identity: Identity) -> None:
-        """Up to one's own generation: of a later one, this driver is the zombie."""
-        mine = identity.generation
+    def end_older_sessions(self, session: Session, identities: Sequence[Identity]) -> None:
         locks = [
             f"IS_USED_LOCK({self.literal(self.driver_lock(identity, generation))})"
-            for generation in range(mine, max(-1, mine - _GENERATIONS_BACK), -1)
+            for identity in identities
+            for generation in range(
+                identity.generation, max(-1, identity.generation - _GENERATIONS_BACK), -1
+            )
         ]
         ((own, *holders),) = session.query(f"SELECT CONNECTION_ID(), {', '.join(locks)}")
-        for holder in holders:
-            if holder is not None and holder != own:
-                session.execute(f"KILL CONNECTION {int(holder)}")
+        for holder in {int(one) for one in holders if one is not None} - {int(own)}:
+            session.execute(f"KILL CONNECTION {holder}")
 
 
 DIALECT = MySQLDialect()

@@ -15,7 +15,7 @@ _META_RIGHTS = "CREATE, DROP, SELECT, INSERT, DELETE"
 
 
 def grants(sink: MySQL, account: str) -> list[str]:
-    """Statements for whoever may grant; `account` is `'user'@'host'`."""
+    """Statements for an account that may grant; `account` is `'user'@'host'`."""
     name = sink.table_name
     table = DIALECT.quote(name.schema or sink.server.database, name.table)
     meta = DIALECT.quote(sink.meta)
@@ -51,7 +51,7 @@ def _read(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> Seque
 
 
 def _columns(sink: MySQL, mode: WriteMode) -> tuple[list[str], list[str]]:
-    """Without columns= nobody knows yet which there will be: then rights are on the whole table."""
+    """Without columns= the columns are not known yet: then rights are on the whole table."""
     if sink.column_map is None:
         return [], list(mode.keys)
     return list(sink.column_map.values()), [sink.column_map.get(key, key) for key in mode.keys]

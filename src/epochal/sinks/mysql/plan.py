@@ -1,4 +1,4 @@
-"""Which field goes into which column, and whether it can: found before the first row."""
+"""The plan of a write: which field goes into which column, checked before the first row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from epochal.errors import Misconfigured
+from epochal.kit.sql import columns as shared
 from epochal.kit.sql.columns import (
     Problems,
     columns_of,
@@ -16,14 +16,13 @@ from epochal.kit.sql.columns import (
     require_arriving,
     require_filled,
     require_keys_written,
-    staged_fields,
 )
-from epochal.kit.sql.declaring import TableSink
-from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.table_sink import TableSink
+from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.catalog import Column, Table
-from epochal.sinks.mysql.dialect import DIALECT, NAMES
-from epochal.sinks.mysql.types import Mismatch, Sent, load_expression, sent_as
+from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.mysql.types import Mismatch, load_expression, sent_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,32 +43,14 @@ class Planned:
     def staging_ddl(self) -> str:
         if self.column is not None:
             return self.column.ddl
-        # Compared by its bytes, as nobody has said otherwise.
+        # Compared by its bytes: no column gives a collation.
         is_text = self.sent.ddl == "longtext"
         collation = " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if is_text else ""
         return f"{self.sent.ddl}{collation}"
 
 
 def sent_fields(schema: pa.Schema, sink: TableSink) -> dict[str, Sent]:
-    """How each field of these rows travels; `Misconfigured` where one can't."""
-    sent: dict[str, Sent] = {}
-    problems = Problems()
-    for field in schema:
-        how = sent_as(field.type)
-        if isinstance(how, str):
-            problems.add(f'field "{field.name}": {how}', "cast it, or leave it out: select=")
-        else:
-            sent[NAMES.require(field.name, "field")] = how
-    folded = {name.lower() for name in schema.names}
-    ours = {DIALECT.at, *UNFIT}
-    if len(folded) < len(schema.names) or folded & ours:
-        problems.add(
-            f"two fields have one name (in any case), or one has a name of ours "
-            f"({', '.join(sorted(ours))}): {', '.join(schema.names)}",
-            "rename it in select=",
-        )
-    problems.raise_if_any(sink.table)
-    return {name: sent[name] for name in staged_fields(sent, sink.column_map, sink.write_mode)}
+    return shared.sent_fields(schema, sink, DIALECT, lambda field: sent_as(field.type))
 
 
 def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Planned, ...]:
@@ -108,7 +89,7 @@ def _planned(
 
 
 def _natural(sent: Sent) -> str | None:
-    return "UNHEX({})" if sent.kind == "binary" else None
+    return "UNHEX({})" if sent.family == "binary" else None
 
 
 def _require_keys(
@@ -135,12 +116,3 @@ def _require_keys(
             f"that are equal by the unique index {others[0]}",
             "mode='replace', which refuses such rows by name; or drop the other index",
         )
-
-
-def require_table(table: Table | None, sink: TableSink) -> Table:
-    if table is None:
-        raise Misconfigured(
-            f"there is no table {sink.table} on {sink.place}",
-            "create it, or create_table='if_missing'",
-        )
-    return table

@@ -1,8 +1,12 @@
-"""The driver's connections, in SQLAlchemy's pool: of SQLAlchemy nothing else is used."""
+"""The driver's sessions, in SQLAlchemy's pool: nothing else of SQLAlchemy is used.
+
+A module of its own, as tasks must not import SQLAlchemy.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,9 +14,9 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
 from epochal.errors import TryAgain
-from epochal.kit.sql.dialect import Session
-from epochal.sinks.mysql import connecting
-from epochal.sinks.mysql.connecting import Server
+from epochal.kit.sql.client import Session
+from epochal.sinks.mysql import client
+from epochal.sinks.mysql.client import Server
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import Identity
 
@@ -20,14 +24,19 @@ _RETURNED = "epochal returned at"
 
 
 class MySQLSession:
-    """One connection of the pool's. Under its driver's name while a transaction is open."""
+    """
+    One connection of the pool.
 
-    def __init__(self, pooled: Any, server: Server, lock: str) -> None:
+    While a transaction is open it holds a named lock per sink that it acts for. The locks exclude
+    nobody: a later driver finds this session by them, and ends it.
+    """
+
+    def __init__(self, pooled: Any, server: Server, locks: Sequence[str]) -> None:
         self._pooled = pooled
         self._server = server
-        self._lock = DIALECT.literal(lock)
+        self._locks = [DIALECT.literal(lock) for lock in locks]
         self._is_named = False
-        self._is_hasty = False
+        self._has_own_timeout = False
 
     def execute(self, statement: str) -> int:
         with self._pooled.cursor() as cursor:
@@ -40,8 +49,7 @@ class MySQLSession:
 
     def begin(self, *, lock_wait_s: float | None = None) -> None:
         self.wait_for_locks(lock_wait_s)
-        # It stands in nobody's way: it only lets a later driver find this session, and end it.
-        self.query(f"SELECT GET_LOCK({self._lock}, 0)")
+        self.query("SELECT " + ", ".join(f"GET_LOCK({lock}, 0)" for lock in self._locks))
         self._is_named = True
         self.execute("START TRANSACTION")
 
@@ -49,7 +57,7 @@ class MySQLSession:
         declared = self._server.lock_timeout_s
         wait_s = declared if seconds is None else min(seconds, declared)
         self.execute(f"SET SESSION {self._server.lock_settings(wait_s)}")
-        self._is_hasty = wait_s < declared
+        self._has_own_timeout = wait_s < declared
 
     def commit(self) -> None:
         self.execute("COMMIT")
@@ -58,25 +66,26 @@ class MySQLSession:
         try:
             self.execute("ROLLBACK")
         except DIALECT.errors:
-            self._is_named = False
+            # The server releases the locks of a connection that is closed.
+            self._is_named = self._has_own_timeout = False
             self._pooled.invalidate()
 
     def give_back(self) -> None:
         # A connection that can't do this is found dead when it is taken again.
         with suppress(*DIALECT.errors, exc.SQLAlchemyError):
             if self._is_named:
-                self.execute(f"DO RELEASE_LOCK({self._lock})")
-            if self._is_hasty:
+                self.execute("DO " + ", ".join(f"RELEASE_LOCK({lock})" for lock in self._locks))
+            if self._has_own_timeout:
                 self.wait_for_locks()
         self._pooled.close()
 
 
 class MySQLPool:
-    """Opened on first use; a connection is asked whether it lives each time it is taken."""
+    """Opened on first use; a connection is checked each time it is taken."""
 
-    def __init__(self, server: Server, identity: Identity) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._lock = DIALECT.driver_lock(identity, identity.generation)
+        self._locks: Sequence[str] = ()
         kept = max(1, server.pool_min)
         self._pool = QueuePool(
             self._connect,
@@ -90,11 +99,11 @@ class MySQLPool:
         event.listen(self._pool, "checkout", self._require_alive)
 
     def _connect(self) -> Any:
-        return connecting.connect(self._server)
+        return client.connect(self._server)
 
     def take(self) -> MySQLSession:
         try:
-            return MySQLSession(self._pool.connect(), self._server, self._lock)
+            return MySQLSession(self._pool.connect(), self._server, self._locks)
         except exc.TimeoutError as error:
             raise TryAgain(
                 f"all {self._server.pool_max} connections to {self._server.place} are in use, for "
@@ -106,17 +115,20 @@ class MySQLPool:
         if isinstance(session, MySQLSession):
             session.give_back()
 
+    def act_for(self, identities: Sequence[Identity]) -> None:
+        self._locks = [DIALECT.driver_lock(one, one.generation) for one in identities]
+
     def close(self) -> None:
         self._pool.dispose()
 
-    def _require_alive(self, link: Any, record: Any, _: object) -> None:
+    def _require_alive(self, connection: Any, record: Any, _: object) -> None:
         since_s = record.info.pop(_RETURNED, None)
         if since_s is None:
             return
-        if time.monotonic() - since_s > self._server.idle_max_s or not connecting.answers(link):
+        if time.monotonic() - since_s > self._server.idle_max_s or not client.answers(connection):
             raise exc.DisconnectionError("stale")
 
 
-def _note_the_time(link: Any, record: Any) -> None:
-    if link is not None:
+def _note_the_time(connection: Any, record: Any) -> None:
+    if connection is not None:
         record.info[_RETURNED] = time.monotonic()

@@ -1,11 +1,14 @@
-"""Prepares rows on an executor: Arrow in, LOAD DATA LOCAL from memory, one transaction an attempt.
+"""Prepares rows on an executor: Arrow in, LOAD DATA LOCAL from memory, one transaction per attempt.
 
-Staged: the rows go into a table of this attempt's own, and the transaction commits: durable and in
-nobody's way. Prepared: they go into the table itself inside an XA transaction, which is left
-prepared under the handle's name and belongs to no connection any more once that is answered.
+Staged: the rows go into a table of this attempt's own, and the transaction commits: durable and
+without locks that others wait for. Prepared: they go into the table itself inside an XA
+transaction, which is left prepared under the handle's name and belongs to no connection any more
+once that is answered.
 
-LOAD DATA LOCAL turns errors into warnings, and cuts or skips what it can't take: so a load with a
-single warning, or that brought fewer rows than were sent, is refused, with the row named.
+LOAD DATA LOCAL turns errors into warnings, and truncates or skips what it can't take: so a load
+with a single warning, or with fewer rows than were sent, is refused, with the row named. Where
+refused rows go to another sink, every row is loaded under a number of its own; rows that the server
+warned of are deleted again and kept as text (`UNFIT`), under numbers below 0.
 """
 
 from __future__ import annotations
@@ -19,26 +22,30 @@ import pyarrow.compute as pc
 
 from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
-from epochal.kit.sql.keeping import Kept
+from epochal.kit.sql.client import IdleConnections
+from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.writing import TableWriter, not_in_steps
-from epochal.sinks.mysql import connecting
+from epochal.kit.sql.types import microseconds
+from epochal.kit.sql.writer import TableWriter, not_in_steps
+from epochal.sinks.mysql import client
 from epochal.sinks.mysql.catalog import from_json
-from epochal.sinks.mysql.connecting import Link, Server
-from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
+from epochal.sinks.mysql.client import MySQLConnection, Server
+from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import Planned, plan, sent_fields
-from epochal.sinks.mysql.types import TEXT, microseconds
+from epochal.sinks.mysql.types import TEXT
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
 
-_kept: Kept[Link] = Kept(answers=connecting.answers)
-AT_ROW = re.compile(r" at row (\d+)")
+_connections: IdleConnections[MySQLConnection] = IdleConnections(answers=client.answers)
+_AT_ROW = re.compile(r" at row (\d+)")
 _NULL = "\\N"
+_WARNINGS_MAX = 65_535
+"""No server lists more than this."""
 
 
-class MySQLWriter(TableWriter[Link, Planned]):
-    """What both strategies share: the plan, the load, and what is told of a bad row."""
+class MySQLWriter(TableWriter[MySQLConnection, Planned]):
+    """What both strategies share: the plan, the load, and errors that name a row."""
 
     def __init__(self, sink: MySQL, task: Task) -> None:
         super().__init__(sink, task, DIALECT)
@@ -47,34 +54,35 @@ class MySQLWriter(TableWriter[Link, Planned]):
         self._plan = plan(sent_fields(task.schema, sink), self._table, sink)
 
     @property
-    def _idle(self) -> Kept[Link]:
-        return _kept
+    def _idle(self) -> IdleConnections[MySQLConnection]:
+        return _connections
 
     @property
     def _server(self) -> Server:
         return self._sink.server
 
-    def _connect(self) -> Link:
-        return connecting.connect(self._server)
+    def _connect(self) -> MySQLConnection:
+        return client.connect(self._server)
 
     # Sending
 
     def _send(self, block: pa.Table, first: int) -> None:
-        """Load one block; its first row is row `first` of this task."""
-        link = self._get_ready()
+        connection = self._get_ready()
         going = self._going()
         data = rows_of([self._converted(one, block, first) for one, _ in going])
-        statement = load_statement(self._place(), [(name, one.expression) for one, name in going])
-        arrived, warnings = self._sorted("load", lambda: link.load(statement, data))
+        statement = load_statement(
+            self._table_sent_to(), [(name, one.expression) for one, name in going]
+        )
+        arrived, warnings = self._classified("load", lambda: connection.load(statement, data))
         if warnings or arrived != block.num_rows:
-            raise self._refused(link, block, first, arrived)
+            raise self._refused(connection, block, first, arrived)
 
     def _convert(self, one: Planned, values: pa.Array) -> pa.Array:
-        return one.sent.to_text(values)
+        return one.sent.convert(values) if one.sent.convert else values
 
     def _unfitting(self, one: Planned, values: pa.Array) -> Iterator[tuple[pa.Array, str]]:
         column = one.column
-        if one.sent.kind == "float":
+        if one.sent.family == "float":
             yield pc.invert(pc.is_finite(values)), "MySQL has no NaN and no infinities"
         if column is None:
             return
@@ -82,27 +90,37 @@ class MySQLWriter(TableWriter[Link, Planned]):
         if column.is_not_null and not is_delete_stream and values.null_count:
             yield values.is_null(), f'column "{column.name}" is NOT NULL'
         is_cut = column.data_type in {"datetime", "timestamp", "time"} and column.scale < 6
-        if one.sent.kind in {"timestamp", "time"} and is_cut:
+        if one.sent.family in {"timestamp", "time"} and is_cut:
             yield (
                 not_in_steps(microseconds(values), 10 ** (6 - column.scale)),
-                f'column "{column.name}" is {column.ddl}, which would cut the second',
+                f'column "{column.name}" is {column.ddl}, which would truncate the second',
             )
 
-    def _refused(self, link: Link, block: pa.Table, first: int, arrived: int) -> EpochalError:
+    def _insert_unfit(
+        self, connection: MySQLConnection, rows: Sequence[tuple[int, str, str]]
+    ) -> None:
+        names = ", ".join(map(DIALECT.quote, (AT, *UNFIT)))
+        statement = f"INSERT INTO {self._table_sent_to()} ({names}) VALUES (%s, %s, %s)"
+        with connection.cursor() as cursor:
+            cursor.executemany(statement, [(-number - 1, text, why) for number, text, why in rows])
+
+    def _refused(
+        self, connection: MySQLConnection, block: pa.Table, first: int, arrived: int
+    ) -> EpochalError:
         """Which row it was, from the server's first warning."""
-        with link.cursor() as cursor:
+        with connection.cursor() as cursor:
             cursor.execute("SHOW WARNINGS LIMIT 1")
-            told = cursor.fetchone()
-        if told is None:
+            warning = cursor.fetchone()
+        if warning is None:
             return RowRejected(
-                f"{self._where()}: {arrived} of {block.num_rows} rows arrived, and no warning says "
-                "why",
+                f"{self._where()}: {arrived} of {block.num_rows} rows arrived, and no warning "
+                "gives the reason",
                 "a trigger may have skipped rows",
             )
-        _, number, words = told
-        found = AT_ROW.search(words)
+        _, number, text = warning
+        found = _AT_ROW.search(text)
         place = None if found is None else int(found[1]) - 1
-        return self._refusal(block, place, first, f"{words} [{number}]")
+        return self._refusal(block, place, first, f"{text} [{number}]")
 
 
 class StagedWriter(MySQLWriter):
@@ -112,22 +130,80 @@ class StagedWriter(MySQLWriter):
         """Of the staging table: names and types."""
         return [(one.field, one.staging_ddl) for one in self._plan]
 
-    def _begin(self, connection: Link) -> None:
+    def _begin(self, connection: MySQLConnection) -> None:
         columns = ", ".join(f"{DIALECT.quote(name)} {ddl} NULL" for name, ddl in self._columns())
-        at = DIALECT.quote(DIALECT.at)
-        # One row of a private table can't break a key: without the checks an empty table is
-        # filled page by page.
+        # Rows of a private table can't violate a key: without the checks InnoDB fills an empty
+        # table page by page.
         self._run(
             connection,
-            f"CREATE TABLE {self._place()} ({at} BIGINT NOT NULL{self._numbering} PRIMARY KEY,"
-            f" {columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+            f"CREATE TABLE {self._table_sent_to()} ({DIALECT.place} BIGINT NOT NULL"
+            f"{self._numbering} PRIMARY KEY, {columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
             "SET SESSION unique_checks = 0, foreign_key_checks = 0",
             "START TRANSACTION",
         )
 
-    def _finish(self, connection: Link) -> None:
-        self._sorted("commit staging", lambda: self._run(connection, "COMMIT"), is_commit=True)
-        _kept.keep(self._server, connection)
+    def _finish(self, connection: MySQLConnection) -> None:
+        self._classified("commit staging", lambda: self._run(connection, "COMMIT"), is_commit=True)
+        _connections.keep(self._server, connection)
+
+
+class KeepingWriter(StagedWriter):
+    """Also stages rows that their columns can't hold."""
+
+    _numbering: ClassVar[str] = ""
+    """Rows are sent with their numbers."""
+
+    def _columns(self) -> list[tuple[str, str]]:
+        text = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        return [*super()._columns(), *((name, text) for name in UNFIT)]
+
+    def _begin(self, connection: MySQLConnection) -> None:
+        self._run(connection, f"SET SESSION max_error_count = {_WARNINGS_MAX}")
+        super()._begin(connection)
+
+    def _send(self, block: pa.Table, first: int) -> None:
+        connection = self._get_ready()
+        reasons = self._unfit_values(block)
+        places = [place for place in range(block.num_rows) if place not in reasons]
+        if places:
+            fitting = block.take(places) if reasons else block
+            reasons |= self._load(connection, fitting, [first + place for place in places], first)
+        if reasons:
+            self._keep_places(connection, block, first, reasons)
+
+    def _load(
+        self, connection: MySQLConnection, rows: pa.Table, numbers: Sequence[int], first: int
+    ) -> dict[int, str]:
+        """Load rows under these numbers of this task; the places of those that did not fit."""
+        going = self._going()
+        at = pa.array([number + 1 for number in numbers], pa.int64())
+        data = rows_of([at.cast(TEXT), *(self._converted(one, rows, first) for one, _ in going)])
+        columns = [(AT, None), *((name, one.expression) for one, name in going)]
+        statement = load_statement(self._table_sent_to(), columns)
+        arrived, warnings = self._classified("load", lambda: connection.load(statement, data))
+        if arrived != rows.num_rows:
+            raise self._refused(connection, rows, first, arrived)
+        if not warnings:
+            return {}
+        changed = self._warned(connection, rows, first)
+        places = DIALECT.at_places([str(numbers[place] + 1) for place in changed])
+        delete = f"DELETE FROM {self._table_sent_to()} WHERE {places}"
+        self._classified("delete unfit rows", lambda: self._run(connection, delete))
+        return {numbers[place] - first: why for place, why in changed.items()}
+
+    def _warned(self, connection: MySQLConnection, rows: pa.Table, first: int) -> dict[int, str]:
+        """The server's warnings, by the places of the rows in the load."""
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW WARNINGS")
+            listed = cursor.fetchall()
+        reasons: dict[int, str] = {}
+        for _, number, text in listed:
+            reason, found = f"{_AT_ROW.sub('', text)} [{number}]", _AT_ROW.search(text)
+            if found is None or len(listed) >= _WARNINGS_MAX:
+                place = None if found is None else int(found[1]) - 1
+                raise self._refusal(rows, place, first, reason)
+            reasons.setdefault(int(found[1]) - 1, reason)
+        return reasons
 
 
 class PreparedWriter(MySQLWriter):
@@ -135,23 +211,23 @@ class PreparedWriter(MySQLWriter):
     def _xid(self) -> str:
         return DIALECT.literal(staging_name(self._task.handle))
 
-    def _begin(self, connection: Link) -> None:
+    def _begin(self, connection: MySQLConnection) -> None:
         self._run(
             connection,
             "SET SESSION unique_checks = 1, foreign_key_checks = 1",
             f"XA START {self._xid}",
         )
 
-    def _finish(self, connection: Link) -> None:
+    def _finish(self, connection: MySQLConnection) -> None:
         detach = (DETACH_AT_PREPARE,) if connection.is_mariadb else ()
         statements = (*self._ledger_row(), *detach, f"XA END {self._xid}")
-        self._sorted("write the ledger", lambda: self._run(connection, *statements))
+        self._classified("write the ledger", lambda: self._run(connection, *statements))
         prepare = f"XA PREPARE {self._xid}"
-        self._sorted("prepare", lambda: self._run(connection, prepare), is_commit=True)
-        _kept.close(connection)
+        self._classified("prepare", lambda: self._run(connection, prepare), is_commit=True)
+        _connections.close(connection)
 
 
-def load_statement(place: str, going: Sequence[tuple[str, str | None]]) -> str:
+def load_statement(table: str, going: Sequence[tuple[str, str | None]]) -> str:
     """Columns in the order of the data, each with what is made of its text, if anything is."""
     read, made = [], []
     for number, (column, expression) in enumerate(going):
@@ -162,7 +238,7 @@ def load_statement(place: str, going: Sequence[tuple[str, str | None]]) -> str:
             read.append(f"@v{number}")
             made.append(f"{name} = {expression.format(f'@v{number}')}")
     return (
-        f"LOAD DATA LOCAL INFILE 'epochal' INTO TABLE {place} CHARACTER SET utf8mb4"
+        f"LOAD DATA LOCAL INFILE 'epochal' INTO TABLE {table} CHARACTER SET utf8mb4"
         " FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'"
         f" ({', '.join(read)})" + (f" SET {', '.join(made)}" if made else "")
     )

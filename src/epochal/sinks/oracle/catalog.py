@@ -1,4 +1,4 @@
-"""What the server's catalog says about a table."""
+"""A table as the server's catalog describes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epochal.kit.sql.dialect import Session
+from epochal.kit.sql.client import Session
 from epochal.sinks.oracle.dialect import DIALECT
 from epochal.terms import Json
 
@@ -54,13 +54,13 @@ def read_table(session: Session, schema: str, name: str) -> Table | None:
 
 
 def _column(row: Sequence[Any]) -> Column:
-    name, told, length, chars, unit, precision, scale, nullable, default, virtual, identity = row
-    data_type = re.sub(r"\(\d+\)", "", told)
-    fraction = re.search(r"TIMESTAMP\((\d+)\)", told)
+    name, written, length, chars, unit, precision, scale, nullable, default, virtual, identity = row
+    data_type = re.sub(r"\(\d+\)", "", written)
+    fraction = re.search(r"TIMESTAMP\((\d+)\)", written)
     return Column(
         name=name,
         data_type=data_type,
-        ddl=_ddl(told, length, chars, unit, precision, scale),
+        ddl=_ddl(written, length, chars, unit, precision, scale),
         scale=int(fraction[1]) if fraction else None if scale is None else int(scale),
         is_not_null=nullable == "N",
         has_default=bool(default),
@@ -68,22 +68,22 @@ def _column(row: Sequence[Any]) -> Column:
     )
 
 
-def _ddl(told: str, *numbers: Any) -> str:
+def _ddl(written: str, *numbers: Any) -> str:
     length, chars, unit, precision, scale = numbers
-    if told in {"VARCHAR2", "CHAR"}:
-        return f"{told}({int(chars)} CHAR)" if unit == "C" else f"{told}({int(length)} BYTE)"
-    if told in {"NVARCHAR2", "NCHAR"}:
-        return f"{told}({int(chars)})"
-    if told == "RAW":
+    if written in {"VARCHAR2", "CHAR"}:
+        return f"{written}({int(chars)} CHAR)" if unit == "C" else f"{written}({int(length)} BYTE)"
+    if written in {"NVARCHAR2", "NCHAR"}:
+        return f"{written}({int(chars)})"
+    if written == "RAW":
         return f"RAW({int(length)})"
-    if told == "NUMBER" and (precision is not None or scale is not None):
+    if written == "NUMBER" and (precision is not None or scale is not None):
         whole = "*" if precision is None else int(precision)
         return f"NUMBER({whole},{int(scale or 0)})"
-    return told
+    return written
 
 
 def to_json(table: Table) -> Json:
-    """A table's columns as they travel to the tasks."""
+    """A table's columns for the tasks."""
     return {
         "schema": table.schema,
         "name": table.name,
@@ -91,10 +91,10 @@ def to_json(table: Table) -> Json:
     }
 
 
-def from_json(told: Mapping[str, Any]) -> Table:
-    columns = [Column(**column) for column in told["columns"]]
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**column) for column in given["columns"]]
     return Table(
-        schema=told["schema"],
-        name=told["name"],
+        schema=given["schema"],
+        name=given["name"],
         columns={column.name: column for column in columns},
     )

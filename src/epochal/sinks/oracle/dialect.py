@@ -1,4 +1,4 @@
-"""Oracle's words."""
+"""Oracle's SQL: DDL commits, and staged rows are numbered by an identity column."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from epochal.kit.sql.apply import Apply
-from epochal.kit.sql.dialect import Dialect, Session
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
-from epochal.sinks.oracle.sorting import OracleFaults
+from epochal.sinks.oracle.errors import OracleErrors
 from epochal.terms import Identity, InDoubt
 
 if TYPE_CHECKING:
-    from epochal.sinks.oracle.connecting import OracleSession
+    from epochal.sinks.oracle.client import OracleSession
 
 NAMES = NameRule(database="Oracle", length_max=128, folds=True)
+_AT = "EPOCHAL_AT"
+"""The column of a staging table that numbers its rows."""
 XID_FORMAT = 0x65706F63
-"""Says that a global transaction is one of ours."""
+"""The format id of our global transactions."""
 
 
-class OracleDialect(OracleFaults, Dialect):
+class OracleDialect(OracleErrors, Dialect):
     names: ClassVar[NameRule] = NAMES
     ledger: ClassVar[str] = "EPOCHAL_LEDGER"
-    at: ClassVar[str] = "EPOCHAL_AT"
+    place: ClassVar[str] = f'"{_AT}"'
+    own_columns: ClassVar[frozenset[str]] = frozenset({_AT})
 
     def literal(self, value: str | int | None) -> str:
         if value is None:
@@ -33,8 +37,16 @@ class OracleDialect(OracleFaults, Dialect):
     def first(self, query: str, count: int) -> str:
         return f"{query} FETCH FIRST {count} ROWS ONLY"
 
-    def descending(self, expression: str) -> str:
-        return f"{expression} DESC NULLS LAST"
+    def values(self, rows: Sequence[str]) -> str:
+        """VALUES takes a single row."""
+        return " UNION ALL ".join(f"SELECT {row}{self.dual}" for row in rows)
+
+    @property
+    def clock(self) -> str:
+        return (
+            "SELECT (CAST(SYS_EXTRACT_UTC(SYSTIMESTAMP) AS DATE) - DATE '1970-01-01') * 86400"
+            " FROM DUAL"
+        )
 
     def create_ledger(self, schema: str) -> list[str]:
         name = f"VARCHAR2({NAME_CHARS_MAX} CHAR)"
@@ -48,7 +60,13 @@ class OracleDialect(OracleFaults, Dialect):
             ' PRIMARY KEY ("uid", "sink", "epoch", "part", "generation", "attempt"))'
         ]
 
-    # By key
+    def create_table(self, target: str, definitions: Sequence[str]) -> str:
+        return f"CREATE TABLE {target} ({', '.join(definitions)})"
+
+    def add_columns(self, target: str, definitions: Sequence[str]) -> str:
+        return f"ALTER TABLE {target} ADD ({', '.join(definitions)})"
+
+    # Applying
 
     def upsert(self, apply: Apply) -> str:
         changes = ", ".join(f"t.{self.quote(v.column)} = i.{apply.alias(v)}" for v in apply.values)
@@ -67,6 +85,12 @@ class OracleDialect(OracleFaults, Dialect):
             f"DELETE FROM {apply.target} t WHERE EXISTS (SELECT 1 FROM ({apply.winners()}) i"
             f" WHERE {apply.matches('t', 'i')}{marked})"
         )
+
+    def check_constraints(self, session: Session) -> None:
+        session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def defer_constraints(self, session: Session) -> None:
+        session.execute("SET CONSTRAINTS ALL DEFERRED")
 
     # Staging tables
 
@@ -106,7 +130,19 @@ class OracleDialect(OracleFaults, Dialect):
 
     # Prepared transactions
 
-    def prepared(self, session: Session) -> list[str]:
+    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
+        prefix = staging_prefix(identity)
+        return [
+            InDoubt(name=name, handle=parse_staging_name(name))
+            for name in sorted(self._global_ids(session))
+            if name.startswith(prefix)
+        ]
+
+    def is_prepared(self, session: Session, name: str) -> bool:
+        return name in self._global_ids(session)
+
+    def _global_ids(self, session: Session) -> list[str]:
+        """Of all prepared transactions of our format."""
         rows = session.query(
             f"SELECT globalid FROM dba_pending_transactions WHERE formatid = {XID_FORMAT}"
         )

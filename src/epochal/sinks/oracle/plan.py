@@ -1,6 +1,6 @@
-"""Which field goes into which column, and whether it can: found before the first row.
+"""The plan of a write: which field goes into which column, checked before the first row.
 
-A field is known by its name in capitals, as Oracle writes a name that stands without quotes.
+A field is known by its name in capitals, as Oracle reads a name without quotes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from epochal.kit.sql import columns as shared
 from epochal.kit.sql.columns import (
     Problems,
     columns_of,
@@ -18,12 +19,12 @@ from epochal.kit.sql.columns import (
     require_arriving,
     require_filled,
     require_keys_written,
-    staged_fields,
 )
-from epochal.kit.sql.declaring import TableSink
+from epochal.kit.sql.table_sink import TableSink
+from epochal.kit.sql.types import Sent
 from epochal.sinks.oracle.catalog import Column, Table
-from epochal.sinks.oracle.dialect import DIALECT, NAMES
-from epochal.sinks.oracle.types import Sent, mismatch, sent_as
+from epochal.sinks.oracle.dialect import DIALECT
+from epochal.sinks.oracle.types import mismatch, sent_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +49,12 @@ class Arriving:
 
 
 def sent_fields(schema: pa.Schema, sink: TableSink) -> dict[str, Arriving]:
-    """How each field of these rows travels, by its name in capitals."""
-    sent: dict[str, Arriving] = {}
-    problems = Problems()
-    for field in schema:
-        how = sent_as(field.type)
-        if isinstance(how, str):
-            problems.add(f'field "{field.name}": {how}', "cast it, or leave it out: select=")
-        else:
-            sent[NAMES.require(field.name, "field").upper()] = Arriving(field.name, how)
-    if not problems.facts and (len(sent) < len(schema.names) or DIALECT.at in sent):
-        problems.add(
-            f"two fields have one name (in any case), or one is called {DIALECT.at}: "
-            f"{', '.join(schema.names)}",
-            "rename it in select=",
-        )
-    problems.raise_if_any(sink.table)
-    return {name: sent[name] for name in staged_fields(sent, sink.column_map, sink.write_mode)}
+    return shared.sent_fields(schema, sink, DIALECT, _arriving)
+
+
+def _arriving(field: pa.Field) -> Arriving | str:
+    sent = sent_as(field.type)
+    return sent if isinstance(sent, str) else Arriving(field.name, sent)
 
 
 def plan(sent: Mapping[str, Arriving], table: Table, sink: TableSink) -> tuple[Planned, ...]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from epochal.contract import Committer, Limits, Task
+from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
-from epochal.kit.sql.declaring import TableSink
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import NameRule
+from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Identity, SinkName
 
 try:
-    from epochal.kit.sql.prepared import PreparedCommitter
-    from epochal.kit.sql.staged import StagedCommitter
-    from epochal.sinks.oracle.checking import OracleChecker
-    from epochal.sinks.oracle.connecting import OraclePool, Server, parse_url
+    from epochal.sinks.oracle.client import Server, parse_url
     from epochal.sinks.oracle.dialect import DIALECT, NAMES
-    from epochal.sinks.oracle.grants import grants
-    from epochal.sinks.oracle.writer import OracleWriter, PreparedWriter, StagedWriter
 except ImportError as error:
     raise Misconfigured(
         f"the Oracle sink needs a package that is not installed: {error.name}",
@@ -43,17 +38,10 @@ class Oracle(TableSink):
     called: ClassVar[str] = "Oracle"
     names: ClassVar[NameRule] = NAMES
 
-    on_reject: Literal["fail"] = "fail"
-    """What becomes of rows that the table refuses: the epoch fails, with the row named."""
     meta_schema: str | None = None
     server: Server = field(init=False, repr=False)
 
-    def _get_ready(self) -> None:
-        if self.on_reject != "fail":
-            raise Misconfigured(
-                f"Oracle: on_reject={self.on_reject!r}",
-                'on_reject="fail": the epoch fails, and the row and the reason are named',
-            )
+    def _read_url(self) -> None:
         user, dsn, password = parse_url(self.url, self.held_password)
         self._set("password", password)
         self._set("server", Server(dsn=dsn, user=user, **self._server_options()))
@@ -71,7 +59,7 @@ class Oracle(TableSink):
         )
 
     def _folded_columns(self) -> dict[str, str] | None:
-        """Fields in capitals, and so their columns, unless one stands in quotes."""
+        """Fields in capitals, and so their columns, unless one is in quotes."""
         if self.column_map is None:
             return None
         return {
@@ -88,22 +76,33 @@ class Oracle(TableSink):
         return self.meta_schema or self.server.user.upper()
 
     @property
+    def server_key(self) -> str:
+        return f"{self.server.user}@{self.server.dsn}"
+
+    @property
     def table_schema(self) -> str:
         return self.table_name.schema or self.server.user.upper()
 
     def grants(self, user: str = "") -> list[str]:
         """Statements that give a user the least this sink needs; the url's user by default."""
+        from epochal.sinks.oracle.grants import grants  # noqa: PLC0415  for people only
+
         return grants(self, user or self.server.user)
 
-    def writer(self, task: Task) -> OracleWriter:
+    # What only the driver or only a task needs is imported there.
+
+    def writer(self, task: Task) -> Writer:
+        from epochal.sinks.oracle.writer import PreparedWriter, StagedWriter  # noqa: PLC0415
+
         return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        kind = StagedCommitter if self.strategy == "staged" else PreparedCommitter
-        return kind(
-            sink=self,
-            identity=identity,
-            limits=limits,
+        from epochal.sinks.oracle.check import OracleChecker  # noqa: PLC0415
+        from epochal.sinks.oracle.client import OraclePool  # noqa: PLC0415
+
+        return self._committer(
+            identity,
+            limits,
             dialect=DIALECT,
             pool=OraclePool(self.server),
             checker=OracleChecker(self, identity),

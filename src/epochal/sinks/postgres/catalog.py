@@ -1,4 +1,4 @@
-"""What the server's catalog says about a table."""
+"""A table as the server's catalog describes it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psycopg
-from psycopg import sql
-
+from epochal.kit.sql.client import Session
 from epochal.kit.sql.names import TableName
+from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.types import Type
 from epochal.terms import Json
 
@@ -18,7 +17,7 @@ _KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "for
 _FIND = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass(%s)
+WHERE c.oid = to_regclass({})
 """
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, NULL), b.typname, b.typcategory, b.typtype = 'e',
@@ -36,7 +35,7 @@ CROSS JOIN LATERAL (
   SELECT p.* FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
 CROSS JOIN LATERAL (SELECT t.typtype = 'd' AND t.typnotnull AS is_strict) nn
 LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
-WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
 _UNIQUE = """
@@ -46,9 +45,9 @@ SELECT i.indexrelid::regclass::text, i.indisunique, i.indisexclusion, i.indimmed
              JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
              WHERE k.place <= i.indnkeyatts ORDER BY k.place)::text[]
 FROM pg_index i
-WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = %(table)s
-   OR i.indrelid IN (SELECT relid FROM pg_partition_tree(%(table)s)))
-ORDER BY i.indrelid <> %(table)s, i.indisprimary DESC, 1
+WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = {table}
+   OR i.indrelid IN (SELECT relid FROM pg_partition_tree({table})))
+ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
 """
 
 
@@ -75,7 +74,7 @@ class UniqueIndex:
     is_exclusion: bool
     is_immediate: bool
     is_plain: bool
-    """Whole, valid and on columns only: what ON CONFLICT can go by."""
+    """Whole, valid and on columns only: what ON CONFLICT can use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,38 +88,33 @@ class Table:
     unique: tuple[UniqueIndex, ...] = ()
 
     @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name)
+    def quoted(self) -> str:
+        return DIALECT.quote(self.schema, self.name)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
 
-def read_table(connection: psycopg.Connection[Any], name: TableName) -> Table | None:
-    """The table of this name, found as the server's search path finds it."""
-    quoted = identifier(name).as_string(None)
-    found = connection.execute(_FIND, (quoted,)).fetchone()
-    if found is None:
+def read_table(session: Session, name: TableName) -> Table | None:
+    """The table of this name, found by the server's search path where no schema is given."""
+    found = session.query(_FIND.format(DIALECT.literal(DIALECT.quote(*name.parts))))
+    if not found:
         return None
-    oid, schema, table, kind, has_row_security = found
+    ((oid, schema, table, kind, has_row_security),) = found
     return Table(
         oid=oid,
         schema=schema,
         name=table,
         kind=_KINDS_WRITTEN.get(kind, kind),
         has_row_security=has_row_security,
-        columns=_columns(connection, oid),
-        unique=_unique(connection, oid),
+        columns=read_columns(session, str(oid)),
+        unique=_unique(session, oid),
     )
 
 
-def identifier(name: TableName) -> sql.Identifier:
-    return sql.Identifier(*([name.schema] if name.schema else []), name.table)
-
-
-def _columns(connection: psycopg.Connection[Any], oid: int) -> dict[str, Column]:
-    rows = connection.execute(_COLUMNS, (oid,)).fetchall()
-    columns = [_column(row) for row in rows]
+def read_columns(session: Session, table: str) -> dict[str, Column]:
+    """The columns of a table, given by its oid or as a `regclass`."""
+    columns = [_column(row) for row in session.query(_COLUMNS.format(table))]
     return {column.name: column for column in columns}
 
 
@@ -146,7 +140,7 @@ def _column(row: Sequence[Any]) -> Column:
     )
 
 
-def _unique(connection: psycopg.Connection[Any], oid: int) -> tuple[UniqueIndex, ...]:
+def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
     return tuple(
         UniqueIndex(
             name=name,
@@ -155,14 +149,14 @@ def _unique(connection: psycopg.Connection[Any], oid: int) -> tuple[UniqueIndex,
             is_immediate=is_immediate,
             is_plain=is_plain,
         )
-        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in connection.execute(
-            _UNIQUE, {"table": oid}
-        ).fetchall()
+        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in session.query(
+            _UNIQUE.format(table=oid)
+        )
     )
 
 
 def to_json(table: Table) -> Json:
-    """A table's columns as they travel to the tasks."""
+    """A table's columns for the tasks."""
     return {
         "schema": table.schema,
         "name": table.name,
@@ -171,13 +165,13 @@ def to_json(table: Table) -> Json:
     }
 
 
-def from_json(told: Mapping[str, Any]) -> Table:
-    columns = [Column(**{**column, "type": Type(**column["type"])}) for column in told["columns"]]
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**{**column, "type": Type(**column["type"])}) for column in given["columns"]]
     return Table(
         oid=0,
-        schema=told["schema"],
-        name=told["name"],
+        schema=given["schema"],
+        name=given["name"],
         kind="table",
-        has_row_security=told["row_security"],
+        has_row_security=given["row_security"],
         columns={column.name: column for column in columns},
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from psycopg import sql
-
 from epochal.kit.sql.modes import WriteMode
+from epochal.sinks.postgres.dialect import DIALECT
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -18,7 +17,7 @@ def needs(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> list[
     every = list(columns) or [""]
     rights = [("INSERT", column) for column in every]
     if mode.mode == "upsert":
-        # What stands behind `excluded.` counts as read.
+        # Columns of `excluded` count as read.
         rights += [("UPDATE", column) for column in every if column not in keys]
         rights += [("SELECT", column) for column in every]
     elif mode.is_keyed:
@@ -29,17 +28,17 @@ def needs(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> list[
 
 
 def grants(sink: Postgres, role: str) -> list[str]:
-    """Statements for the owner of the table and for whoever may create schemas."""
-    to = sql.Identifier(role).as_string(None)
-    meta = sql.Identifier(sink.meta_schema).as_string(None)
+    """Statements for the owner of the table and for a role that may create schemas."""
+    to = DIALECT.quote(role)
+    meta = DIALECT.quote(sink.meta_schema)
     name = sink.table_name
-    table = sql.Identifier(*([name.schema] if name.schema else []), name.table).as_string(None)
+    table = DIALECT.quote(*name.parts)
     statements = [
         f"CREATE SCHEMA IF NOT EXISTS {meta}",
         f"GRANT USAGE, CREATE ON SCHEMA {meta} TO {to}",
     ]
     if name.schema:
-        schema = sql.Identifier(name.schema).as_string(None)
+        schema = DIALECT.quote(name.schema)
         right = "USAGE, CREATE" if sink.create_table == "if_missing" else "USAGE"
         statements.append(f"GRANT {right} ON SCHEMA {schema} TO {to}")
     if sink.create_table == "if_missing":
@@ -54,7 +53,7 @@ def grants(sink: Postgres, role: str) -> list[str]:
 
 
 def _columns(sink: Postgres) -> tuple[list[str], list[str]]:
-    """Without columns= nobody knows yet which there will be: then rights are on the whole table."""
+    """Without columns= the columns are not known yet: then rights are on the whole table."""
     if sink.column_map is None:
         return [], list(sink.write_mode.keys)
     keys = [sink.column_map.get(key, key) for key in sink.write_mode.keys]
@@ -62,5 +61,5 @@ def _columns(sink: Postgres) -> tuple[list[str], list[str]]:
 
 
 def _right(right: str, columns: Sequence[str]) -> str:
-    quoted = [sql.Identifier(column).as_string(None) for column in columns if column]
+    quoted = [DIALECT.quote(column) for column in columns if column]
     return f"{right} ({', '.join(quoted)})" if quoted else right

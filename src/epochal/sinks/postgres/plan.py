@@ -1,10 +1,14 @@
-"""Which field goes into which column, and whether it can: found before the first row."""
+"""The plan of a write: which field goes into which column, checked before the first row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from epochal.kit.sql import columns as shared
+from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.columns import (
     Problems,
     columns_of,
@@ -15,13 +19,22 @@ from epochal.kit.sql.columns import (
     require_keys_written,
 )
 from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.table_sink import TableSink
 from epochal.sinks.postgres.catalog import Column, Table
-from epochal.sinks.postgres.names import require_identifier
-from epochal.sinks.postgres.types import Cast, Mismatch, Type, cast_between, is_direct
+from epochal.sinks.postgres.dialect import DIALECT, NAMES
+from epochal.sinks.postgres.types import (
+    Cast,
+    Mismatch,
+    Sent,
+    Type,
+    cast_between,
+    is_direct,
+    sent_as,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
+class Planned:
     """One field that is written, and the column that takes it."""
 
     field: str
@@ -29,55 +42,55 @@ class Mapped:
     column: Column
     cast: Cast
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    mapped: tuple[Mapped, ...]
-    keys: tuple[Mapped, ...] = ()
-
     @property
-    def values(self) -> tuple[Mapped, ...]:
-        """What an upsert changes in a row that is there already."""
-        return tuple(one for one in self.mapped if one not in self.keys)
+    def mapped(self) -> Mapped:
+        is_citext = self.column.type.base == "citext"
+        return Mapped(
+            field=self.field,
+            column=self.column.name,
+            is_not_null=self.column.is_not_null,
+            cast=(self.cast.before, self.cast.after),
+            key_cast=("", f"::{self.column.type.written}") if is_citext else None,
+        )
 
-    @property
-    def nullable_keys(self) -> tuple[Mapped, ...]:
-        return tuple(key for key in self.keys if not key.column.is_not_null)
+
+def sent_fields(schema: pa.Schema, sink: TableSink) -> dict[str, Sent]:
+    return shared.sent_fields(schema, sink, DIALECT, lambda field: sent_as(field.type))
 
 
 def plan(
     fields: Mapping[str, Type], table: Table, columns: Mapping[str, str] | None, mode: WriteMode
-) -> Plan:
+) -> tuple[Planned, ...]:
     """How these fields are written to this table, or `Misconfigured` with everything against it."""
     problems = Problems()
     for name in fields:
-        require_identifier(name, "field")
+        NAMES.require(name, "field")
     require_arriving(fields, columns, mode, problems)
     wanted = columns_of(fields, table.columns, columns, mode)
-    mapped = [
+    planned = [
         one
         for name, column in wanted.items()
-        if (one := _mapped(name, fields[name], column, table, problems)) is not None
+        if (one := _planned(name, fields[name], column, table, problems)) is not None
     ]
-    filled = {one.column.name for one in mapped}
+    filled = {one.column.name for one in planned}
     require_filled(table.columns.values(), filled, problems)
-    keys = tuple(one for key in mode.keys for one in mapped if one.field == key)
+    keys = tuple(one for key in mode.keys for one in planned if one.field == key)
     if mode.is_keyed:
         _require_keys(mode, keys, table, problems)
     problems.raise_if_any(f"{table.kind} {table}")
-    return Plan(mapped=tuple(mapped), keys=keys)
+    return tuple(planned)
 
 
-def may_go_direct(chosen: Plan, table: Table) -> bool:
+def may_go_direct(planned: Sequence[Planned], table: Table) -> bool:
     """A binary COPY into the table itself: the bytes must fit, and COPY knows no row security."""
     return not table.has_row_security and all(
-        is_direct(one.source, one.column.type, is_enum=one.column.is_enum) for one in chosen.mapped
+        is_direct(one.source, one.column.type, is_enum=one.column.is_enum) for one in planned
     )
 
 
-def _mapped(
+def _planned(
     name: str, source: Type, column_name: str, table: Table, problems: Problems
-) -> Mapped | None:
+) -> Planned | None:
     column = table.columns.get(column_name)
     if column is None:
         problems.add(*missing_column(name, column_name, table.columns))
@@ -94,11 +107,11 @@ def _mapped(
     if isinstance(cast, Mismatch):
         problems.add(f'field "{name}": {cast.because} (column "{column_name}")', cast.hint)
         return None
-    return Mapped(field=name, source=source, column=column, cast=cast)
+    return Planned(field=name, source=source, column=column, cast=cast)
 
 
 def _require_keys(
-    mode: WriteMode, keys: tuple[Mapped, ...], table: Table, problems: Problems
+    mode: WriteMode, keys: tuple[Planned, ...], table: Table, problems: Problems
 ) -> None:
     written_keys = {key.field for key in keys}
     if not require_keys_written(mode, written_keys, problems) or mode.mode != "upsert":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from epochal.contract import Committer, Limits, Sink, Task
+from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
-from epochal.kit.sql.declaring import TableSink
-from epochal.kit.sql.modes import require_reject
 from epochal.kit.sql.names import NameRule
+from epochal.kit.sql.table_sink import TableSink
 from epochal.packing import Packing
 from epochal.terms import Identity, Json, SinkName
 
@@ -19,13 +18,8 @@ if TYPE_CHECKING:
 try:
     from psycopg.conninfo import make_conninfo
 
-    from epochal.sinks.postgres.committer import StagedCommitter
-    from epochal.sinks.postgres.connecting import Server, parse_url
-    from epochal.sinks.postgres.grants import grants
-    from epochal.sinks.postgres.names import NAMES
-    from epochal.sinks.postgres.packing import laid_out
-    from epochal.sinks.postgres.prepared import PreparedCommitter
-    from epochal.sinks.postgres.writer import PostgresWriter, PreparedWriter, StagedWriter
+    from epochal.sinks.postgres.client import Server, parse_url
+    from epochal.sinks.postgres.dialect import DIALECT, NAMES, driver_name
 except ImportError as error:
     raise Misconfigured(
         f"the PostgreSQL sink needs a package that is not installed: {error.name}",
@@ -50,12 +44,7 @@ class Postgres(TableSink):
     called: ClassVar[str] = "Postgres"
     names: ClassVar[NameRule] = NAMES
     folds_case: ClassVar[bool] = False
-    sends_rejects: ClassVar[bool] = True
 
-    on_reject: Literal["fail"] | Sink = "fail"
-    """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
-    rejects_max: int = 1000
-    """Rejected rows of one epoch beyond which it fails all the same."""
     meta_schema: str = "epochal"
     tasks_max: int = 8
     """How many tasks an epoch may have under `strategy="prepared"`: checked against the server."""
@@ -63,10 +52,9 @@ class Postgres(TableSink):
 
     def __post_init__(self) -> None:
         NAMES.require(self.meta_schema, "meta_schema")
-        require_reject(self.called, self.on_reject, self.strategy)
         super().__post_init__()
 
-    def _get_ready(self) -> None:
+    def _read_url(self) -> None:
         parameters, password = parse_url(self.called, self.url, self.held_password)
         self._set("password", password)
         server = Server(parameters=tuple(sorted(parameters.items())), **self._server_options())
@@ -85,31 +73,35 @@ class Postgres(TableSink):
         return self.meta_schema
 
     @property
-    def rejects_to(self) -> Sink | None:
-        return None if isinstance(self.on_reject, str) else self.on_reject
-
-    @property
-    def rejects_limit(self) -> int:
-        return self.rejects_max
-
-    @property
-    def transaction_key(self) -> str | None:
-        """One role on one database; prepared transactions are each task's own."""
-        if self.strategy != "staged":
-            return None
-        return f"{self.kind} {make_conninfo(**dict(self.server.parameters))}"
+    def server_key(self) -> str:
+        return make_conninfo(**dict(self.server.parameters))
 
     def grants(self, role: str = "") -> list[str]:
         """The statements that give a role the least this sink needs; the URL's role by default."""
+        from epochal.sinks.postgres.grants import grants  # noqa: PLC0415  for people only
+
         return grants(self, role or self.server.parameter("user") or "epochal")
 
+    # What only the driver or only a task needs is imported there.
+
     def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
+        from epochal.sinks.postgres.copy_format import laid_out  # noqa: PLC0415
+
         return laid_out(self, schema, handout)
 
-    def writer(self, task: Task) -> PostgresWriter:
-        kind = StagedWriter if self.strategy == "staged" else PreparedWriter
-        return kind(self, task)
+    def writer(self, task: Task) -> Writer:
+        from epochal.sinks.postgres.writer import PreparedWriter, StagedWriter  # noqa: PLC0415
+
+        return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        kind = StagedCommitter if self.strategy == "staged" else PreparedCommitter
-        return kind(self, identity, limits)
+        from epochal.sinks.postgres.check import PostgresChecker  # noqa: PLC0415
+        from epochal.sinks.postgres.client import PostgresPool  # noqa: PLC0415
+
+        return self._committer(
+            identity,
+            limits,
+            dialect=DIALECT,
+            pool=PostgresPool(self.server, driver_name(identity)),
+            checker=PostgresChecker(self, identity),
+        )

@@ -1,50 +1,44 @@
-"""Types, both ways round: what Arrow's become on their way, and which column takes which.
+"""PostgreSQL's types: how they are staged, and the casts to the columns of the table.
 
-A staging column has the natural type of what arrives; the cast to the column's own type is part of
-the statement that applies it. Casts keep one rule: what the column can't hold is refused, never cut
-or rounded to fit. `text::varchar(3)` would cut in silence, so a string is left to the assignment,
-which refuses; a double is not taken by an integer column at all. (A numeric column's own scale
-rounds, as it does in every INSERT.)
+A staging column has the natural type of what arrives (`kit.sql.types`); the cast to the column's
+own type is part of the statement that applies it. No cast may lose anything: `text::varchar(3)`
+would truncate silently, so a string is left to the assignment, which refuses; a double is not taken
+by an integer column at all. (A numeric column's own scale rounds, as it does in every INSERT.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from epochal.kit import json_lines
+from epochal.kit.sql import types as shared
+from epochal.kit.sql.types import TAKERS, Convert
 
 _STRINGS = "S"
 """PostgreSQL's category of text, varchar, char, name and citext."""
 _INTEGERS = frozenset({"int2", "int4", "int8"})
-_FLOATS = frozenset({"float4", "float8"})
-_TAKERS: dict[str, frozenset[str]] = {
-    "bool": frozenset({"bool"}),
-    "int2": _INTEGERS | _FLOATS | {"numeric", "money"},
-    "int4": _INTEGERS | _FLOATS | {"numeric", "money"},
-    "int8": _INTEGERS | _FLOATS | {"numeric", "money"},
-    "float4": _FLOATS | {"numeric"},
-    "float8": _FLOATS | {"numeric"},
-    "numeric": _FLOATS | {"numeric", "money"},
-    "bytea": frozenset({"bytea"}),
-    "date": frozenset({"date", "timestamp", "timestamptz"}),
-    "time": frozenset({"time"}),
-    "timestamp": frozenset({"timestamp", "timestamptz"}),
-    "timestamptz": frozenset({"timestamp", "timestamptz"}),
-    "interval": frozenset({"interval"}),
-    "json": frozenset({"json", "jsonb"}),
+_FAMILIES = {
+    **dict.fromkeys(("int2", "int4", "int8"), "integer"),
+    **dict.fromkeys(("float4", "float8"), "float"),
+    "bool": "bool",
+    "numeric": "decimal",
+    "bytea": "binary",
+    "date": "date",
+    "time": "time",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamp",
+    "interval": "duration",
+    "json": "json",
 }
-"""Which types take which, without a cast in the apply statement or with one that loses nothing."""
-_WRITTEN = {
-    "bool": "boolean",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "float4": "real",
-    "float8": "double precision",
+"""The family of a staged type; a staging table is read back from the catalog."""
+_BASES = {
+    "boolean": "bool",
+    "smallint": "int2",
+    "integer": "int4",
+    "bigint": "int8",
+    "real": "float4",
+    "double precision": "float8",
 }
 
 
@@ -69,132 +63,46 @@ class Sent:
 
     type: Type
     ddl: str
-    convert: Callable[[pa.ChunkedArray], pa.ChunkedArray] | None = None
+    convert: Convert | None = None
 
 
 def sent_as(kind: pa.DataType) -> Sent | str:
-    """How values of this type travel, or why they can't."""
-    if pa.types.is_dictionary(kind):
-        inner = sent_as(kind.value_type)
-        return inner if isinstance(inner, str) else _sent(inner.type, inner.ddl, kind.value_type)
-    scalar = _scalar(kind)
-    if scalar is not None:
-        return scalar
-    if _is_list(kind):
-        element = _scalar(kind.value_type)
-        if element is not None and not pa.types.is_null(kind.value_type):
+    """How values of this type travel, or why they can't. Lists of plain values are arrays."""
+    if _is_list(kind) and not (
+        pa.types.is_null(kind.value_type) or pa.types.is_dictionary(kind.value_type)
+    ):
+        element = shared.sent_to("postgres", kind.value_type)
+        if not isinstance(element, str) and element.family != "json":
             return _array_of(kind, element)
-    if pa.types.is_nested(kind) and not pa.types.is_union(kind):
-        why = json_lines.refusal(kind)
-        return why or Sent(type=_type("json"), ddl="json", convert=_as_json)
-    return f"{kind} has no counterpart in PostgreSQL"
+    sent = shared.sent_to("postgres", kind)
+    if isinstance(sent, str):
+        return sent
+    return Sent(type=_type(sent), ddl=sent.ddl, convert=sent.convert)
 
 
-def _scalar(kind: pa.DataType) -> Sent | None:  # noqa: PLR0911  one line a family of types
-    is_ = pa.types
-    if is_.is_boolean(kind):
-        return _sent(_type("bool"))
-    if is_.is_integer(kind):
-        return _integer(kind)
-    if is_.is_floating(kind):
-        is_double = is_.is_float64(kind)
-        return _sent(
-            _type("float8" if is_double else "float4"),
-            arrow=pa.float32() if is_.is_float16(kind) else None,
-        )
-    if is_.is_decimal(kind):
-        if kind.precision > 38:
-            return None
-        return _numeric(kind.precision, kind.scale, is_128=is_.is_decimal128(kind))
-    if is_.is_string(kind) or is_.is_large_string(kind):
-        return _sent(_type("text"))
-    if is_.is_string_view(kind) or is_.is_null(kind):
-        return _sent(_type("text"), arrow=pa.string())
-    if is_.is_binary(kind) or is_.is_large_binary(kind):
-        return _sent(_type("bytea"))
-    if is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        return _sent(_type("bytea"), arrow=pa.binary())
-    return _moment(kind)
-
-
-def _moment(kind: pa.DataType) -> Sent | None:
-    is_ = pa.types
-    if is_.is_date(kind):
-        return _sent(_type("date"), arrow=pa.date32())
-    if is_.is_time(kind):
-        return _sent(_type("time"), arrow=pa.time64("us"))
-    if is_.is_timestamp(kind):
-        base = "timestamp" if kind.tz is None else "timestamptz"
-        return _sent(_type(base), arrow=pa.timestamp("us", kind.tz))
-    if is_.is_duration(kind):
-        return _sent(_type("interval"), arrow=pa.duration("us"))
-    return _sent(_type("interval")) if is_.is_interval(kind) else None
-
-
-def _integer(kind: pa.DataType) -> Sent:
-    bits = kind.bit_width * (2 if pa.types.is_unsigned_integer(kind) else 1)
-    if bits <= 16:
-        return _sent(_type("int2"), arrow=pa.int16())
-    if bits == 32:
-        return _sent(_type("int4"), arrow=pa.int32())
-    if bits == 64:
-        return _sent(_type("int8"), arrow=pa.int64())
-    return _numeric(20, 0, is_128=False)
-
-
-def _numeric(precision: int, scale: int, *, is_128: bool) -> Sent:
-    kept = max(scale, 0)
-    return _sent(
-        _type("numeric", scale=kept),
-        f"numeric({precision + kept - scale},{kept})",
-        None if is_128 else pa.decimal128(precision, scale),
+def _type(sent: shared.Sent) -> Type:
+    written = sent.ddl.partition("(")[0]
+    return Type(
+        written=written,
+        base=_BASES.get(written, written),
+        category=_STRINGS if written == "text" else "",
+        scale=sent.scale,
     )
 
 
-def _array_of(kind: pa.DataType, element: Sent) -> Sent:
-    type_ = Type(
-        written=f"{element.type.written}[]",
-        base=element.type.base,
-        category=element.type.category,
-        is_array=True,
-        scale=element.type.scale,
-    )
-    convert = element.convert
-    arrow = None if convert is None else convert(pa.chunked_array([], kind.value_type)).type
-    return _sent(type_, f"{element.ddl}[]", None if arrow is None else pa.list_(arrow))
+def _array_of(kind: pa.DataType, element: shared.Sent) -> Sent:
+    inner = _type(element)
+    convert = None
+    if element.convert is not None:
+        arrow = element.convert(pa.chunked_array([], kind.value_type)).type
+        convert = shared.cast_to(pa.list_(arrow))
+    type_ = replace(inner, written=f"{inner.written}[]", is_array=True)
+    return Sent(type=type_, ddl=f"{element.ddl}[]", convert=convert)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     is_ = pa.types
     return bool(is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind))
-
-
-def _type(base: str, *, scale: int = 0) -> Type:
-    return Type(
-        written=_WRITTEN.get(base, base),
-        base=base,
-        category=_STRINGS if base == "text" else "",
-        scale=scale,
-    )
-
-
-def _sent(type_: Type, ddl: str = "", arrow: pa.DataType | None = None) -> Sent:
-    convert = None if arrow is None else (lambda values: _cast(values, arrow))
-    return Sent(type=type_, ddl=ddl or type_.written, convert=convert)
-
-
-def _cast(values: pa.ChunkedArray, arrow: pa.DataType) -> pa.ChunkedArray:
-    return values if values.type == arrow else values.cast(arrow)
-
-
-def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    texts = [_json_of(chunk) for chunk in values.chunks]
-    return pa.chunked_array(texts, pa.large_string())
-
-
-def _json_of(values: pa.Array) -> pa.Array:
-    text = json_lines.as_json(values)
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, text.type))
 
 
 # What a column takes
@@ -232,11 +140,16 @@ def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR091
         return _from_text(target)
     if source.base == "numeric" and source.scale == 0 and target.base in _INTEGERS:
         return NO_CAST
-    if target.base not in _TAKERS.get(source.base, ()):
+    if target.base not in _takers(source.base):
         return _mismatch(source, target)
     if target.base == "money":
         return Cast(after="::numeric::money")
     return Cast(after=f"::{target.base}") if source.base == "json" else NO_CAST
+
+
+def _takers(base: str) -> frozenset[str]:
+    family = _FAMILIES.get(base)
+    return frozenset() if family is None else TAKERS[family].postgres
 
 
 def _from_text(target: Type) -> Cast:
@@ -248,7 +161,7 @@ def _array_cast(source: Type, target: Type) -> Cast | Mismatch:
     if not target.is_array:
         if target.base in {"json", "jsonb"}:
             return Cast(before=f"to_{target.base}(", after=")")
-        if target.base in {"vector", "halfvec"} and source.base in _TAKERS["int2"]:
+        if target.base in {"vector", "halfvec"} and source.base in TAKERS["integer"].postgres:
             return Cast(after=f"::{target.written}")
         return _mismatch(source, target)
     inner = cast_between(_element(source), _element(target))

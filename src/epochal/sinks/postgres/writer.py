@@ -1,72 +1,156 @@
-"""Prepares rows on an executor: rows in, binary COPY out, one transaction an attempt.
+"""Prepares rows on an executor: rows in, binary COPY out, one transaction per attempt.
 
 Staged: the rows go into a table of this attempt's own, logged, and the transaction commits: durable
-and in nobody's way. Prepared: they go into the table itself, or through a staging table that lives
-and dies in the same transaction where a column's type needs the server's own cast, and the
+and without locks that others wait for. Prepared: they go into the table itself, or through a
+staging table of the same transaction where a column's type needs the server's cast, and the
 transaction is left prepared under the handle's name.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
-from psycopg import sql
+import pyarrow.compute as pc
 
 from epochal.contract import Task
 from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.kit.sql.apply import Apply, Source
+from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.writing import BlockWriter
-from epochal.sinks.postgres import meta
+from epochal.kit.sql.writer import BlockWriter
 from epochal.sinks.postgres.catalog import from_json
-from epochal.sinks.postgres.checking import sent_fields
-from epochal.sinks.postgres.ledger import Ledger
-from epochal.sinks.postgres.plan import may_go_direct, plan
-from epochal.sinks.postgres.sending import ByBytes, ByColumns, Copied, Sending, to_staging
-from epochal.sinks.postgres.sorting import (
-    BAD_ENCODING,
-    TOO_MANY_PREPARED,
-    is_lock_wait,
-    is_of_server,
-    sorted_error,
-    sqlstate_of,
-)
-from epochal.sinks.postgres.sql import Apply, Source
-from epochal.sinks.postgres.tasks import Place, TaskConnection
-from epochal.sinks.postgres.types import arrow_of
-from epochal.terms import Fingerprint, Receipt
+from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Server, TaskConnection
+from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
+from epochal.sinks.postgres.dialect import DIALECT, staging_comment
+from epochal.sinks.postgres.errors import BAD_ENCODING, TOO_MANY_PREPARED
+from epochal.sinks.postgres.plan import may_go_direct, plan, sent_fields
+from epochal.sinks.postgres.types import Sent, arrow_of
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
 
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_SAVEPOINT = "epochal_block"
+_NUL = "holds the character NUL (\\u0000), which PostgreSQL can't store in text"
 
-_BEGIN = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """One field on its way into a column."""
+
+    field: str
+    column: str
+    sent: Sent
+    wanted: pa.DataType | None = None
+    """What the column reads, where numbers must be widened or narrowed."""
+
+    def values(self, block: pa.Table) -> pa.ChunkedArray:
+        values = block.column(self.field)
+        if self.sent.convert is not None:
+            values = self.sent.convert(values)
+        return values if self.wanted in {None, values.type} else values.cast(self.wanted)
+
+
+class Sending(Protocol):
+    """How blocks leave a task: as columns, which are encoded here, or as bytes of whole rows."""
+
+    def connect(self, server: Server, application: str) -> TaskConnection[Any]: ...
+
+    def send(self, connection: Any, schema: str, table: str, block: pa.Table) -> None:
+        """Copy one block; `pa.ArrowInvalid` where a value does not fit its column."""
+
+    def nuls(self, block: pa.Table) -> Iterator[tuple[str, int]]:
+        """Fields and rows of the block that hold the character NUL."""
+
+    def rows(self, block: pa.Table) -> list[dict[str, object]]:
+        """Rows of a block, for people."""
+
+
+class SendingColumns:
+    def __init__(self, copied: Sequence[Copied]) -> None:
+        self._copied = copied
+
+    connect = ArrowConnection
+
+    def send(self, connection: ArrowConnection, schema: str, table: str, block: pa.Table) -> None:
+        columns = {one.column: one.values(block) for one in self._copied}
+        connection.ingest(schema, table, pa.table(columns))
+
+    def nuls(self, block: pa.Table) -> Iterator[tuple[str, int]]:
+        for one in self._copied:
+            values = block.column(one.field)
+            if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+                found = pc.fill_null(pc.match_substring(values, "\0"), False)
+                for row in pc.indices_nonzero(found).to_pylist():
+                    yield one.field, int(row)
+
+    def rows(self, block: pa.Table) -> list[dict[str, object]]:
+        return list(block.select([one.field for one in self._copied]).to_pylist())
+
+
+class SendingBytes:
+    def __init__(self, copied: Sequence[Copied]) -> None:
+        self._copied = copied
+
+    connect = BytesConnection
+
+    def send(self, connection: BytesConnection, schema: str, table: str, block: pa.Table) -> None:
+        columns = ", ".join(DIALECT.quote(one.column) for one in self._copied)
+        connection.copy(
+            f"COPY {DIALECT.quote(schema, table)} ({columns}) FROM STDIN (FORMAT BINARY)",
+            map(_bytes_of, block.column(0).chunks),
+        )
+
+    def nuls(self, block: pa.Table) -> Iterator[tuple[str, int]]:
+        texts = [place for place, one in enumerate(self._copied) if one.sent.type.base == "text"]
+        for place, row in rows_with_nul(block.column(0).to_pylist(), texts):
+            yield self._copied[place].field, row
+
+    def rows(self, block: pa.Table) -> list[dict[str, object]]:
+        names = [one.field for one in self._copied]
+        bases = [one.sent.type.base for one in self._copied]
+        return [
+            dict(zip(names, read_row(row, bases), strict=True))
+            for row in block.column(0).to_pylist()
+        ]
+
+
+def _bytes_of(rows: pa.BinaryArray) -> memoryview:
+    """The values of the array, which are adjacent in its buffer."""
+    _, offsets, data = rows.buffers()
+    if data is None:
+        return memoryview(b"")
+    first, last = np.frombuffer(offsets, np.int32)[[rows.offset, rows.offset + len(rows)]]
+    return memoryview(data)[first:last]
 
 
 class PostgresWriter(BlockWriter[TaskConnection[Any]]):
-    """What both strategies share: the connection, and what is told of a bad row."""
+    """What both strategies share: the connection, and errors that name a row."""
 
     def __init__(self, sink: Postgres, task: Task) -> None:
-        super().__init__(sink, task)
+        super().__init__(sink, task, DIALECT)
         self._sink = sink
         self._sent = sent_fields(task.schema, sink)
 
-    # For each strategy to say
+    # Of each strategy
 
     @abstractmethod
     def _copied(self) -> list[Copied]:
         """What is sent, in order."""
 
     @abstractmethod
-    def _place(self) -> Place:
-        """Where the rows are copied into."""
+    def _sent_to(self) -> tuple[str, str]:
+        """The schema and table that rows are copied into."""
 
     @abstractmethod
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        """What goes before the rows, in their transaction."""
+        """The statements before the rows, in their transaction."""
 
     @abstractmethod
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
@@ -79,26 +163,83 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     def _close(self, connection: TaskConnection[Any]) -> None:
         connection.close()
 
+    def _in_staging(self) -> list[Copied]:
+        return [Copied(field=name, column=name, sent=one) for name, one in self._sent.items()]
+
+    @property
+    def _staging(self) -> tuple[str, str]:
+        return self._sink.meta_schema, staging_name(self._task.handle)
+
     # Sending
 
     @cached_property
     def _sending(self) -> Sending:
-        return (ByBytes if self._task.is_packed else ByColumns)(self._copied())
+        return (SendingBytes if self._task.is_packed else SendingColumns)(self._copied())
 
     def _send(self, block: pa.Table, first: int) -> None:
-        """Copy one block; its first row is row `first` of this task."""
         connection = self._get_ready()
+        if self._keeps_unfit:
+            self._send_fitting(connection, block, first)
+        elif not self._copy(connection, block):
+            raise self._with_nul(block, first)
 
-        def send() -> None:
-            self._sending.send(connection, self._place(), block)
+    def _copy(self, connection: TaskConnection[Any], block: pa.Table) -> bool:
+        """False where the block holds text that the server can't store: then nothing was copied."""
+
+        def copy() -> bool:
+            try:
+                self._sending.send(connection, *self._sent_to(), block)
+            except Exception as error:
+                if DIALECT.code_of(error) == BAD_ENCODING:
+                    return False
+                raise
+            return True
 
         try:
-            self._sorted("copy", send, block, first)
+            return bool(self._classified("copy", copy))
         except pa.ArrowInvalid as error:
             raise RowRejected(
                 f"{self._where()}: a value does not fit its column: {error}",
                 "cast it in the query, or widen the column",
             ) from None
+
+    def _with_nul(self, block: pa.Table, first: int) -> RowRejected:
+        """The error that names the first row with a NUL of each column."""
+        found: dict[str, int] = {}
+        for field, row in self._sending.nuls(block):
+            found.setdefault(field, first + row)
+        named = "; ".join(f'column "{field}", row {row}' for field, row in found.items())
+        return RowRejected(
+            f"{self._where()}: {named or 'a string'} {_NUL}",
+            "take it out in the query (translate(x, '\\u0000', '')), or store the value as binary",
+        )
+
+    def _send_fitting(self, connection: TaskConnection[Any], block: pa.Table, first: int) -> None:
+        """Copy a block without the rows that the server can't store, which are kept as text."""
+        self._run(connection, f"SAVEPOINT {_SAVEPOINT}")
+        if not self._copy(connection, block):
+            self._run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            reasons = {row: f'field "{name}" {_NUL}' for name, row in self._sending.nuls(block)}
+            fitting = block.take([row for row in range(len(block)) if row not in reasons])
+            if not reasons or (len(fitting) and not self._copy(connection, fitting)):
+                raise self._with_nul(block, first)
+            rows = self._sending.rows(block.take(list(reasons)))
+            numbers = {first + row: reason for row, reason in reasons.items()}
+            self._keep_unfit(connection, dict(zip(numbers, rows, strict=True)), numbers)
+        self._run(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+    def _insert_unfit(
+        self, connection: TaskConnection[Any], rows: Sequence[tuple[int, str, str]]
+    ) -> None:
+        names = ", ".join(map(DIALECT.quote, UNFIT))
+        values = [f"{DIALECT.literal(text)}, {DIALECT.literal(why)}" for _, text, why in rows]
+        into = DIALECT.quote(*self._staging)
+        connection.execute(f"INSERT INTO {into} ({names}) {DIALECT.values(values)}")
+
+    def _run(self, connection: TaskConnection[Any], statement: str) -> None:
+        self._classified("copy", lambda: connection.execute(statement))
+
+    # The connection
 
     def _get_ready(self) -> TaskConnection[Any]:
         """A connection with an open transaction; made with the first block."""
@@ -110,66 +251,54 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         if connection.is_reused and not self._answers(connection):
             connection.renew()
         if not connection.is_reused:
-            self._sorted("begin", lambda: connection.execute(_BEGIN))
-        self._sorted("begin", lambda: self._begin(connection))
+            self._classified("begin", lambda: connection.execute(_BEGIN))
+        self._classified("begin", lambda: self._begin(connection))
         return connection
 
     def _answers(self, connection: TaskConnection[Any]) -> bool:
-        """Whether a kept connection is still alive: its first statement tells."""
+        """Whether a kept connection is still alive: its first statement shows it."""
         try:
             connection.execute(_BEGIN)
-        except Exception:  # noqa: BLE001  whatever it says, another connection is opened
+        except Exception:  # noqa: BLE001  whatever the error is, another connection is opened
             return False
         return True
 
-    def _sorted(
-        self,
-        verb: str,
-        call: Callable[[], None],
-        block: pa.Table | None = None,
-        first: int = 0,
-        *,
-        is_commit: bool = False,
-    ) -> None:
+    def _classified(self, verb: str, call: Callable[[], Any], *, is_commit: bool = False) -> Any:
+        """ADBC's messages may quote the password."""
         try:
-            call()
-        except EpochalError:
-            raise
-        except Exception as error:
-            if not is_of_server(error):
-                raise
-            self._pressure.failed(is_lock_wait=is_lock_wait(error))
-            if sqlstate_of(error) == BAD_ENCODING and block is not None:
-                raise self._with_nul(block, first) from None
-            doing = f"{self._where()}: {verb}"
+            return super()._classified(verb, call, is_commit=is_commit)
+        except EpochalError as error:
             secret = self._sink.server.secret()
-            raise sorted_error(error, doing, is_commit=is_commit, secret=secret) from None
+            if secret and secret in error.message:
+                raise type(error)(error.message.replace(secret, "…"), error.hint) from None
+            raise
 
-    def _with_nul(self, block: pa.Table, first: int) -> RowRejected:
-        """PostgreSQL has no text with a NUL in it: which column and row is it?"""
-        found = [
-            f'column "{name}", row {first + place}' for name, place in self._sending.nuls(block)
-        ]
-        return RowRejected(
-            f"{self._where()}: {'; '.join(found) or 'a string'} holds the character NUL (\\u0000), "
-            "which PostgreSQL can't store in text",
-            "take it out in the query (translate(x, '\\u0000', '')), or store the value as binary",
+    def _create_staging(self) -> str:
+        """One statement: limits of this transaction, the table, and the time as its comment."""
+        columns = [f"{DIALECT.quote(name)} {one.ddl}" for name, one in self._sent.items()]
+        if self._keeps_unfit:
+            columns += [f"{DIALECT.quote(name)} text" for name in UNFIT]
+        table, comment = DIALECT.quote(*self._staging), staging_comment(self._task.handle)
+        body = (
+            f"BEGIN PERFORM 1 FROM ({self._sink.server.settings()}) q;"
+            f" CREATE TABLE {table} ({', '.join(columns)}) WITH (autovacuum_enabled = false);"
+            f" COMMENT ON TABLE {table} IS {DIALECT.literal(comment)}; END"
         )
+        return f"DO {DIALECT.literal(body)}"
 
 
 class StagedWriter(PostgresWriter):
     def _copied(self) -> list[Copied]:
-        return to_staging(self._sent)
+        return self._in_staging()
 
-    def _place(self) -> Place:
-        return self._sink.meta_schema, staging_name(self._task.handle)
+    def _sent_to(self) -> tuple[str, str]:
+        return self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
+        connection.execute(self._create_staging())
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
-        commit = sql.SQL("COMMIT")
-        self._sorted("commit staging", lambda: connection.execute(commit), is_commit=True)
+        self._classified("commit staging", lambda: connection.execute("COMMIT"), is_commit=True)
 
 
 class PreparedWriter(PostgresWriter):
@@ -182,7 +311,7 @@ class PreparedWriter(PostgresWriter):
 
     def _copied(self) -> list[Copied]:
         if not self._is_direct:
-            return to_staging(self._sent)
+            return self._in_staging()
         return [
             Copied(
                 field=one.field,
@@ -190,26 +319,23 @@ class PreparedWriter(PostgresWriter):
                 sent=self._sent[one.field],
                 wanted=arrow_of(one.column.type),
             )
-            for one in self._plan.mapped
+            for one in self._plan
         ]
 
-    def _place(self) -> Place:
-        if self._is_direct:
-            return self._table.schema, self._table.name
-        return self._sink.meta_schema, staging_name(self._task.handle)
+    def _sent_to(self) -> tuple[str, str]:
+        return (self._table.schema, self._table.name) if self._is_direct else self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        if self._is_direct:
-            connection.execute(self._sink.server.settings())
-        else:
-            connection.execute(_create_staging(self._sink, self._task, _ddl(self._sent)))
+        connection.execute(
+            self._sink.server.settings() if self._is_direct else self._create_staging()
+        )
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
-        self._sorted("apply", lambda: self._apply(connection))
-        gid = sql.Literal(str(self._task.handle))
-        statement = sql.SQL("PREPARE TRANSACTION {}").format(gid)
+        self._classified("apply", lambda: self._apply(connection))
+        gid = DIALECT.literal(DIALECT.transaction_name(self._task.handle))
+        prepare = f"PREPARE TRANSACTION {gid}"
         try:
-            self._sorted("prepare", lambda: connection.execute(statement), is_commit=True)
+            self._classified("prepare", lambda: connection.execute(prepare), is_commit=True)
         except EpochalError as error:
             if f"[{TOO_MANY_PREPARED}]" in error.message:
                 raise Misconfigured(
@@ -220,33 +346,16 @@ class PreparedWriter(PostgresWriter):
             raise
 
     def _apply(self, connection: TaskConnection[Any]) -> None:
-        rows = self._buffer.metrics.rows
         if not self._is_direct:
-            schema, table = self._sink.meta_schema, staging_name(self._task.handle)
-            source = Source(schema=schema, table=table, part=self._task.handle.partition)
+            schema, table = self._staging
             apply = Apply(
-                plan=self._plan, mode=self._sink.write_mode, table=self._table, sources=[source]
+                dialect=DIALECT,
+                mode=self._sink.write_mode,
+                target=self._table.quoted,
+                mapped=[one.mapped for one in self._plan],
+                sources=[Source(schema=schema, table=table, part=self._task.handle.partition)],
             )
-            for statement in apply.statements():
+            for statement in (*apply.statements(), f"DROP TABLE {DIALECT.quote(schema, table)}"):
                 connection.execute(statement)
-            connection.execute(meta.drop(schema, [table]))
-        ledger = Ledger(schema=self._sink.meta_schema, identity=self._writes_for())
-        receipt = Receipt(handle=self._task.handle, fingerprint=Fingerprint(rows))
-        connection.execute(ledger.record([receipt]))
-
-
-def _ddl(sent: Mapping[str, Any]) -> sql.Composed:
-    return sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(one.ddl))
-        for name, one in sent.items()
-    )
-
-
-def _create_staging(sink: Postgres, task: Task, columns: sql.Composed) -> sql.Composed:
-    """One statement: limits for this transaction, the table, and since when it is there."""
-    table = sql.Identifier(sink.meta_schema, staging_name(task.handle))
-    body = sql.SQL(
-        "BEGIN PERFORM 1 FROM ({}) q; CREATE TABLE {} ({}) WITH (autovacuum_enabled = false);"
-        " COMMENT ON TABLE {} IS {}; END"
-    ).format(sink.server.settings(), table, columns, table, sql.Literal(meta.comment(task.handle)))
-    return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
+        for statement in self._ledger_row():
+            connection.execute(statement)

@@ -1,0 +1,258 @@
+"""The checks before the first row, and what is created before the first epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kit.sql.apply import Mapped
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.columns import columns_of, steering_fields
+from epochal.kit.sql.dialect import UNFIT, Dialect
+from epochal.kit.sql.table_sink import TableSink
+from epochal.terms import Ability, Identity, Json
+
+S = TypeVar("S")
+
+
+def abilities(sink: TableSink) -> list[Ability]:
+    """What follows from the strategy, on every database."""
+    is_staged = sink.strategy == "staged"
+    return [
+        Ability(
+            name="whole epochs",
+            granted=is_staged,
+            because="one transaction makes an epoch visible"
+            if is_staged
+            else "each task's rows become visible by themselves, within milliseconds",
+        ),
+        Ability(
+            name="proof",
+            granted=True,
+            because=f"a ledger row in {sink.meta} is written with the rows",
+        ),
+    ]
+
+
+def handout(table: Json, identity: Identity) -> Json:
+    """What tasks need: the table's columns, and the names that they write under."""
+    return {"table": table, "pipeline": identity.pipeline, "run": identity.run}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedColumns(Generic[S]):
+    """The fields that will arrive, as known at the start, and the columns that take them."""
+
+    sent: Mapping[str, S]
+    """How each field travels."""
+    sink: TableSink
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        columns = self._created()
+        return tuple(columns.get(key, key) for key in self.sink.write_mode.keys)
+
+    def created(self) -> dict[str, S]:
+        """The columns of a table that we create, with the field of each."""
+        return {column: self.sent[field] for field, column in self._created().items()}
+
+    def missing(self, there: Collection[str]) -> dict[str, S]:
+        """The columns that the table lacks, with the field of each."""
+        wanted = columns_of(self.sent, there, self.sink.column_map, self.sink.write_mode)
+        return {column: self.sent[field] for field, column in wanted.items() if column not in there}
+
+    def written(self, there: Collection[str]) -> frozenset[str]:
+        """The columns of the table that rows fill."""
+        wanted = columns_of(self.sent, there, self.sink.column_map, self.sink.write_mode)
+        return frozenset(wanted.values())
+
+    def _created(self) -> dict[str, str]:
+        names, columns, mode = list(self.sent), self.sink.column_map, self.sink.write_mode
+        if columns is not None:
+            return {name: column for name, column in columns.items() if name in names}
+        only_steers = steering_fields(names, mode) if mode.delete_when else ()
+        return {name: name for name in names if name not in only_steers or name in mode.order_by}
+
+
+class KnownTable(Protocol):
+    """A table as the catalog of a database describes it: a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
+T = TypeVar("T", bound=KnownTable)
+
+
+class Checker(ABC, Generic[T, S]):
+    """
+    Asks a server what it can promise, and creates what is missing once the start is certain.
+
+    `check` runs at every start and changes nothing; it remembers which fields will arrive.
+    `make_ready` runs before the first epoch, and creates what they need.
+    """
+
+    is_ready: bool = False
+
+    def __init__(self, sink: TableSink, identity: Identity, dialect: Dialect) -> None:
+        self._declared = sink
+        self._identity = identity
+        self._dialect = dialect
+        self._expected: ExpectedColumns[S] | None = None
+
+    # Of each database
+
+    @abstractmethod
+    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]: ...
+
+    @abstractmethod
+    def sent_fields(self, schema: pa.Schema) -> dict[str, S]:
+        """How each field travels; `Misconfigured` where one can't."""
+
+    @abstractmethod
+    def read_table(self, session: Session) -> T | None: ...
+
+    @abstractmethod
+    def no_table(self, session: Session) -> Misconfigured:
+        """The error where the table does not exist."""
+
+    @abstractmethod
+    def new_table(self, expected: ExpectedColumns[S]) -> T:
+        """The table that `make_ready` will create."""
+
+    @abstractmethod
+    def new_column(self, name: str, sent: S, *, is_key: bool) -> Any:
+        """A column that `make_ready` will create."""
+
+    @abstractmethod
+    def new_ddl(self, sent: S, *, is_key: bool) -> str:
+        """The type of such a column."""
+
+    @abstractmethod
+    def make_meta(self, session: Session) -> None:
+        """Create our schema and ledger where they are missing."""
+
+    @abstractmethod
+    def handout(self, session: Session) -> Json:
+        """What `Committer.begin` gives to the tasks."""
+
+    def new_name(self) -> str:
+        """The quoted name of a table that is created."""
+        return self._dialect.quote(*self._declared.table_name.parts)
+
+    def require_may_create(self, session: Session) -> None:
+        """Raise `Misconfigured` where the user may not create the table, as far as can be asked."""
+
+    def require_may_add(self, session: Session, table: T, added: Collection[str]) -> None:
+        """The same for columns of an existing table."""
+
+    # Before the first row
+
+    def expect(self, schema: pa.Schema | None) -> ExpectedColumns[S] | None:
+        """Remember which fields will arrive; None where nobody knows yet."""
+        self._expected = (
+            None
+            if schema is None
+            else ExpectedColumns(sent=self.sent_fields(schema), sink=self._declared)
+        )
+        return self._expected
+
+    def table_to_be(self, session: Session, there: T | None) -> T | None:
+        """The table as it will be at the first epoch."""
+        sink, expected = self._declared, self._expected
+        if there is None:
+            if sink.create_table == "never":
+                raise self.no_table(session)
+            self.require_may_create(session)
+            return None if expected is None else self.new_table(expected)
+        if expected is None or sink.evolve == "never":
+            return there
+        added = expected.missing(there.columns)
+        if added:
+            self.require_may_add(session, there, added)
+        columns = {name: self.new_column(name, sent, is_key=False) for name, sent in added.items()}
+        return replace(there, columns={**there.columns, **columns})
+
+    def new_columns(self, expected: ExpectedColumns[S]) -> dict[str, Any]:
+        return {
+            name: self.new_column(name, sent, is_key=name in expected.keys)
+            for name, sent in expected.created().items()
+        }
+
+    # Before the first epoch
+
+    def make_ready(self, session: Session) -> None:
+        """
+        Create our schema and ledger, and the table or its columns where that was asked for.
+
+        Runs in a transaction where DDL can be part of one; else each statement commits by itself.
+        """
+        self.make_meta(session)
+        if self._expected is not None:
+            self._make_table(session, self._expected)
+
+    def _make_table(self, session: Session, expected: ExpectedColumns[S]) -> None:
+        sink, dialect, table = self._declared, self._dialect, self.read_table(session)
+        target = self.new_name()
+        if table is None and sink.create_table == "if_missing":
+            self._create(session, dialect.create_table(target, self._definitions(expected)))
+        elif table is not None and sink.evolve == "add_columns":
+            added = [
+                f"{dialect.quote(name)} {self.new_ddl(sent, is_key=False)}"
+                for name, sent in expected.missing(table.columns).items()
+            ]
+            if added:
+                session.execute(dialect.add_columns(target, added))
+
+    def _definitions(self, expected: ExpectedColumns[S]) -> list[str]:
+        quote, keys = self._dialect.quote, expected.keys
+        columns = [
+            f"{quote(name)} {self.new_ddl(sent, is_key=name in keys)}"
+            + (" NOT NULL" if name in keys else "")
+            for name, sent in expected.created().items()
+        ]
+        return [*columns, f"PRIMARY KEY ({', '.join(map(quote, keys))})"] if keys else columns
+
+    def _create(self, session: Session, statement: str) -> None:
+        """Another driver may have created it meanwhile."""
+        try:
+            session.execute(statement)
+        except self._dialect.errors as error:
+            if not self._dialect.is_one_of(error, self._dialect.exists):
+                raise
+
+    # What the apply and the tasks need
+
+    def must_read(self, session: Session) -> T:
+        table = self.read_table(session)
+        if table is None:
+            raise self.no_table(session)
+        return table
+
+    def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
+        """
+        How fields of a staging table are written, and whether it may hold rows as text (`UNFIT`).
+
+        Both by what the catalog contains now: the epoch may be older than this driver.
+        """
+        sink, dialect = self._declared, self._dialect
+        there = self.must_read(session).columns
+        staged = dialect.columns(session, sink.meta, staging)
+        wanted = columns_of(dialect.fields_of(staged), there, sink.column_map, sink.write_mode)
+        mapped = [
+            Mapped(
+                field=name,
+                column=column,
+                is_not_null=column in there and there[column].is_not_null,
+            )
+            for name, column in wanted.items()
+        ]
+        return mapped, UNFIT[0] in staged

@@ -1,0 +1,177 @@
+"""What committers of both strategies share: the pool, the ledger, the checks, and retries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from epochal.contract import Dropped, Limits, Operable, Recount
+from epochal.errors import TryAgain
+from epochal.kit.sql.check import Checker
+from epochal.kit.sql.client import Pool, Session
+from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.table_sink import TableSink
+from epochal.terms import Ability, EpochNumber, Identity, Json, Mark, Proof, Receipt, quantity
+
+T = TypeVar("T")
+HOLDER_WAIT_S = 2.0
+"""How long to wait for another driver's open transaction before its sessions are ended."""
+
+
+def retry_transient(attempt: Callable[[], T], limits: Limits) -> T:
+    """Repeat a whole transaction that failed with `TryAgain`: each begins anew."""
+    for wait_ms in limits.retry_backoff_ms:
+        try:
+            return attempt()
+        except TryAgain:
+            time.sleep(wait_ms / 1000)
+    return attempt()
+
+
+def has_rows(receipt: Receipt) -> bool:
+    """Whether its task left anything; a receipt made from the target's listing did."""
+    return bool(receipt.token.get("staged", True))
+
+
+def proven(receipt: Receipt, ledger: Proof) -> Proof:
+    """
+    What the ledger proves of a receipt of which the server lists nothing.
+
+    A task without rows left nothing to list: then an empty listing proves nothing.
+    """
+    return Proof.UNKNOWN if ledger is Proof.ABORTED and not has_rows(receipt) else ledger
+
+
+class SqlCommitter(Operable):
+    def __init__(
+        self,
+        *,
+        sink: TableSink,
+        identity: Identity,
+        limits: Limits,
+        dialect: Dialect,
+        pool: Pool,
+        checker: Checker[Any, Any],
+    ) -> None:
+        self.sink = sink
+        self.identity = identity
+        self.dialect = dialect
+        self.pool = pool
+        self._limits = limits
+        self._checker = checker
+        self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
+        self._handout: Json = None
+        pool.act_for([identity])
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
+        self._checker.is_ready = False
+        return self._ask("check", lambda session: self._checker.check(session, schema))
+
+    def newest(self) -> Sequence[Mark]:
+        return self._ask("read the ledger", self._ledger.newest, missing=[])
+
+    def prune(self, below: EpochNumber) -> None:
+        self._in_transaction(
+            "prune the ledger",
+            lambda session: self._ledger.prune(session, below),
+            missing=0,
+        )
+
+    def close(self) -> None:
+        self.pool.close()
+
+    # For operators
+
+    def recount(self) -> Recount:
+        """Count all rows of the table: it does not record who wrote them."""
+        sink = self.sink
+        if sink.write_mode.is_keyed:
+            return Recount(
+                rows=None,
+                because=f"mode={sink.mode!r} changes rows in place: their number shows nothing",
+            )
+
+        def count(session: Session) -> Recount:
+            ((rows,),) = session.query(
+                f"SELECT COUNT(*) FROM {self.dialect.quote(*sink.table_name.parts)}"
+            )
+            because = f"all rows of {sink.table}, whoever wrote them"
+            return Recount(rows=int(rows), because=because, is_alone=False)
+
+        absent = Recount(rows=None, because=f"there is no table {sink.table}")
+        return self._ask("count rows", count, missing=absent)
+
+    def drop(self, *, is_dry_run: bool) -> Dropped:
+        """Delete the ledger rows of this sink of this uid. Its staging tables are in doubt."""
+        ledger = self._ledger
+
+        def forget(session: Session) -> Dropped:
+            count = ledger.count(session) if is_dry_run else ledger.forget(session)
+            removed = f"{quantity(count, 'row')} of {ledger.schema}.{self.dialect.ledger}"
+            return Dropped(removed=[removed] if count else [])
+
+        return self._in_transaction("forget", forget, missing=Dropped())
+
+    def server_time(self) -> float:
+        def read(session: Session) -> float:
+            ((seconds,),) = session.query(self.dialect.clock)
+            return float(seconds)
+
+        return self._ask("read the clock", read)
+
+    # Sessions
+
+    def doing(self, verb: str) -> str:
+        return f"sink {self.identity.sink!r} on {self.sink.place}: {verb}"
+
+    def make_ready(self) -> Json:
+        """Create what is missing, once per start; what tasks need to know of the table."""
+        if not self._checker.is_ready:
+            run = self._ask if self.dialect.ddl_commits else self._in_transaction
+            run("create what is missing", self._checker.make_ready)
+            self._handout = self._ask("read the table", self._checker.handout)
+            self._checker.is_ready = True
+        return self._handout
+
+    def _read_again(self) -> None:
+        """After an epoch that failed the table is read again: it may have been altered."""
+        self._checker.is_ready = False
+
+    def _ask(self, verb: str, ask: Callable[[Session], T], *, missing: T | None = None) -> T:
+        """Ask on the primary; a schema that does not exist yet holds nothing."""
+        session = self.pool.take()
+        try:
+            return ask(session)
+        except self.dialect.errors as error:
+            if missing is not None and self.dialect.is_missing(error):
+                return missing
+            raise self.dialect.classify(error, self.doing(verb)) from error
+        finally:
+            self.pool.give_back(session)
+
+    def _in_transaction(
+        self,
+        verb: str,
+        work: Callable[[Session], T],
+        *,
+        missing: T | None = None,
+        lock_wait_s: float | None = None,
+    ) -> T:
+        """A short transaction, committed at its end."""
+
+        def whole(session: Session) -> T:
+            session.begin(lock_wait_s=lock_wait_s)
+            try:
+                done = work(session)
+            except BaseException:
+                session.roll_back()
+                raise
+            with self.dialect.classified(self.doing(verb), is_commit=True):
+                session.commit()
+            return done
+
+        return self._ask(verb, whole, missing=missing)

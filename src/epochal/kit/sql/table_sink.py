@@ -1,0 +1,169 @@
+"""The base of sinks into a table of a database: the options that all of them have."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from epochal.contract import Committer, Limits, Sink
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sink_base import SinkBase
+from epochal.kit.sql.backpressure import DEFAULT_PRESSURE, PressureLimits
+from epochal.kit.sql.client import DatabaseServer, Pool
+from epochal.kit.sql.columns import column_map, require_choice
+from epochal.kit.sql.modes import Mode, Strategy, WriteMode, require_reject, write_mode
+from epochal.kit.sql.names import NameRule, TableName
+from epochal.terms import Identity, Json
+
+if TYPE_CHECKING:
+    from epochal.kit.sql.check import Checker
+    from epochal.kit.sql.dialect import Dialect
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSink(SinkBase):
+    """A table of a database."""
+
+    called: ClassVar[str]
+    """How messages name the sink."""
+    names: ClassVar[NameRule]
+    folds_case: ClassVar[bool] = True
+    """Whether the database finds a column by its name in any case."""
+
+    url: str = field(kw_only=False)
+    table: str
+    mode: Mode = "append"
+    keys: Sequence[str] | str = ()
+    """Fields that identify a row, for upsert and replace."""
+    order_by: Sequence[str] | str = ()
+    """Of several rows of one key in one epoch the highest by these fields wins."""
+    delete_when: str | None = None
+    """A condition in the database's own SQL over the fields: rows that delete their key."""
+    columns: Mapping[str, str] | Sequence[str] | None = None
+    """Which field goes into which column, and only these; if not given, each by its own name."""
+    strategy: Strategy = "staged"
+    create_table: Literal["never", "if_missing"] = "never"
+    evolve: Literal["never", "add_columns"] = "never"
+    on_reject: Literal["fail"] | Sink = "fail"
+    """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
+    rejects_max: int = 1000
+    """Rejected rows of one epoch beyond which it fails all the same."""
+    password: Secret | str | None = None
+    """`env("NAME")` or `file(path)`."""
+    pool_min: int = 2
+    pool_max: int = 10
+    connect_timeout_s: float = 30.0
+    idle_max_s: float = 600.0
+    lifetime_max_s: float = 1800.0
+    statement_timeout_s: float = 600.0
+    lock_timeout_s: float = 30.0
+    buffer_bytes: int = 8 * 1024 * 1024
+    flush_interval_s: float = 5.0
+    pressure: PressureLimits = DEFAULT_PRESSURE
+
+    table_name: TableName = field(init=False, repr=False)
+    write_mode: WriteMode = field(init=False, repr=False)
+    column_map: Mapping[str, str] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set("table_name", self.names.parse_table(self.table))
+        self._set("write_mode", self._write_mode())
+        self._set("column_map", column_map(self.called, self.columns, self.names.require))
+        require_choice(self.called, "create_table", self.create_table, ("never", "if_missing"))
+        require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
+        require_reject(self.called, self.on_reject, self.strategy)
+        self._read_url()
+        super().__post_init__()
+
+    @abstractmethod
+    def _read_url(self) -> None:
+        """Set `server`, and `url` without its password."""
+
+    @property
+    def held_password(self) -> Secret | None:
+        return HeldSecret(self.password) if isinstance(self.password, str) else self.password
+
+    def _server_options(self) -> dict[str, Any]:
+        """The declared limits of connections, once `password` is out of the url."""
+        return {option.name: getattr(self, option.name) for option in fields(DatabaseServer)}
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _write_mode(self) -> WriteMode:
+        return write_mode(
+            self.called,
+            mode=self.mode,
+            strategy=self.strategy,
+            keys=self.keys,
+            order_by=self.order_by,
+            delete_when=self.delete_when,
+            folds_case=self.folds_case,
+        )
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The server and database, for people."""
+
+    @property
+    @abstractmethod
+    def meta(self) -> str:
+        """The schema that holds staging tables and the ledger."""
+
+    @property
+    def rejects_to(self) -> Sink | None:
+        return None if isinstance(self.on_reject, str) else self.on_reject
+
+    @property
+    @abstractmethod
+    def server_key(self) -> str:
+        """The server, database and user that this sink connects to; no secret."""
+
+    @property
+    def transaction_key(self) -> str | None:
+        """One user on one database; prepared transactions are each task's own."""
+        return f"{self.kind} {self.server_key}" if self.strategy == "staged" else None
+
+    def _committer(
+        self,
+        identity: Identity,
+        limits: Limits,
+        *,
+        dialect: Dialect,
+        pool: Pool,
+        checker: Checker[Any, Any],
+    ) -> Committer:
+        """The strategy's committer; imported here, as tasks don't need it."""
+        from epochal.kit.sql.prepared import PreparedSqlCommitter  # noqa: PLC0415
+        from epochal.kit.sql.staged import StagedSqlCommitter  # noqa: PLC0415
+
+        kind = StagedSqlCommitter if self.strategy == "staged" else PreparedSqlCommitter
+        return kind(
+            sink=self,
+            identity=identity,
+            limits=limits,
+            dialect=dialect,
+            pool=pool,
+            checker=checker,
+        )
+
+    @property
+    def target(self) -> str:
+        return f"{self.place} {self.table_name}"
+
+    @property
+    def output_modes(self) -> frozenset[str]:
+        return self.write_mode.output_modes
+
+    def describe(self) -> Mapping[str, Json]:
+        return {
+            "kind": self.kind,
+            "target": self.target,
+            "mode": self.mode,
+            "strategy": self.strategy,
+            "meta_schema": self.meta,
+            "rejects_to": None if self.rejects_to is None else self.rejects_to.name,
+        }

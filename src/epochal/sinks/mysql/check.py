@@ -1,0 +1,235 @@
+"""The checks before the first row, and what is created before the first epoch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.types import Sent
+from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
+from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
+from epochal.sinks.mysql.plan import plan, sent_fields
+from epochal.terms import Ability, Identity, Json
+
+if TYPE_CHECKING:
+    from epochal.sinks.mysql.sink import MySQL
+
+_DENIED = frozenset({1044, 1142, 1143, 1227})
+_KEY_CHARS = 255
+
+
+class MySQLChecker(Checker[Table, Sent]):
+    def __init__(self, sink: MySQL, identity: Identity) -> None:
+        super().__init__(sink, identity, DIALECT)
+        self._sink = sink
+
+    # Asking
+
+    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
+        sink = self._sink
+        about = _About(session)
+        about.require_loading(sink)
+        expected = self.expect(schema)
+        there = self.read_table(session)
+        table = self.table_to_be(session, there)
+        if there is not None:
+            _require_transactional(there)
+        if table is not None and expected is not None:
+            plan(expected.sent, table, sink)
+            if there is not None:
+                self._require_rights(session, there, expected)
+        if sink.strategy == "prepared":
+            about.require_detachable(sink)
+            if about.is_mariadb:
+                self._require_detaching(session)
+            if there is not None:
+                self._require_no_unique(there)
+        return self._abilities(about)
+
+    def _abilities(self, about: _About) -> list[Ability]:
+        return [
+            *abilities(self._sink),
+            Ability(
+                name="durable commits",
+                granted=about.flushes == 1,
+                because=f"innodb_flush_log_at_trx_commit is {about.flushes}"
+                + ("" if about.flushes == 1 else ": a crash may forget what was reported as done"),
+            ),
+        ]
+
+    def _require_rights(
+        self, session: Session, table: Table, expected: ExpectedColumns[Sent]
+    ) -> None:
+        """EXPLAIN needs the rights of what it explains, and does nothing."""
+        mode, target = self._sink.write_mode, DIALECT.quote(table.schema, table.name)
+        written, keys = expected.written(table.columns), expected.keys
+        columns = [column for column in table.columns if column in written]
+        listed = ", ".join(map(DIALECT.quote, columns))
+        nothing = ", ".join(["NULL"] * len(columns))
+        insert = f"INSERT INTO {target} ({listed}) SELECT {nothing} FROM DUAL WHERE 1 = 0"
+        changed = [column for column in columns if column not in keys] or columns
+        asked = [insert]
+        if mode.mode == "upsert":
+            sets = ", ".join(
+                f"{DIALECT.quote(one)} = VALUES({DIALECT.quote(one)})" for one in changed
+            )
+            asked = [f"{insert} ON DUPLICATE KEY UPDATE {sets}"]
+        if mode.mode == "replace" or mode.delete_when is not None:
+            asked.append(f"DELETE FROM {target} WHERE {DIALECT.quote(keys[0])} IS NULL")
+        for statement in asked:
+            try:
+                session.query(f"EXPLAIN {statement}")
+            except DIALECT.errors as error:
+                if DIALECT.code_of(error) not in _DENIED:
+                    raise
+                raise Misconfigured(
+                    DIALECT.text_of(error), "; ".join(self._sink.grants())
+                ) from error
+
+    def _require_detaching(self, session: Session) -> None:
+        try:
+            session.execute(DETACH_AT_PREPARE)
+            session.execute("SET SESSION pseudo_slave_mode = 0")
+        except DIALECT.errors as error:
+            if DIALECT.code_of(error) not in _DENIED:
+                raise
+            raise Misconfigured(
+                f"strategy='prepared' needs {DETACH_AT_PREPARE}: {DIALECT.text_of(error)}",
+                "GRANT BINLOG REPLAY ON *.*; strategy='staged' (the default) needs none of this",
+            ) from error
+
+    def _require_no_unique(self, table: Table) -> None:
+        expected, there = self._expected, table.columns
+        written = frozenset(there) if expected is None else expected.written(there)
+        hit = table.unique_hit_by(written)
+        if hit:
+            raise Misconfigured(
+                f"strategy='prepared' on {table}, which has the unique index {next(iter(hit))}: a "
+                "task that is tried again would wait for its own first attempt",
+                "strategy='staged' (the default) needs none of this; or drop the index",
+            )
+
+    # What rows need
+
+    def sent_fields(self, schema: pa.Schema) -> dict[str, Sent]:
+        return sent_fields(schema, self._sink)
+
+    def read_table(self, session: Session) -> Table | None:
+        return read_table(session, self._sink.table_name)
+
+    def new_table(self, expected: ExpectedColumns[Sent]) -> Table:
+        sink = self._sink
+        return Table(
+            schema=sink.table_name.schema or sink.server.database,
+            name=sink.table_name.table,
+            kind="new table",
+            is_transactional=True,
+            engine="InnoDB",
+            columns=self.new_columns(expected),
+            unique={"PRIMARY": expected.keys} if expected.keys else {},
+        )
+
+    def new_ddl(self, sent: Sent, *, is_key: bool) -> str:
+        """A key needs a length."""
+        if is_key and sent.ddl in {"longtext", "longblob"}:
+            return f"{'varchar' if sent.ddl == 'longtext' else 'varbinary'}({_KEY_CHARS})"
+        return sent.ddl
+
+    def new_column(self, name: str, sent: Sent, *, is_key: bool) -> Column:
+        ddl = self.new_ddl(sent, is_key=is_key)
+        return Column(
+            name=name,
+            data_type=re.split(r"[( ]", ddl, maxsplit=1)[0],
+            ddl=ddl,
+            scale=6 if ddl.endswith("(6)") else sent.scale,
+            is_not_null=is_key,
+        )
+
+    def no_table(self, session: Session) -> Misconfigured:
+        sink = self._sink
+        rows = session.query(
+            "SELECT table_schema, table_name FROM information_schema.tables"
+            f" WHERE LOWER(table_name) = {DIALECT.literal(sink.table_name.table.lower())}"
+            " ORDER BY 1, 2 LIMIT 3"
+        )
+        alike = ", ".join(f"{schema}.{name}" for schema, name in rows)
+        return Misconfigured(
+            f"there is no table {sink.table} on {sink.place}",
+            f"names are taken exactly as they are written; there is {alike}"
+            if alike
+            else "create it, or create_table='if_missing'",
+        )
+
+    def make_meta(self, session: Session) -> None:
+        """Only where it is missing: an account without the right to make it may still use it."""
+        meta = self._sink.meta
+        try:
+            if DIALECT.present(session, meta, [DIALECT.ledger]):
+                return
+            made = session.query(
+                "SELECT 1 FROM information_schema.schemata"
+                f" WHERE schema_name = {DIALECT.literal(meta)}"
+            )
+            if not made:
+                session.execute(f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(meta)}")
+            for statement in DIALECT.create_ledger(meta):
+                session.execute(statement)
+        except DIALECT.errors as error:
+            if DIALECT.code_of(error) not in _DENIED:
+                raise
+            raise Misconfigured(DIALECT.text_of(error), "; ".join(self._sink.grants())) from error
+
+    def handout(self, session: Session) -> Json:
+        return handout(to_json(self.must_read(session)), self._identity)
+
+
+class _About:
+    """The settings of the server."""
+
+    def __init__(self, session: Session) -> None:
+        ((version, self._loads, self.flushes, log, form),) = session.query(
+            "SELECT VERSION(), @@global.local_infile, @@global.innodb_flush_log_at_trx_commit,"
+            " @@global.log_bin, @@global.binlog_format"
+        )
+        self._version = str(version)
+        self.is_mariadb = "mariadb" in self._version.lower()
+        self._by_statement = bool(log) and form == "STATEMENT"
+
+    def require_loading(self, sink: MySQL) -> None:
+        if not self._loads:
+            raise Misconfigured(
+                f"{sink.place} takes no LOAD DATA LOCAL: local_infile is off",
+                "SET GLOBAL local_infile = 1, and local_infile=1 in the server's configuration",
+            )
+        if self._by_statement:
+            raise Misconfigured(
+                f"{sink.place} writes its binary log by statements, which READ COMMITTED forbids",
+                "binlog_format=ROW or MIXED",
+            )
+
+    def require_detachable(self, sink: MySQL) -> None:
+        """Whether a prepared XA transaction outlives its connection."""
+        needed = (10, 5, 2) if self.is_mariadb else (8, 0, 29)
+        # Some MariaDB servers report 5.5.5 first, for clients that know no number above 5.
+        numbers = re.findall(r"(\d+)\.(\d+)\.(\d+)", self._version.removeprefix("5.5.5-"))
+        found = tuple(int(number) for number in numbers[0]) if numbers else ()
+        if found < needed:
+            raise Misconfigured(
+                f"strategy='prepared' on {sink.place}, version {self._version}: there a prepared "
+                "XA transaction ends with its connection",
+                f"version {'.'.join(map(str, needed))} or newer; strategy='staged' (the default) "
+                "needs none of this",
+            )
+
+
+def _require_transactional(table: Table) -> None:
+    if table.kind == "table" and not table.is_transactional:
+        raise Misconfigured(
+            f"{table} is a table of the engine {table.engine}, which knows no transactions",
+            f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
+        )

@@ -1,0 +1,71 @@
+"""MySQL's and MariaDB's errors, by number. The client's own (0, 2xxx) mean the network."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+import pymysql
+
+from epochal.kit.sql.errors import Code, ErrorTable
+
+_CONNECTION_GONE = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031})
+"""The server ended the session, or is about to end itself."""
+_TRANSIENT = frozenset(
+    {
+        *(1021, 1030, 1037, 1038, 1040, 1041, 1114, 1180, 1203, 1205, 1213, 1226),
+        *(1317, 1412, 1613, 1614, 1615, 1969, 3024, 3572),
+    }
+)
+_DATA = frozenset(
+    {
+        *(1048, 1062, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1300, 1364, 1365, 1366, 1367),
+        *(1406, 1411, 1416, 1451, 1452, 1525, 1526, 1557, 1586, 1591, 1644, 1690, 1748),
+        *(1859, 3140, 3155, 3156, 3819, 3903, 4025, 4078),
+    }
+)
+_HINTS: Mapping[Code, str] = {
+    1044: "the least that this sink needs is printed by its grants()",
+    1045: "check user and password: password=env(…) or file(…)",
+    1049: "create the database, or name another one in the url",
+    1114: "the server has no room left",
+    1142: "the least that this sink needs is printed by its grants()",
+    1143: "the least that this sink needs is printed by its grants()",
+    1146: "create the table, or create_table='if_missing'",
+    1054: "the table was altered, or delete_when= names a field that does not arrive",
+    1205: "somebody else holds a lock for longer than lock_timeout_s: SHOW ENGINE INNODB STATUS "
+    "and information_schema.INNODB_TRX show who",
+    1227: "the least that this sink needs is printed by its grants()",
+    1290: "a replica, or a server that is read-only: the url must reach the primary",
+    1665: "the server writes its binary log by statements: binlog_format=ROW or MIXED",
+    1836: "a replica, or a server that is read-only: the url must reach the primary",
+    1969: "the statement took longer than statement_timeout_s",
+    3024: "the statement took longer than statement_timeout_s",
+    3948: "SET GLOBAL local_infile = 1 on the server",
+}
+
+
+class MySQLErrors(ErrorTable):
+    errors: ClassVar[tuple[type[Exception], ...]] = (pymysql.MySQLError, OSError)
+    duplicate: ClassVar[Collection[Code]] = frozenset({1062})
+    missing: ClassVar[Collection[Code]] = frozenset({1049, 1051, 1146})
+    lock_waits: ClassVar[Collection[Code]] = frozenset({1205})
+    not_prepared: ClassVar[Collection[Code]] = frozenset({1397})
+    transient: ClassVar[Collection[Code]] = _TRANSIENT
+    data: ClassVar[Collection[Code]] = _DATA
+    hints: ClassVar[Mapping[Code, str]] = _HINTS
+
+    def code_of(self, error: BaseException) -> int:
+        number = error.args[0] if error.args else 0
+        return number if isinstance(number, int) else 0
+
+    def is_network(self, error: BaseException) -> bool:
+        number = self.code_of(error)
+        return number == 0 or 2000 <= number < 3000 or number in _CONNECTION_GONE
+
+    def text_of(self, error: BaseException) -> str:
+        text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
+        return f"{' '.join(text.split())} [{self.code_of(error)}]"
+
+
+ERRORS = MySQLErrors()

@@ -1,0 +1,169 @@
+"""The checks before the first row, and what is created before the first epoch."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from random import getrandbits
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.names import staging_name
+from epochal.sinks.oracle import client
+from epochal.sinks.oracle.catalog import Column, Table, read_table, to_json
+from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
+from epochal.sinks.oracle.plan import Arriving, plan, sent_fields
+from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
+
+if TYPE_CHECKING:
+    from epochal.sinks.oracle.sink import Oracle
+
+_KEY_CHARS = 255
+_TRIED = 9_999_999
+"""The partition of the attempt that tries two-phase commit out: no task has it."""
+
+
+class OracleChecker(Checker[Table, Arriving]):
+    def __init__(self, sink: Oracle, identity: Identity) -> None:
+        super().__init__(sink, identity, DIALECT)
+        self._sink = sink
+
+    # Asking
+
+    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
+        sink = self._sink
+        expected = self.expect(schema)
+        there = self.read_table(session)
+        table = self.table_to_be(session, there)
+        if table is not None and expected is not None:
+            plan(expected.sent, table, sink)
+        if there is not None and sink.strategy == "prepared":
+            self._require_no_unique(self._unique(session))
+        if there is not None and sink.mode == "upsert":
+            self._require_key(self._unique(session))
+        return abilities(sink)
+
+    def _require_no_unique(self, unique: dict[str, set[str]]) -> None:
+        for index in unique:
+            raise Misconfigured(
+                f"strategy='prepared' on {self._sink.table}, which has the unique index {index}: a "
+                "task that is tried again would wait for its own first attempt",
+                "strategy='staged' (the default) needs none of this; or drop the index",
+            )
+
+    def _require_key(self, unique: dict[str, set[str]]) -> None:
+        sink = self._sink
+        keys = [(sink.column_map or {}).get(key, key) for key in sink.write_mode.keys]
+        if set(keys) not in unique.values():
+            written = ", ".join(map(DIALECT.quote, keys))
+            raise Misconfigured(
+                f"table {sink.table}: an upsert by {written} can't tell which row is meant: there "
+                "is no primary key or unique index on exactly these columns",
+                f"ALTER TABLE {DIALECT.quote(sink.table_schema, sink.table_name.table)} ADD "
+                f"PRIMARY KEY ({written}), or mode='replace'",
+            )
+
+    def _unique(self, session: Session) -> dict[str, set[str]]:
+        """The columns of each unique index of the table."""
+        sink = self._sink
+        rows = session.query(
+            "SELECT i.index_name, c.column_name FROM all_indexes i JOIN all_ind_columns c"
+            " ON c.index_owner = i.owner AND c.index_name = i.index_name"
+            " WHERE i.uniqueness = 'UNIQUE'"
+            f" AND i.table_owner = {DIALECT.literal(sink.table_schema)}"
+            f" AND i.table_name = {DIALECT.literal(sink.table_name.table)} ORDER BY i.index_name"
+        )
+        indexes: dict[str, set[str]] = {}
+        for index, column in rows:
+            indexes.setdefault(index, set()).add(column)
+        return indexes
+
+    # What rows need
+
+    def sent_fields(self, schema: pa.Schema) -> dict[str, Arriving]:
+        return sent_fields(schema, self._sink)
+
+    def read_table(self, session: Session) -> Table | None:
+        return read_table(session, self._sink.table_schema, self._sink.table_name.table)
+
+    def no_table(self, session: Session) -> Misconfigured:  # noqa: ARG002
+        return Misconfigured(
+            f"there is no table {self._sink.table} on {self._sink.place}, or it may not be seen",
+            "create it, or create_table='if_missing'; names without quotes are in capitals",
+        )
+
+    def new_name(self) -> str:
+        return DIALECT.quote(self._sink.table_schema, self._sink.table_name.table)
+
+    def new_table(self, expected: ExpectedColumns[Arriving]) -> Table:
+        sink = self._sink
+        columns = self.new_columns(expected)
+        return Table(schema=sink.table_schema, name=sink.table_name.table, columns=columns)
+
+    def new_ddl(self, sent: Arriving, *, is_key: bool) -> str:
+        """A key needs a length."""
+        ddl = sent.sent.ddl
+        if is_key and ddl in {"CLOB", "BLOB"}:
+            return f"VARCHAR2({_KEY_CHARS} CHAR)" if ddl == "CLOB" else f"RAW({_KEY_CHARS})"
+        return ddl
+
+    def new_column(self, name: str, sent: Arriving, *, is_key: bool) -> Column:
+        ddl = self.new_ddl(sent, is_key=is_key)
+        scale = 6 if ddl == "TIMESTAMP(6)" else sent.sent.scale
+        data_type = ddl.partition("(")[0]
+        return Column(name=name, data_type=data_type, ddl=ddl, scale=scale, is_not_null=is_key)
+
+    def handout(self, session: Session) -> Json:
+        return handout(to_json(self.must_read(session)), self._identity)
+
+    def make_meta(self, session: Session) -> None:
+        if not DIALECT.present(session, self._sink.meta, [DIALECT.ledger]):
+            for statement in DIALECT.create_ledger(self._sink.meta):
+                self._create(session, statement)
+
+    # Two-phase commit
+
+    def make_ready(self, session: Session) -> None:
+        super().make_ready(session)
+        if self._sink.strategy == "prepared":
+            self._try_two_phases(session)
+
+    def _try_two_phases(self, session: Session) -> None:
+        """Prepare something, close the connection, and roll it back from another one."""
+        handle = self._identity.handle(EpochNumber(0), partition=_TRIED, attempt=getrandbits(40))
+        name = staging_name(handle)
+        try:
+            self._prepare_nothing(handle)
+            try:
+                is_listed = DIALECT.is_prepared(session, name)
+            finally:
+                DIALECT.end_prepared(session, name, is_commit=False)
+        except DIALECT.errors as error:
+            if DIALECT.is_network(error):
+                raise
+            raise _no_two_phases(DIALECT.text_of(error), self._sink) from error
+        if not is_listed:
+            raise _no_two_phases("DBA_PENDING_TRANSACTIONS does not list it", self._sink)
+
+    def _prepare_nothing(self, handle: Handle) -> None:
+        """As a task does, but for its rows."""
+        ledger = Ledger(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
+        with closing(client.connect(self._sink.server)) as other:
+            other.tpc_begin(other.xid(XID_FORMAT, staging_name(handle), ""))
+            with other.cursor() as cursor:
+                for statement in ledger.record([Receipt(handle=handle, fingerprint=NO_ROWS)]):
+                    cursor.execute(statement)
+            other.tpc_end()
+            other.tpc_prepare()
+
+
+def _no_two_phases(why: str, sink: Oracle) -> Misconfigured:
+    return Misconfigured(
+        f"strategy='prepared' on {sink.place}: a prepared transaction could not be ended from "
+        f"another connection: {why}",
+        "; ".join(sink.grants()) + "; strategy='staged' (the default) needs none of this",
+    )

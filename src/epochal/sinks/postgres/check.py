@@ -1,0 +1,282 @@
+"""The checks before the first row, and what is created before the first epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from epochal.errors import Misconfigured
+from epochal.kit.sql.apply import Mapped
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import UNFIT
+from epochal.sinks.postgres.catalog import (
+    Column,
+    Table,
+    UniqueIndex,
+    read_columns,
+    read_table,
+    to_json,
+)
+from epochal.sinks.postgres.client import PostgresSession
+from epochal.sinks.postgres.dialect import DIALECT
+from epochal.sinks.postgres.grants import needs
+from epochal.sinks.postgres.plan import plan, sent_fields
+from epochal.sinks.postgres.types import Sent, create_as
+from epochal.terms import Ability, Identity, Json
+
+if TYPE_CHECKING:
+    from epochal.sinks.postgres.sink import Postgres
+
+_VERSION_MIN = 120000
+
+
+_CREATING = 0x65706F63
+"""The advisory lock under which our schema is created: one driver at a time."""
+
+
+class PostgresChecker(Checker[Table, Sent]):
+    def __init__(self, sink: Postgres, identity: Identity) -> None:
+        super().__init__(sink, identity, DIALECT)
+        self._sink = sink
+
+    # Asking
+
+    def check(self, session: Session, schema: pa.Schema | None) -> list[Ability]:
+        sink = self._sink
+        version = cast("PostgresSession", session).connection.info.server_version
+        if version < _VERSION_MIN:
+            raise Misconfigured(
+                f"{sink.server.place} is PostgreSQL {version // 10000}", "12 or newer is needed"
+            )
+        _require_meta_rights(session, sink.meta_schema)
+        expected = self.expect(schema)
+        there = self.read_table(session)
+        table = self.table_to_be(session, there)
+        if there is not None:
+            self._require_rights(session, there)
+        if table is not None and expected is not None:
+            fields = {name: one.type for name, one in expected.sent.items()}
+            plan(fields, table, sink.column_map, sink.write_mode)
+        pooler = _pooler(session)
+        if sink.strategy == "prepared":
+            _require_preparable(session, sink, table, pooler)
+        return self._abilities(pooler)
+
+    def _abilities(self, pooler: str) -> list[Ability]:
+        return [
+            *abilities(self._sink),
+            Ability(
+                name="direct connection",
+                granted=not pooler,
+                because=pooler or "the session is the server's own",
+            ),
+        ]
+
+    def _require_rights(self, session: Session, table: Table) -> None:
+        expected = self._expected or ExpectedColumns(sent={}, sink=self._sink)
+        columns = [name for name in expected.created() if name in table.columns]
+        lacking = [
+            f"{right} on {column}" if column else right
+            for right, column in needs(self._sink.write_mode, columns, expected.keys)
+            if (not column or column in table.columns)
+            and not _may(session, table.oid, right, column)
+        ]
+        if lacking:
+            ((role,),) = session.query("SELECT current_user")
+            raise Misconfigured(
+                f'role "{role}" lacks {", ".join(lacking)} for {table}',
+                "; ".join(self._sink.grants(role)),
+            )
+
+    # What rows need
+
+    def sent_fields(self, schema: pa.Schema) -> dict[str, Sent]:
+        return sent_fields(schema, self._sink)
+
+    def read_table(self, session: Session) -> Table | None:
+        return read_table(session, self._sink.table_name)
+
+    def no_table(self, session: Session) -> Misconfigured:
+        return _no_table(session, self._sink)
+
+    def require_may_create(self, session: Session) -> None:
+        _require_may_create(session, self._sink)
+
+    def require_may_add(self, session: Session, table: Table, added: Collection[str]) -> None:
+        _require_owner(session, table, added)
+
+    def new_table(self, expected: ExpectedColumns[Sent]) -> Table:
+        key = UniqueIndex(
+            name="the primary key",
+            columns=expected.keys,
+            is_exclusion=False,
+            is_immediate=True,
+            is_plain=True,
+        )
+        return Table(
+            oid=0,
+            schema=self._sink.table_name.schema or "",
+            name=self._sink.table_name.table,
+            kind="new table",
+            has_row_security=False,
+            columns=self.new_columns(expected),
+            unique=(key,) if expected.keys else (),
+        )
+
+    def new_ddl(self, sent: Sent, *, is_key: bool) -> str:  # noqa: ARG002
+        return create_as(sent)
+
+    def new_column(self, name: str, sent: Sent, *, is_key: bool) -> Column:
+        written = create_as(sent)
+        base = "jsonb" if written == "jsonb" else sent.type.base
+        type_ = replace(sent.type, written=written, base=base)
+        return Column(name=name, type=type_, is_not_null=is_key)
+
+    def make_meta(self, session: Session) -> None:
+        schema = self._sink.meta_schema
+        if DIALECT.present(session, schema, [DIALECT.ledger]):
+            return
+        session.query(f"SELECT pg_advisory_xact_lock({_CREATING})")
+        # Another driver may have created it meanwhile and prepared rows: CREATE INDEX IF NOT
+        # EXISTS would wait for those, even where the index exists.
+        if DIALECT.present(session, schema, [DIALECT.ledger]):
+            return
+        if not _has_schema(session, schema):
+            session.execute(f"CREATE SCHEMA {DIALECT.quote(schema)}")
+        for statement in DIALECT.create_ledger(schema):
+            session.execute(statement)
+
+    def handout(self, session: Session) -> Json:
+        """Staged rows need none: their columns have the types of what arrives."""
+        if self._sink.strategy == "staged":
+            return None
+        return handout(to_json(self.must_read(session)), self._identity)
+
+    def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
+        """With the casts from what arrived to what the table has now."""
+        sink, table = self._sink, self.must_read(session)
+        quoted = DIALECT.literal(DIALECT.quote(sink.meta_schema, staging))
+        staged = read_columns(session, f"{quoted}::regclass")
+        fields = {name: staged[name].type for name in DIALECT.fields_of(staged)}
+        planned = plan(fields, table, sink.column_map, sink.write_mode)
+        return [one.mapped for one in planned], UNFIT[0] in staged
+
+
+def _may(session: Session, oid: int, right: str, column: str) -> bool:
+    asked = (
+        f"has_column_privilege({oid}::oid, {DIALECT.literal(column)}, '{right}')"
+        if column
+        else f"has_table_privilege({oid}::oid, '{right}')"
+    )
+    ((may,),) = session.query(f"SELECT {asked}")
+    return bool(may)
+
+
+def _has_schema(session: Session, schema: str) -> bool:
+    return bool(
+        session.query(f"SELECT 1 FROM pg_namespace WHERE nspname = {DIALECT.literal(schema)}")
+    )
+
+
+def _require_meta_rights(session: Session, schema: str) -> None:
+    if _has_schema(session, schema):
+        name = DIALECT.literal(schema)
+        asked = f"has_schema_privilege({name}, 'CREATE') AND has_schema_privilege({name}, 'USAGE')"
+        lacking = f'make tables in the schema "{schema}"'
+        way_out = f'GRANT CREATE, USAGE ON SCHEMA "{schema}" TO "{{role}}"'
+    else:
+        asked = "has_database_privilege(current_database(), 'CREATE')"
+        lacking = f'make the schema "{schema}", which is not there yet'
+        way_out = f'CREATE SCHEMA "{schema}" AUTHORIZATION "{{role}}", or another meta_schema='
+    ((may, role),) = session.query(f"SELECT {asked}, current_user")
+    if not may:
+        raise Misconfigured(f'role "{role}" may not {lacking}', way_out.format(role=role))
+
+
+def _pooler(session: Session) -> str:
+    """A pooler reports a backend pid of its own in the handshake."""
+    ((pid,),) = session.query("SELECT pg_backend_pid()")
+    reported = cast("PostgresSession", session).connection.info.backend_pid
+    if pid == reported:
+        return ""
+    return f"a pooler is in between: it calls the session {reported}, the server {pid}"
+
+
+def _no_table(session: Session, sink: Postgres) -> Misconfigured:
+    rows = session.query(
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE lower(c.relname) = lower({DIALECT.literal(sink.table_name.table)})"
+        " AND c.relkind IN ('r', 'p', 'v', 'f') ORDER BY 1, 2 LIMIT 3"
+    )
+    alike = ", ".join(f"{schema}.{name}" for schema, name in rows)
+    return Misconfigured(
+        f"there is no table {sink.table} on {sink.server.place}",
+        f"names are taken exactly as they are written; there is {alike}"
+        if alike
+        else "create it, or create_table='if_missing'",
+    )
+
+
+def _require_may_create(session: Session, sink: Postgres) -> None:
+    named = DIALECT.literal(sink.table_name.schema)
+    ((schema, role, may),) = session.query(
+        "SELECT s.name, current_user,"
+        " CASE WHEN to_regnamespace(quote_ident(s.name)) IS NULL THEN NULL"
+        " ELSE has_schema_privilege(s.name, 'CREATE') END"
+        f" FROM (SELECT COALESCE({named}, current_schema())::text AS name) s"
+    )
+    if not may:
+        fact = "is not there" if may is None else f'does not let role "{role}" make tables'
+        raise Misconfigured(
+            f'{sink.table} is to be created, and the schema "{schema}" {fact}',
+            f'CREATE SCHEMA "{schema}"'
+            if may is None
+            else f'GRANT CREATE ON SCHEMA "{schema}" TO "{role}"',
+        )
+
+
+def _require_owner(session: Session, table: Table, added: Collection[str]) -> None:
+    ((may, role, owner),) = session.query(
+        "SELECT pg_has_role(c.relowner, 'USAGE'), current_user, c.relowner::regrole::text"
+        f" FROM pg_class c WHERE c.oid = {table.oid}"
+    )
+    if not may:
+        raise Misconfigured(
+            f"{table} lacks the columns {', '.join(added)}, and only its owner {owner} "
+            f'may add them, not role "{role}"',
+            "add them by hand, or let the owner's role run this pipeline",
+        )
+
+
+def _require_preparable(session: Session, sink: Postgres, table: Table | None, pooler: str) -> None:
+    staged = "strategy='staged' (the default) needs none of this"
+    if pooler:
+        raise Misconfigured(
+            f"strategy='prepared' through a pooler: {pooler}",
+            f"give the url of the server itself; {staged}",
+        )
+    ((most, used),) = session.query(
+        "SELECT current_setting('max_prepared_transactions')::int,"
+        " (SELECT count(*) FROM pg_prepared_xacts)"
+    )
+    if most - used < sink.tasks_max:
+        raise Misconfigured(
+            f"strategy='prepared' needs a prepared transaction for each of up to {sink.tasks_max} "
+            f"tasks, and max_prepared_transactions on {sink.server.place} is {most}, {used} in use",
+            f"ALTER SYSTEM SET max_prepared_transactions = {max(2 * sink.tasks_max, 64)} and a "
+            f"restart of the server; {staged}",
+        )
+    if table is not None and table.kind == "foreign table":
+        raise Misconfigured(f"strategy='prepared' on the foreign table {table}", staged)
+    if table is not None and table.unique:
+        one = table.unique[0]
+        raise Misconfigured(
+            f"strategy='prepared' on {table}, which has the "
+            f"{'exclusion' if one.is_exclusion else 'unique'} constraint or index {one.name}: a "
+            "task that is tried again would wait for its own first attempt",
+            f"{staged}; or drop the constraint",
+        )

@@ -1,0 +1,360 @@
+"""Connections: the driver's pool, over psycopg, and each task's own, over ADBC or psycopg.
+
+Nothing relies on the state of a session, so that a transaction pooler may be in between: limits are
+set for each transaction, and statements are not prepared under a name. Every connection requires a
+server that takes writes, so that a proof is never read on a replica (I9).
+
+A task's connection stays open in the reused Python worker. Columns are encoded by ADBC, which sends
+nothing but Arrow; rows that arrive as bytes are sent as they are, by psycopg.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import psycopg
+import psycopg_pool
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from epochal.errors import Misconfigured, TryAgain
+from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.sql.client import DatabaseServer, IdleConnections, Session
+from epochal.sinks.postgres.errors import ERRORS
+from epochal.terms import Identity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from adbc_driver_manager import dbapi
+
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""The signature, and neither flags nor an extension."""
+_COPY_TRAILER = b"\xff\xff"
+_DEFAULTS: Mapping[str, str] = {
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server(DatabaseServer):
+    """Where the server is."""
+
+    parameters: tuple[tuple[str, str], ...]
+
+    def parameter(self, name: str) -> str:
+        return dict(self.parameters).get(name, "")
+
+    @property
+    def place(self) -> str:
+        """For people: host, port and database."""
+        host = self.parameter("host") or self.parameter("service") or "localhost"
+        port = self.parameter("port")
+        return f"{host}{':' + port if port else ''}/{self.parameter('dbname')}"
+
+    def conninfo(self, application: str) -> str:
+        """Everything libpq needs, secrets revealed: never kept, shown or pickled."""
+        given = dict(self.parameters)
+        if self.password is not None:
+            given["password"] = self.password.reveal()
+        return make_conninfo(
+            **{
+                **_DEFAULTS,
+                **given,
+                "application_name": application,
+                # Rows are sent as UTF-8, whatever the database is kept in: without this the
+                # server would take them for its own encoding.
+                "client_encoding": "UTF8",
+                "connect_timeout": str(max(2, round(self.connect_timeout_s))),
+                "target_session_attrs": "read-write",
+            }
+        )
+
+    def begin(self, *, lock_wait_s: float | None = None) -> str:
+        """BEGIN, with every setting that matters, for this transaction only."""
+        settings = self.settings(lock_wait_s=lock_wait_s)
+        return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {settings}"
+
+    def settings(self, *, lock_wait_s: float | None = None) -> str:
+        """
+        Limits of this transaction, with this lock timeout, at most the declared one.
+
+        A weaker synchronous_commit than `on` would forget what was reported as durable.
+        """
+        declared = self.lock_timeout_s
+        wait_s = declared if lock_wait_s is None else min(lock_wait_s, declared)
+        return (
+            f"SELECT set_config('statement_timeout', '{round(self.statement_timeout_s * 1000)}',"
+            f" true), set_config('lock_timeout', '{max(1, round(wait_s * 1000))}', true),"
+            " set_config('TimeZone', 'UTC', true),"
+            " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+            " WHEN 'off' THEN 'on'"
+            " ELSE current_setting('synchronous_commit') END, true)"
+        )
+
+
+def parse_url(kind: str, url: str, password: Secret | None) -> tuple[dict[str, str], Secret | None]:
+    """The parameters in a URL or conninfo string, its password set apart."""
+    try:
+        parameters = {key: str(value) for key, value in conninfo_to_dict(url).items() if value}
+    except psycopg.Error as error:
+        # The message may quote a part of what was given, perhaps its password.
+        raise Misconfigured(
+            f"{kind}: the url can't be read ({type(error).__name__})",
+            "postgresql://user@host:5432/database, or host=… dbname=… user=…",
+        ) from None
+    found = parameters.pop("password", None)
+    if found is not None and password is not None:
+        raise Misconfigured(
+            f"{kind}: both the url and password= give a password", "leave it out of the url"
+        )
+    return parameters, HeldSecret(found) if found is not None else password
+
+
+class PostgresSession:
+    """One connection of the pool, in autocommit until `begin`."""
+
+    def __init__(self, connection: psycopg.Connection[Any], server: Server) -> None:
+        self.connection = connection
+        self._server = server
+
+    def execute(self, statement: str) -> int:
+        return self.connection.execute(statement.encode()).rowcount
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(statement.encode()).fetchall()
+
+    def begin(self, *, lock_wait_s: float | None = None) -> None:
+        self.execute(self._server.begin(lock_wait_s=lock_wait_s))
+
+    def wait_for_locks(self, seconds: float | None = None) -> None:
+        self.execute(self._server.settings(lock_wait_s=seconds))
+
+    def commit(self) -> None:
+        done = self.connection.execute("COMMIT").statusmessage
+        if done != "COMMIT":
+            raise TryAgain(f"COMMIT on {self._server.place}: the server answered {done}")
+
+    def roll_back(self) -> None:
+        try:
+            self.connection.execute("ROLLBACK")
+        except psycopg.Error:
+            with suppress(psycopg.Error):
+                self.connection.close()
+
+
+class PostgresPool:
+    """The driver's connections. Opened on first use; errors report why connecting failed."""
+
+    def __init__(self, server: Server, application: str) -> None:
+        self._server = server
+        self._application = application
+        self._opening = threading.Lock()
+        self._pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]] | None = None
+
+    def take(self) -> PostgresSession:
+        pool = self._opened()
+        try:
+            connection = pool.getconn(timeout=self._server.connect_timeout_s)
+        except psycopg_pool.PoolTimeout as error:
+            raise self._reason(pool, error) from error
+        return PostgresSession(connection, self._server)
+
+    def give_back(self, session: Session) -> None:
+        if not isinstance(session, PostgresSession):
+            return
+        if self._pool is None:
+            session.connection.close()
+        else:
+            self._pool.putconn(session.connection)
+
+    def act_for(self, identities: Sequence[Identity]) -> None:
+        """Nothing to do: sessions are found by the uid in their application_name."""
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _opened(self) -> psycopg_pool.ConnectionPool[psycopg.Connection[Any]]:
+        with self._opening:
+            if self._pool is None:
+                self._connect_once()
+                self._pool = psycopg_pool.ConnectionPool(
+                    lambda: self._server.conninfo(self._application),
+                    kwargs={"autocommit": True, "prepare_threshold": None},
+                    min_size=self._server.pool_min,
+                    max_size=self._server.pool_max,
+                    timeout=self._server.connect_timeout_s,
+                    max_idle=self._server.idle_max_s,
+                    max_lifetime=self._server.lifetime_max_s,
+                    check=psycopg_pool.ConnectionPool.check_connection,
+                    name=self._application,
+                    open=True,
+                )
+            return self._pool
+
+    def _connect_once(self) -> None:
+        """A pool only times out: connect once without it, for the error that says why."""
+        doing = f"can't connect to {self._server.place}"
+        try:
+            psycopg.connect(self._server.conninfo(self._application), autocommit=True).close()
+        except psycopg.Error as error:
+            raise connect_error(error, doing, self._server) from None
+
+    def _reason(
+        self, pool: psycopg_pool.ConnectionPool[Any], error: psycopg_pool.PoolTimeout
+    ) -> Exception:
+        numbers = pool.get_stats()
+        if numbers.get("pool_available", 0) == 0 and numbers.get("pool_size", 0) >= pool.max_size:
+            return TryAgain(
+                f"all {pool.max_size} connections to {self._server.place} are in use, for "
+                f"{self._server.connect_timeout_s:.0f} s",
+                "a larger pool_max, or find what holds them: pg_stat_activity, application_name "
+                f"{self._application}",
+            )
+        self._connect_once()
+        return ERRORS.classify(error, f"can't connect to {self._server.place}")
+
+
+def connect_error(error: Exception, doing: str, server: Server) -> Exception:
+    """libpq gives no SQLSTATE when it can't connect; only some failures are transient."""
+    text = server.without_secret(" ".join(str(error).split()))
+    for mark, hint in _CONNECT_HINTS.items():
+        if mark in text:
+            return Misconfigured(f"{doing}: {text}", hint)
+    return TryAgain(f"{doing}: {text}")
+
+
+_CONNECT_HINTS = {
+    "authentication failed": "check user and password: password=env(…) or file(…), or pgpass",
+    "no password supplied": "password=env(…) or file(…), or a pgpass or service file",
+    "fe_sendauth": "password=env(…) or file(…), or a pgpass or service file",
+    "does not exist": "create it, or name another one in the url",
+    "no pg_hba.conf entry": "the server does not let this host, user and database in: pg_hba.conf",
+    "permission denied": "GRANT CONNECT ON DATABASE … TO the role of this sink",
+    "is not permitted to log in": "ALTER ROLE … LOGIN",
+    "session is read-only": "this is a standby: the url must reach the primary",
+    "definition of service": "pg_service.conf has no such service on this machine",
+    "could not translate host name": "check the host in the url",
+}
+
+
+C = TypeVar("C")
+
+
+class TaskConnection(ABC, Generic[C]):
+    """One connection of a task; `done` keeps it for the next task of this process."""
+
+    _kept: ClassVar[IdleConnections[Any]]
+    """Whether one still answers shows with its first statement, at no extra cost: see `renew`."""
+
+    def __init__(self, server: Server, application: str) -> None:
+        self._server = server
+        # The secret is part of the text, which stays in this process.
+        self._conninfo = server.conninfo(application)
+        kept: C | None = self._kept.take_kept(
+            self._conninfo, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
+        )
+        self.is_reused = kept is not None
+        self._use(self._born() if kept is None else kept)
+
+    @abstractmethod
+    def _connect(self) -> C: ...
+
+    @abstractmethod
+    def _use(self, connection: C) -> None:
+        """Start to work with a connection, new or kept."""
+
+    @abstractmethod
+    def _let_go(self) -> C:
+        """Stop working with it, and return it."""
+
+    @abstractmethod
+    def execute(self, statement: str) -> None: ...
+
+    def renew(self) -> None:
+        """A kept connection turned out to be dead: open another one."""
+        self._kept.close(self._let_go())
+        self._use(self._born())
+        self.is_reused = False
+
+    def done(self) -> None:
+        self._kept.keep(self._conninfo, self._let_go())
+
+    def close(self) -> None:
+        self._kept.close(self._let_go())
+
+    def _born(self) -> C:
+        connection: C = self._kept.born(self._connect())
+        return connection
+
+    def _unreachable(self, error: Exception) -> Exception:
+        return connect_error(error, f"can't connect to {self._server.place}", self._server)
+
+
+class ArrowConnection(TaskConnection["dbapi.Connection"]):
+    _kept = IdleConnections(answers=lambda _: True)
+
+    def ingest(self, schema: str, table: str, rows: pa.Table) -> None:
+        self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+
+    def execute(self, statement: str) -> None:
+        self._cursor.execute(statement)
+
+    def _connect(self) -> dbapi.Connection:
+        from adbc_driver_manager import dbapi as manager  # noqa: PLC0415  only where rows are sent
+        from adbc_driver_postgresql import dbapi as driver  # noqa: PLC0415
+
+        try:
+            connection: dbapi.Connection = driver.connect(self._conninfo, autocommit=True)
+        except manager.Error as error:
+            raise self._unreachable(error) from None
+        return connection
+
+    def _use(self, connection: dbapi.Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+
+    def _let_go(self) -> dbapi.Connection:
+        with suppress(Exception):
+            self._cursor.close()
+        return self._connection
+
+
+class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
+    _kept = IdleConnections(answers=lambda _: True)
+
+    def copy(self, statement: str, rows: Iterable[memoryview]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as sending:
+            sending.write(_COPY_HEADER)
+            for some in rows:
+                sending.write(some)
+            sending.write(_COPY_TRAILER)
+
+    def execute(self, statement: str) -> None:
+        self._connection.execute(statement.encode())
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        except psycopg.Error as error:
+            raise self._unreachable(error) from None
+
+    def _use(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def _let_go(self) -> psycopg.Connection[Any]:
+        return self._connection
+
+
+for _kind in (ArrowConnection, BytesConnection):
+    # The libraries warn of connections that nobody closed.
+    atexit.register(_kind._kept.close_all)

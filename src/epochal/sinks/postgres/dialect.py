@@ -1,0 +1,301 @@
+"""PostgreSQL's SQL: DDL is part of a transaction, and a staged row's place is its ctid."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from epochal.kit.sql.apply import Apply, Source
+from epochal.kit.sql.client import Session
+from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
+from epochal.kit.sql.rejects import Rows
+from epochal.sinks.postgres.errors import PostgresErrors
+from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
+
+NAMES = NameRule(database="PostgreSQL", length_max=63)
+"""Nothing is folded to lower case: case is kept."""
+_DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS {ledger} (
+  uid text NOT NULL,
+  sink text NOT NULL,
+  epoch bigint NOT NULL,
+  part integer NOT NULL,
+  generation bigint NOT NULL,
+  attempt bigint NOT NULL,
+  pipeline text NOT NULL,
+  sink_name text NOT NULL,
+  run text,
+  row_count bigint NOT NULL,
+  written_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (uid, sink, epoch, part, generation, attempt))
+"""
+
+
+def literal(value: str | int | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(value)
+    quoted = "'" + value.replace("'", "''") + "'"
+    return f" E{quoted}".replace("\\", "\\\\") if "\\" in value else quoted
+
+
+class PostgresDialect(PostgresErrors, Dialect):
+    names: ClassVar[NameRule] = NAMES
+    dual: ClassVar[str] = ""
+    place: ClassVar[str] = "ctid"
+    own_columns: ClassVar[frozenset[str]] = frozenset()
+    ddl_commits: ClassVar[bool] = False
+    on_ledger_conflict: ClassVar[str] = " ON CONFLICT DO NOTHING"
+    checks_keys_in_upsert: ClassVar[bool] = True
+
+    def literal(self, value: str | int | None) -> str:
+        return literal(value)
+
+    def first(self, query: str, count: int) -> str:
+        return f"{query} LIMIT {count}"
+
+    @property
+    def clock(self) -> str:
+        return "SELECT extract(epoch FROM clock_timestamp())"
+
+    def create_ledger(self, schema: str) -> list[str]:
+        ledger = self.quote(schema, self.ledger)
+        return [
+            _LEDGER.format(ledger=ledger),
+            f"CREATE INDEX IF NOT EXISTS ledger_by_name ON {ledger}"
+            " (pipeline, sink_name, uid, epoch)",
+        ]
+
+    def add_columns(self, target: str, definitions: Sequence[str]) -> str:
+        added = ", ".join(f"ADD COLUMN IF NOT EXISTS {one}" for one in definitions)
+        return f"ALTER TABLE {target} {added}"
+
+    # Applying
+
+    def as_text(self, expression: str) -> str:
+        return f"{expression}::text"
+
+    def first_per_key(self, rows: str, keys: str, order: str) -> str:
+        return f"SELECT DISTINCT ON ({keys}) * FROM ({rows}) r ORDER BY {keys}, {order}"
+
+    def upsert(self, apply: Apply) -> str:
+        keys = ", ".join(self.quote(key.column) for key in apply.keys)
+        changes = ", ".join(
+            f"{self.quote(one.column)} = excluded.{self.quote(one.column)}" for one in apply.values
+        )
+        action = f"UPDATE SET {changes}" if changes else "NOTHING"
+        return f"{apply.insert()} ON CONFLICT ({keys}) DO {action}"
+
+    def delete(self, apply: Apply, *, marked_only: bool) -> str:
+        marked = " AND i.is_delete = 1" if marked_only else ""
+        return (
+            f"DELETE FROM {apply.target} t USING ({apply.winners()}) i"
+            f" WHERE {apply.matches('t', 'i')}{marked}"
+        )
+
+    def check_constraints(self, session: Session) -> None:
+        session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def defer_constraints(self, session: Session) -> None:
+        session.execute("SET CONSTRAINTS ALL DEFERRED")
+
+    # Staging tables
+
+    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
+        rows = session.query(
+            "SELECT c.relname, obj_description(c.oid, 'pg_class')"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            f" WHERE n.nspname = {literal(schema)} AND c.relkind = 'r'"
+            f" AND starts_with(c.relname, {literal(staging_prefix(identity))}) ORDER BY c.relname"
+        )
+        return [
+            InDoubt(name=name, handle=parse_staging_name(name), age_s=_age_s(comment))
+            for name, comment in rows
+        ]
+
+    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
+        if not tables:
+            return frozenset()
+        rows = session.query(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            f" WHERE n.nspname = {literal(schema)}"
+            f" AND c.relname IN ({', '.join(map(literal, tables))})"
+        )
+        return frozenset(name for (name,) in rows)
+
+    def columns(self, session: Session, schema: str, table: str) -> list[str]:
+        rows = session.query(
+            "SELECT attname FROM pg_attribute"
+            f" WHERE attrelid = {literal(self.quote(schema, table))}::regclass"
+            " AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        )
+        return [name for (name,) in rows]
+
+    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
+        listed = ", ".join(self.quote(schema, name) for name in tables)
+        session.execute(f"DROP TABLE IF EXISTS {listed}")
+
+    # Single rows of staging tables
+
+    def all_rows(self, session: Session, source: Source) -> Rows | None:
+        """By blocks first: no index leads to a row, but a scan can be limited to blocks."""
+        table = literal(self.quote(source.schema, source.table))
+        ((blocks,),) = session.query(
+            f"SELECT pg_relation_size({table}::regclass) / current_setting('block_size')::int"
+        )
+        return _Blocks(0, int(blocks)) if blocks else None
+
+    def at_places(self, places: Sequence[str]) -> str:
+        return f"ctid = ANY ({_tids(places)})"
+
+    def row_text(self, session: Session, source: Source) -> str:
+        names = self.fields_of(self.columns(session, source.schema, source.table))
+        rows = session.query(
+            f"SELECT row_to_json(q)::text FROM (SELECT {', '.join(map(self.quote, names))}"
+            f" FROM {self.quote(source.schema, source.table)} s WHERE {source.condition}) q"
+        )
+        return str(rows[0][0]) if rows else ""
+
+    def release_savepoint(self, session: Session, name: str) -> None:
+        session.execute(f"RELEASE SAVEPOINT {name}")
+
+    # Prepared transactions
+
+    def transaction_name(self, handle: Handle) -> str:
+        return str(handle)
+
+    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
+        rows = session.query(
+            "SELECT gid, EXTRACT(EPOCH FROM clock_timestamp() - prepared)::float8"
+            " FROM pg_prepared_xacts WHERE database = current_database()"
+            f" AND starts_with(gid, {literal(handle_prefix(identity.uid))}) ORDER BY gid"
+        )
+        listed = [
+            InDoubt(
+                name=gid,
+                handle=Handle.parse(gid),
+                age_s=age_s,
+                blocks="vacuum in this database, and whoever needs the rows it has locked",
+            )
+            for gid, age_s in rows
+        ]
+        return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
+
+    def is_prepared(self, session: Session, name: str) -> bool:
+        return bool(
+            session.query(
+                f"SELECT 1 FROM pg_prepared_xacts WHERE gid = {literal(name)}"
+                " AND database = current_database()"
+            )
+        )
+
+    def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
+        session.execute(f"{'COMMIT' if is_commit else 'ROLLBACK'} PREPARED {literal(name)}")
+
+    # Sessions of drivers that died
+
+    def end_older_sessions(self, session: Session, identities: Sequence[Identity]) -> None:
+        """
+        A transaction has the name of the first of the sinks that share it, perhaps of one that is
+        no longer declared: of other sinks only sessions of older generations are ended.
+        """
+        mine, tags = identities[0], {identity.tag for identity in identities}
+        rows = session.query(
+            "SELECT pid, application_name FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            f" AND starts_with(application_name, {literal(driver_prefix(mine.uid))})"
+            " AND state IN ('active', 'idle in transaction', 'idle in transaction (aborted)')"
+        )
+        for pid, name in rows:
+            if _is_older(name, mine.generation, tags):
+                session.query(f"SELECT pg_terminate_backend({int(pid)})")
+
+
+def driver_name(identity: Identity) -> str:
+    """The application_name of a driver's sessions: the driver after it finds them by this."""
+    return f"{driver_prefix(identity.uid)}{identity.tag}-g{identity.generation}"
+
+
+def driver_prefix(uid: Uid) -> str:
+    return f"epochal-{uid}-s"
+
+
+def parse_driver_name(name: str) -> tuple[SinkTag, Generation] | None:
+    """The sink and the generation; None where the session is not a driver's."""
+    found = _DRIVER_NAME.fullmatch(name)
+    return None if found is None else (SinkTag(found["sink"]), Generation(int(found["generation"])))
+
+
+def _is_older(session: str, generation: Generation, tags: Collection[SinkTag]) -> bool:
+    found = parse_driver_name(session)
+    return found is not None and (
+        found[1] < generation or (found[1] == generation and found[0] in tags)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Rows of a staging table by the blocks of its file."""
+
+    first: int
+    end: int
+    only: ClassVar[None] = None
+
+    @property
+    def condition(self) -> str:
+        return f"s.ctid >= '({self.first},0)'::tid AND s.ctid < '({self.end},0)'::tid"
+
+    def halves(self, session: Session, source: Source) -> Sequence[Rows]:
+        if self.end - self.first > 1:
+            middle = (self.first + self.end) // 2
+            return _Blocks(self.first, middle), _Blocks(middle, self.end)
+        table = DIALECT.quote(source.schema, source.table)
+        rows = session.query(f"SELECT s.ctid::text FROM {table} s WHERE {source.condition}")
+        return (_Places(tuple(place for (place,) in rows)),) if rows else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Rows of one block, each by its place."""
+
+    places: tuple[str, ...]
+
+    @property
+    def condition(self) -> str:
+        return f"s.ctid = ANY ({_tids(self.places)})"
+
+    @property
+    def only(self) -> str | None:
+        return self.places[0] if len(self.places) == 1 else None
+
+    def halves(self, session: Session, source: Source) -> Sequence[Rows]:  # noqa: ARG002
+        middle = len(self.places) // 2
+        return _Places(self.places[:middle]), _Places(self.places[middle:])
+
+
+def _tids(places: Sequence[str]) -> str:
+    listed = ", ".join(f'"{place}"' for place in places)
+    return f"'{{{listed}}}'::tid[]"
+
+
+def staging_comment(handle: object) -> str:
+    """Kept with a staging table: when it was made, by the clock of its task."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return f"{handle}, prepared at {now}"
+
+
+def _age_s(comment: str | None) -> float | None:
+    try:
+        since = dt.datetime.fromisoformat((comment or "").rpartition(" ")[2])
+    except ValueError:
+        return None
+    return max(0.0, (dt.datetime.now(dt.UTC) - since).total_seconds())
+
+
+DIALECT = PostgresDialect()
