@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 from deltalake.fs import DeltaStorageHandler
-
-from epochal.storage import Entry
 
 
 class _AsBytes:
@@ -37,39 +33,3 @@ class _Handler(DeltaStorageHandler):
 
 def object_store(uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
     return pa_fs.PyFileSystem(_Handler(uri, dict(options)))
-
-
-class SmallObjects:
-    """Markers in an object store, with the credentials that deltalake itself was given."""
-
-    def __init__(self, files: pa_fs.FileSystem) -> None:
-        self._fs = files
-
-    def put(self, key: str, content: bytes) -> None:
-        with self._fs.open_output_stream(key) as stream:
-            stream.write(content)
-
-    def read(self, key: str) -> bytes | None:
-        try:
-            with self._fs.open_input_file(key) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-
-    def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            with suppress(FileNotFoundError):
-                self._fs.delete_file(key)
-
-    def entries(self, folder: str) -> Sequence[Entry]:
-        now = time.time()
-        selector = pa_fs.FileSelector(folder, allow_not_found=True)
-        found = [one for one in self._fs.get_file_info(selector) if one.is_file]
-        return [
-            Entry(
-                name=one.base_name,
-                size=one.size,
-                modified_at=now if one.mtime_ns is None else one.mtime_ns / 1e9,
-            )
-            for one in sorted(found, key=lambda one: str(one.base_name))
-        ]

@@ -12,6 +12,7 @@ table. VACUUM passes over folders that begin with an underscore.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from epochal.errors import InvariantBroken, Misconfigured
-from epochal.kit.marked_files import Markers, MarkerStore
-from epochal.storage.local import LocalStore, sync
+from epochal.kit.marked_files import Markers
+from epochal.storage import Entry
+from epochal.storage.local import sync
 from epochal.terms import Handle, Receipt
 
 PREPARED = "_epochal/prepared"
@@ -40,11 +42,8 @@ class TableFiles:
         self.uri = uri
         self.options = dict(options)
         self.local = local_folder(uri)
-        self._fs, self._small = (
-            _objects(uri, self.options)
-            if self.local is None
-            else (pa_fs.LocalFileSystem(), LocalStore(self.local))
-        )
+        self._fs = _file_system(self.local, uri, self.options)
+        self._small = SmallFiles(self._fs, self.local)
         self.markers = Markers(self._small, PREPARED)
 
     # Data files
@@ -122,6 +121,50 @@ class TableFiles:
         return path if self.local is None else str(Path(path).relative_to(self.local))
 
 
+class SmallFiles:
+    """
+    Markers, through the table's own file system: an object store needs deltalake's credentials.
+
+    On a disk they are not synced, as a `Store` would: that costs three times the rest of a small
+    prepare, and files whose marker a power cut takes are VACUUM's, like all that no version names.
+    """
+
+    def __init__(self, files: pa_fs.FileSystem, local: Path | None) -> None:
+        self._has_folders = local is not None
+        self._fs = files if local is None else pa_fs.SubTreeFileSystem(str(local), files)
+
+    def put(self, key: str, content: bytes) -> None:
+        if self._has_folders:
+            self._fs.create_dir(key.rpartition("/")[0])
+        with self._fs.open_output_stream(key) as stream:
+            stream.write(content)
+
+    def read(self, key: str) -> bytes | None:
+        try:
+            with self._fs.open_input_file(key) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(key)
+
+    def entries(self, folder: str) -> Sequence[Entry]:
+        now = time.time()
+        selector = pa_fs.FileSelector(folder, allow_not_found=True)
+        found = [one for one in self._fs.get_file_info(selector) if one.is_file]
+        return [
+            Entry(
+                name=one.base_name,
+                size=one.size,
+                modified_at=now if one.mtime_ns is None else one.mtime_ns / 1e9,
+            )
+            for one in sorted(found, key=lambda one: str(one.base_name))
+        ]
+
+
 def files_of(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
     """The files that a receipt names, each as its writer described it."""
     return cast("Sequence[Mapping[str, Any]]", receipt.token.get("files", ()))
@@ -159,17 +202,18 @@ def _name_of(relative: str) -> str:
     return relative.rpartition("/")[2]
 
 
-def _objects(uri: str, options: Mapping[str, str]) -> tuple[pa_fs.FileSystem, MarkerStore]:
+def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
+    if local is not None:
+        return pa_fs.LocalFileSystem()
     try:
         # Only here: tasks on a local disk do without deltalake.
-        from epochal.sinks.delta.object_store import SmallObjects, object_store  # noqa: PLC0415
+        from epochal.sinks.delta.object_store import object_store  # noqa: PLC0415
     except ImportError as error:
         raise not_installed(error) from error
     try:
-        files = object_store(uri, options)
+        return object_store(uri, options)
     except Exception as error:
         raise Misconfigured(
             f"Delta: {uri} can't be reached: {error}",
             "storage_options take the names that deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
         ) from error
-    return files, SmallObjects(files)
