@@ -7,18 +7,20 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import epochal as ep
 from compat import MINORS
-from epochal.assembly.vocabulary import SINKS, SYNONYMS, WORDS, vocabulary
 from epochal.config import PipelineFile, json_schema
 from epochal.config.type_hints import Shape, named, shape_of
 from epochal.contract import Limits
+from epochal.kit.promises import Promises
 from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
 from epochal.kit.sink_base import SinkBase
+from epochal.registry import SINKS, SYNONYMS, function_names, sink_class
 
 ROOT = Path(__file__).parent.parent
 _COMMON = tuple(one.name for one in dataclasses.fields(SinkBase))
@@ -44,18 +46,18 @@ def options() -> Iterator[str]:
     )
     yield "## All sinks"
     yield _table(SinkBase, described["memory"], _COMMON)
-    for kind, make in vocabulary().sinks.items():
-        sink_class = make()
+    for kind in SINKS:
+        sink = sink_class(kind)
         guide = _GUIDES.get(kind, f"See [the guide](../guides/{kind}.md).")
-        names = [one.name for one in _given(sink_class) if one.name not in _COMMON]
-        yield f"## {sink_class.__name__}"
+        names = [one.name for one in _given(sink) if one.name not in _COMMON]
+        yield f"## {sink.__name__}"
         yield f"`kind: {kind}` in YAML. {guide}".strip()
-        yield _table(sink_class, described[kind], names)
+        yield _table(sink, described[kind], names)
 
 
 def keys() -> Iterator[str]:
     """The keys of a pipeline's file, from the dataclasses that it is read into."""
-    schema = json_schema(vocabulary())
+    schema = json_schema()
     yield (
         "The keys of a file for `epochal run`; `epochal validate --schema` prints them as a JSON "
         "schema. The guide: [pipelines in YAML](../guides/yaml.md)."
@@ -68,9 +70,11 @@ def keys() -> Iterator[str]:
         yield _table(part, inner, [one.name for one in _given(part)])
     yield "## sinks"
     yield (
-        f"`kind:` is one of {_listed(SINKS)}; the other keys are that sink's "
-        "[options](options.md). A value that is not plain YAML is a call of a function, as in "
-        f"`password: {{env: PGPASSWORD}}`: {_listed([*WORDS, 'python'])}."
+        f"`kind:` is one of {_listed(SINKS)}; or the name that an installed package gives its "
+        "sink; or `package.module:Class`: [a sink of your own](../guides/your-own-sink.md). The "
+        "other keys are that sink's [options](options.md). A value that is not plain YAML is a "
+        "call of a function, as in "
+        f"`password: {{env: PGPASSWORD}}`: {_listed(function_names())}."
     )
     yield "Other names of the same options, which other database connectors use:"
     yield _rows(("key", "is"), [(f"`{other}`", f"`{ours}`") for other, ours in SYNONYMS.items()])
@@ -197,6 +201,45 @@ def _examples() -> dict[str, Any]:
     }
 
 
+# What each sink promises
+
+
+def promises_to_readers() -> str:
+    return _rows(
+        ("sink", "at one instant", "readers must", "proof (the ledger)"),
+        [(one.sink, one.at_one_instant, one.readers_must, one.proof) for one in _promises()],
+    )
+
+
+def promised_modes() -> str:
+    return _rows(
+        ("sink", "append", "by key", "deletes", "Spark's output modes"),
+        [(one.sink, one.append, one.by_key, one.deletes, one.output_modes) for one in _promises()],
+    )
+
+
+def promised_limits() -> str:
+    """What users must know, and what the conformance suite is not asked to judge."""
+    return _rows(
+        ("sink", "limit", "not judged by the conformance suite"),
+        [
+            (
+                one.sink,
+                "; ".join(one.limits),
+                "; ".join(f"can't {ability}: {reason}" for ability, reason in one.cannot.items()),
+            )
+            for one in _promises()
+            if one.limits or one.cannot
+        ],
+    )
+
+
+def _promises() -> Iterator[Promises]:
+    for home in SINKS.values():
+        package = home.partition(":")[0]
+        yield from import_module(f"{package}.promises").PROMISES
+
+
 # From dataclasses to tables
 
 
@@ -205,7 +248,7 @@ def _given(kind: type[Any]) -> list[dataclasses.Field[Any]]:
 
 
 def _described_sinks() -> dict[str, Mapping[str, Any]]:
-    schema = json_schema(vocabulary())["$defs"]["sink"]
+    schema = json_schema()["$defs"]["sink"]
     return {
         one["if"]["properties"]["kind"]["const"]: one["then"]["properties"]
         for one in schema["allOf"]

@@ -28,7 +28,7 @@ class SQLite(kit.SinkBase):
     path: str
     """The database file."""
     table: str
-    busy_timeout_s: float = 5.0
+    busy_timeout_s: float = 30.0
     """How long to wait for other connections that are writing."""
 
     @property
@@ -144,6 +144,11 @@ class SQLiteCommitter(kit.StagedCommitter[sqlite3.Connection]):
     def forget(self, transaction: sqlite3.Connection, epochs: Sequence[int]) -> None:
         one = "DELETE FROM epochal_ledger WHERE pipeline = ? AND sink = ? AND uid = ? AND epoch = ?"
         transaction.executemany(one, [(*self._key, self.identity.uid, each) for each in epochs])
+
+    def recount(self) -> kit.Recount:
+        with errors(), closing(self._sink.connect()) as connection:
+            [(rows,)] = connection.execute(f"SELECT count(*) FROM {self._table}")
+        return kit.Recount(rows=rows, because="rows of the table", is_alone=False)
 
     def meaning(self, error: Exception) -> kit.EpochalError | None:
         return meaning(error)

@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from epochal import Memory
-from epochal.assembly.frames import gates_of, stream_of
-from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.cli import run
 from epochal.config.file import GatePart, MetricsPart, SourcePart
+from epochal.config.pipeline import file_at, gates_of, pipeline_of, stream_of
 from epochal.errors import Misconfigured
 from epochal.spark.projection import empty_like, project
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from epochal.assembly.vocabulary import vocabulary
 from epochal.config import Mistakes, read_file
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import EnvironmentSecret, FileSecret
@@ -29,7 +28,7 @@ def read(tmp_path):
     def read(text):
         path = tmp_path / "p.yaml"
         path.write_text(text, encoding="utf-8")
-        return read_file(path, vocabulary())
+        return read_file(path)
 
     return read
 
@@ -231,9 +230,9 @@ def test_a_function_is_named_where_a_sink_takes_one(read):
 def test_a_missing_gate_is_a_mistake_only_where_the_file_is_run(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(HEAD + CALLED, encoding="utf-8")
-    assert read_file(path, vocabulary()).gates[0].python == "no_such_module:gate"
+    assert read_file(path).gates[0].python == "no_such_module:gate"
     with pytest.raises(Mistakes) as caught:
-        read_file(path, vocabulary(finds_names=True))
+        read_file(path, finds_names=True)
     (found,) = caught.value.found
     assert (found.position.line, found.position.column) == (5, 18)
     assert "there is no module 'no_such_module'" in found.message
@@ -246,12 +245,12 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(mistakes):
 
 def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(Misconfigured, match="can't be read: No such file"):
-        read_file(tmp_path / "nowhere.yaml", vocabulary())
+        read_file(tmp_path / "nowhere.yaml")
 
 
 def test_the_example_of_init_has_no_mistake():
     from importlib.resources import files
 
     example = Path(str(files("epochal.config").joinpath("example.yaml")))
-    file = read_file(example, vocabulary())
+    file = read_file(example)
     assert [sink.name for sink in file.sinks] == ["orders", "big"]

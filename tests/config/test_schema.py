@@ -6,15 +6,15 @@ import jsonschema
 import pytest
 import yaml
 
-from epochal.assembly.vocabulary import SINKS, vocabulary
 from epochal.config import json_schema
+from epochal.registry import SINKS
 
 HEAD = {"pipeline": "p", "checkpoint": "c", "source": {"format": "rate"}}
 
 
 @pytest.fixture(scope="module")
 def judge():
-    schema = json_schema(vocabulary())
+    schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

@@ -16,8 +16,8 @@ import pytest
 
 import docs
 import epochal
-from epochal.assembly.pipelines import file_at
 from epochal.cli import application
+from epochal.config.pipeline import file_at
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [

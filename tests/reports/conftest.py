@@ -12,7 +12,7 @@ import pytest
 from servers.postgres import running_server
 
 from epochal import Limits, Memory, Pipeline, Session
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.coordinator import Surroundings
 from epochal.logs import open_log
 

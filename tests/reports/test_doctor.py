@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from epochal import Memory, Postgres
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.errors import Misconfigured
 from epochal.reports.doctor import diagnose
 from epochal.reports.grants import grants

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epochal import Files, Memory, Pipeline
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.reports.verify import verify
 
 SCHEMA = "id bigint, v string"

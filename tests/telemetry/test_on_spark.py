@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from epochal import Files, Pipeline
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.reports.epochs import epochs
 from epochal.reports.recover import plan_recovery
 from epochal.reports.status import pipeline_status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import (
     EXIT_FAILED,
     AsJson,
@@ -15,6 +14,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
+from epochal.config.resolve_target import reach
 from epochal.reports.doctor import diagnose
 from epochal.reports.model import DoctorReport, SinkDiagnosis
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import (
     EXIT_IN_DOUBT,
     AsJson,
@@ -17,6 +16,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
+from epochal.config.resolve_target import reach
 from epochal.reports.drop import drop as drop_now
 from epochal.reports.model import DropReport
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import (
     AsJson,
     Checkpoint,
@@ -17,6 +16,7 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
+from epochal.config.resolve_target import reach
 from epochal.reports.epochs import EPOCHS_MAX
 from epochal.reports.epochs import epochs as epochs_of
 from epochal.reports.model import EpochReport

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from epochal.assembly import reach
 from epochal.cli.output import AsJson, Named, lines, message, show_json
+from epochal.config.resolve_target import reach
 from epochal.reports.grants import grants as grants_of
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.assembly import log_at
+from epochal.config.resolve_target import log_at
 from epochal.coordinator import life
 from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import State

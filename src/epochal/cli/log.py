@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import Checkpoint, Target, show_json
+from epochal.config.resolve_target import reach
 from epochal.reports.log_export import export as export_now
 
 log = typer.Typer(help="Read an epoch log.", no_args_is_help=True)

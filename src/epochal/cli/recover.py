@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import (
     EXIT_IN_DOUBT,
     AsJson,
@@ -17,6 +16,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
+from epochal.config.resolve_target import reach
 from epochal.reports.model import RecoveryReport
 from epochal.reports.recover import plan_recovery
 from epochal.reports.recover import recover as recover_now

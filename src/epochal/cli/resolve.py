@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from epochal.assembly import reach
 from epochal.cli.output import (
     AsJson,
     Checkpoint,
@@ -19,6 +18,7 @@ from epochal.cli.output import (
     person,
     show_json,
 )
+from epochal.config.resolve_target import reach
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve as resolution
 from epochal.reports.model import ResolutionReport

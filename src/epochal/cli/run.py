@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from epochal.assembly.frames import gates_of, session_of, stream_of
-from epochal.assembly.pipelines import file_at, pipeline_of
 from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
+from epochal.config.pipeline import file_at, gates_of, pipeline_of, session_of, stream_of
 from epochal.coordinator import EpochFigures
 from epochal.errors import EpochalError
 from epochal.protocol.machine import Phase

@@ -11,10 +11,9 @@ from typing import Annotated
 
 import typer
 
-from epochal.assembly.pipelines import file_at
-from epochal.assembly.vocabulary import vocabulary
 from epochal.config import Mistakes, json_schema
 from epochal.config.coerce import Mistake
+from epochal.config.pipeline import file_at
 from epochal.errors import Misconfigured
 
 _READ_MODEL = 1
@@ -35,7 +34,7 @@ def validate(
     Example: epochal validate orders.yaml
     """
     if schema:
-        sys.stdout.write(json.dumps(json_schema(vocabulary()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
         return
     if file is None:
         raise typer.BadParameter("give a file: epochal validate orders.yaml")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from epochal.assembly import Reached, reach, streaming_by
 from epochal.cli.output import (
     EXIT_FAILED,
     AsJson,
@@ -20,6 +19,7 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
+from epochal.config.resolve_target import Reached, reach, streaming_by
 from epochal.reports.model import SinkVerification, SourceVerification, VerificationReport
 from epochal.reports.verify import verify as verify_now
 from epochal.spark.local_session import quiet_session

@@ -4,7 +4,7 @@ Conversion of a file's nodes to the types of dataclass fields.
 The fields of a class define its keys, so a sink's options are declared once, in its own folder. All
 mistakes are collected with their lines before any is raised. A value that is not a plain one is
 written as a function and its arguments: `password: {env: PGPASSWORD}` is `env("PGPASSWORD")` in
-Python. The vocabulary lists these functions.
+Python. The registry lists these functions and the kinds of sinks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
+from epochal import registry
 from epochal.config.tree import Entries, Items, Node, Position, Text, plain
 from epochal.config.type_hints import Shape, is_required, named, shape_of
 from epochal.errors import EpochalError, Misconfigured
+from epochal.registry import (
+    SYNONYMS,
+    function_names,
+    imported,
+    is_import_path,
+    sink_class,
+    sink_kinds,
+)
 
 T = TypeVar("T")
 
@@ -49,25 +58,12 @@ class Mistakes(Misconfigured):
         return cls("\n".join(str(mistake) for mistake in ordered), found=ordered)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """The sinks, functions and names that a file can use."""
-
-    sinks: Mapping[str, Callable[[], type[Any]]] = field(default_factory=dict)
-    """The class of a sink by its kind, imported on use: its driver may not be installed."""
-    words: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
-    """Functions such as `env` and `json`, by their names."""
-    find: Callable[[str], object] | None = None
-    """Imports `module:name`; None if the reader of the file need not have the module."""
-    synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Other names of options; a dot means a nested mapping: `pool.max_connections`."""
-
-
 class Coercer:
     """One pass over a file. A value with a mistake becomes `_MISSING`."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, *, finds_names: bool = False) -> None:
+        """`finds_names`: gates are imported too. Only a driver must have their modules."""
+        self._finds_names = finds_names
         self.mistakes: list[Mistake] = []
 
     def note(self, position: Position, message: str, hint: str = "") -> Any:
@@ -106,7 +102,7 @@ class Coercer:
         if function is not None and not any(shape_of(hint) is Shape.MAPPING for hint in hints):
             return self._call(function, _entries(node), path)
         for hint in sorted(hints, key=_by_strictness):
-            attempt = Coercer(self._vocabulary)
+            attempt = Coercer(finds_names=self._finds_names)
             value = attempt._value(hint, node, path)
             if not attempt.mistakes:
                 return value
@@ -139,9 +135,8 @@ class Coercer:
 
     def _name(self, _hint: Any, node: Node, path: str) -> Any:
         name = self._plain(str, node, path)
-        find = self._vocabulary.find
-        if name is not _MISSING and find is not None:
-            self._called(lambda: find(name), node.position, path)
+        if name is not _MISSING and self._finds_names:
+            self._called(lambda: imported(name), node.position, path)
         return name
 
     def _anything(self, _hint: Any, node: Node, path: str) -> Any:
@@ -203,21 +198,20 @@ class Coercer:
 
     def _sink(self, _hint: Any, node: Node, path: str) -> Any:
         if not isinstance(node, Entries) or not isinstance(node.entries.get(_KIND), Text):
-            known = ", ".join(self._vocabulary.sinks)
+            known = ", ".join(sink_kinds())
             return self.note(node.position, f"{path}: a sink needs a kind", f"kind: one of {known}")
         entries = dict(node.entries)
-        kind = plain(entries.pop(_KIND))
-        make = self._vocabulary.sinks.get(str(kind))
-        if make is None:
+        kind = str(plain(entries.pop(_KIND)))
+        if kind not in sink_kinds() and not is_import_path(kind):
             return self.note(
                 node.entries[_KIND].position,
                 f"{path}: unknown kind {kind!r}",
-                _nearest(str(kind), self._vocabulary.sinks),
+                _nearest(kind, sink_kinds()),
             )
-        sink_class = self._called(make, node.entries[_KIND].position, path)
-        if sink_class is _MISSING:
+        sink = self._called(lambda: sink_class(kind), node.entries[_KIND].position, path)
+        if sink is _MISSING:
             return _MISSING
-        return self._made(sink_class, self._without_synonyms(entries, sink_class), node, path)
+        return self._made(sink, self._without_synonyms(entries, sink), node, path)
 
     def _without_synonyms(self, entries: Mapping[str, Node], kind: type[Any]) -> dict[str, Node]:
         """Return the entries with synonyms replaced by the options of this sink."""
@@ -225,11 +219,11 @@ class Coercer:
         ours: dict[str, Node] = {}
         for key, value in entries.items():
             inner = value.entries if isinstance(value, Entries) and key not in fields else {}
-            meant = {name: self._vocabulary.synonyms.get(f"{key}.{name}") for name in inner}
+            meant = {name: SYNONYMS.get(f"{key}.{name}") for name in inner}
             if inner and all(name in fields for name in meant.values()):
                 ours.update({str(meant[name]): child for name, child in inner.items()})
                 continue
-            other = self._vocabulary.synonyms.get(key)
+            other = SYNONYMS.get(key)
             ours[other if key not in fields and other in fields else key] = value
         return ours
 
@@ -237,14 +231,14 @@ class Coercer:
         """Return the function's name if a node is a call such as `{env: PGPASSWORD}`."""
         if isinstance(node, Entries) and len(node.entries) == 1:
             name = next(iter(node.entries))
-            return name if name in self._vocabulary.words else None
+            return name if name in function_names() else None
         return None
 
     def _call(self, name: str, node: Entries, path: str) -> Any:
         arguments = self._arguments(node.entries[name], f"{path}.{name}")
 
         def call() -> Any:
-            function = self._vocabulary.words[name]()
+            function = registry.function(name)
             return function(**arguments) if isinstance(arguments, dict) else function(arguments)
 
         return self._called(call, node.position, f"{path}.{name}")

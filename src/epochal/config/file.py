@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from epochal.config.coerce import Coercer, Mistake, Mistakes, Vocabulary
+from epochal.config.coerce import Coercer, Mistake, Mistakes
 from epochal.config.tree import Entries, Items, Node, Unreadable, parse
 from epochal.config.type_hints import PythonName
 from epochal.contract import DEFAULT_LIMITS, Limits, Sink
@@ -157,7 +157,7 @@ def _require_names_apart(sinks: Sequence[Sink]) -> None:
         raise Misconfigured(f"two sinks are named {twice[0]!r}", "name: … on one of them")
 
 
-def read_file(path: Path, vocabulary: Vocabulary) -> PipelineFile:
+def read_file(path: Path, *, finds_names: bool = False) -> PipelineFile:
     """Read a pipeline's file. Raises `Mistakes` with all mistakes, by line."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -170,7 +170,7 @@ def read_file(path: Path, vocabulary: Vocabulary) -> PipelineFile:
         tree = parse(text, str(path), os.environ)
     except Unreadable as error:
         raise Mistakes.of([Mistake(error.position, error.message, error.hint)]) from None
-    return Coercer(vocabulary).coerce(PipelineFile, _with_lists(tree), "")
+    return Coercer(finds_names=finds_names).coerce(PipelineFile, _with_lists(tree), "")
 
 
 def _with_lists(tree: Node) -> Node:

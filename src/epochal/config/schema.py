@@ -11,16 +11,18 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from epochal.config.coerce import Vocabulary
 from epochal.config.file import LISTS_OF_ONE, PipelineFile
 from epochal.config.type_hints import Shape, is_required, shape_of
+from epochal.registry import SYNONYMS, function_names, sink_class, sink_kinds
 
+IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+"""The kind of a sink that is named by its class: its options are not known to an editor."""
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the schema of a pipeline's file, with all sinks of the vocabulary."""
-    writer = _SchemaWriter(vocabulary)
+def json_schema() -> dict[str, Any]:
+    """Return the schema of a pipeline's file, with all sinks of the registry."""
+    writer = _SchemaWriter()
     schema = writer.of_class(PipelineFile)
     for key in LISTS_OF_ONE:
         several = schema["properties"][key]
@@ -34,16 +36,15 @@ def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 class _SchemaWriter:
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
     def definitions(self) -> dict[str, Any]:
-        sinks = {kind: self._of_sink(kind, make()) for kind, make in self._kinds()}
+        sinks = {kind: self._of_sink(kind, sink_class(kind)) for kind in sink_kinds()}
         return {
             "sink": {
                 "type": "object",
                 "required": ["kind"],
-                "properties": {"kind": {"enum": list(sinks)}},
+                "properties": {
+                    "kind": {"anyOf": [{"enum": list(sinks)}, {"pattern": IMPORT_PATH}]}
+                },
                 "allOf": [
                     {
                         "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
@@ -56,27 +57,22 @@ class _SchemaWriter:
                 "type": "object",
                 "minProperties": 1,
                 "maxProperties": 1,
-                "properties": dict.fromkeys(sorted(self._vocabulary.words), True),
+                "properties": dict.fromkeys(function_names(), True),
                 "additionalProperties": False,
             },
         }
-
-    def _kinds(self) -> Sequence[tuple[str, Any]]:
-        return sorted(self._vocabulary.sinks.items())
 
     def _of_sink(self, kind: str, sink_class: type[Any]) -> dict[str, Any]:
         schema = self.of_class(sink_class)
         schema["properties"] = {"kind": {"const": kind}, **schema["properties"]}
         schema["properties"].update(self._synonyms(schema["properties"]))
         # An option with a synonym may be given under that name instead.
-        schema["required"] = [
-            name for name in schema["required"] if name not in self._vocabulary.synonyms.values()
-        ]
+        schema["required"] = [name for name in schema["required"] if name not in SYNONYMS.values()]
         return schema
 
     def _synonyms(self, known: Mapping[str, Any]) -> dict[str, Any]:
         added: dict[str, Any] = {}
-        for other, ours in self._vocabulary.synonyms.items():
+        for other, ours in SYNONYMS.items():
             if ours not in known:
                 continue
             outer, _, inner = other.partition(".")

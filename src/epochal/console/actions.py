@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from epochal.assembly import Reached, log_at, reach
+from epochal.config.resolve_target import Reached, log_at, reach
 from epochal.errors import Refused
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve

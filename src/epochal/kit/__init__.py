@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from epochal.contract import (
         APPEND_ONLY,
+        Begin,
         Committer,
+        Deadline,
         Dropped,
         Limits,
+        Operable,
         Recount,
+        Select,
         Sink,
         Task,
         Writer,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
         RowRejected,
         TryAgain,
     )
+    from epochal.kit.promises import Promises
     from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
     from epochal.kit.sink_base import CommitterBase, SinkBase
     from epochal.kit.staged_committer import LedgerEntry, StagedCommitter, Transaction
@@ -56,7 +61,10 @@ if TYPE_CHECKING:
         handle_prefix,
     )
 
-_CONTRACT = ("APPEND_ONLY", "Committer", "Dropped", "Limits", "Recount", "Sink", "Task", "Writer")
+_CONTRACT = (
+    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Dropped", "Limits", "Operable", "Recount",
+    "Select", "Sink", "Task", "Writer",
+)  # fmt: skip
 _ERRORS = (
     "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
     "PreparedLost", "RowRejected", "TryAgain",
@@ -72,6 +80,7 @@ _HOMES = {
     **dict.fromkeys(_ERRORS, "epochal.errors"),
     **dict.fromkeys(_TERMS, "epochal.terms"),
     **dict.fromkeys(_SECRETS, "epochal.kit.secrets"),
+    "Promises": "epochal.kit.promises",
     **dict.fromkeys(("CommitterBase", "SinkBase"), "epochal.kit.sink_base"),
     **dict.fromkeys(
         ("LedgerEntry", "StagedCommitter", "Transaction"), "epochal.kit.staged_committer"
@@ -82,8 +91,10 @@ __all__ = [
     "APPEND_ONLY",
     "Ability",
     "Backpressure",
+    "Begin",
     "Committer",
     "CommitterBase",
+    "Deadline",
     "Dropped",
     "EnvironmentSecret",
     "EpochNumber",
@@ -102,13 +113,16 @@ __all__ = [
     "Mark",
     "Misconfigured",
     "Offsets",
+    "Operable",
     "OutcomeUnknown",
     "PreparedLost",
+    "Promises",
     "Proof",
     "Receipt",
     "Recount",
     "RowRejected",
     "Secret",
+    "Select",
     "Sink",
     "SinkBase",
     "SinkName",

@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from epochal.contract import APPEND_ONLY, Begin, Committer, Limits, Select, Sink, Task, Writer
+from epochal.contract import (
+    APPEND_ONLY,
+    Begin,
+    Committer,
+    Deadline,
+    Limits,
+    Operable,
+    Select,
+    Sink,
+    Task,
+    Writer,
+)
 from epochal.errors import Misconfigured
 from epochal.terms import (
     Ability,
@@ -84,19 +95,19 @@ class SinkBase(ABC):
         return None
 
 
-class CommitterBase(ABC):
+class CommitterBase(Operable, ABC):
     """
     A committer without the verbs that every target must define for itself.
 
     `rehearse` and `check` have no default on purpose: an empty one breaks a promise that nothing
-    else keeps (I3).
+    else keeps (I3). The operator's verbs (`recount`, `reread`, `drop`, `server_time`) are optional.
     """
 
     @abstractmethod
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]: ...
 
     @abstractmethod
-    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None: ...
+    def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None: ...
 
     @abstractmethod
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None: ...

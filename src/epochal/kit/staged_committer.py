@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from epochal.contract import Dropped, Limits
+from epochal.contract import Begin, Dropped, Limits
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.sink_base import CommitterBase
 from epochal.terms import (
@@ -142,7 +142,7 @@ class StagedCommitter(CommitterBase, Generic[T]):
 
     # The verbs of a committer
 
-    def begin(self, begin: object) -> Json:  # noqa: ARG002  the target has nothing to get ready
+    def begin(self, begin: Begin) -> Json:  # noqa: ARG002  the target has nothing to get ready
         self._give_up_rehearsal()
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epochal.assembly import log_at
+from epochal.config.resolve_target import log_at
 from epochal.contract import EpochLog
 from epochal.logs import open_log
 from epochal.logs.names import first_line, record_number

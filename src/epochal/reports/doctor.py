@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import Committer, Limits, Operable, Sink
 from epochal.coordinator.starting import by_name
 from epochal.coordinator.surroundings import mint_uid

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import Dropped, EpochLog, Operable, Sink
 from epochal.coordinator import resolving
 from epochal.coordinator.starting import by_name

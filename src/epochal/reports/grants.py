@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.coordinator.starting import by_name
 from epochal.errors import Misconfigured
 from epochal.reports.model import GrantsReport

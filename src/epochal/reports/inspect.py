@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import Committer, Limits, Sink
 from epochal.coordinator.starting import by_name, identity_of
 from epochal.errors import EpochalError, Fenced

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import EpochLog
 from epochal.coordinator import Coordinator, this_driver
 from epochal.coordinator.starting import described

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import Sink
 from epochal.coordinator import life, resolving
 from epochal.coordinator.starting import by_name

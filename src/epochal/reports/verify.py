@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from epochal.assembly import Reached
+from epochal.config.resolve_target import Reached
 from epochal.contract import Operable, Recount, Sink
 from epochal.coordinator.starting import by_name
 from epochal.errors import EpochalError

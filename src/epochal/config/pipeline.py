@@ -1,18 +1,20 @@
-"""A pipeline's file to Spark: the session, the streams, the steps, the gates that are queries."""
+"""A pipeline's file as a `Pipeline`, with its Spark session, its stream and its gates."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epochal.assembly.names import imported
-from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart
+from epochal.config.file import GatePart, PipelineFile, SourcePart, StepPart, read_file
 from epochal.coordinator import Gate, PreparedEpoch
 from epochal.errors import Misconfigured
+from epochal.registry import imported
 from epochal.spark.error_text import spark_message
 from epochal.spark.local_session import local_builder, quiet
+from epochal.spark.pipeline import Pipeline
 from epochal.spark.projection import empty_like
 
 if TYPE_CHECKING:
@@ -21,6 +23,33 @@ if TYPE_CHECKING:
 _BEFORE = "input"
 _BATCH = "batch"
 _THREADS = 2
+
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def is_file(where: str) -> bool:
+    return where.endswith(SUFFIXES)
+
+
+def file_at(path: Path, *, is_to_run: bool = False) -> PipelineFile:
+    """Read a pipeline's file; raises `Mistakes` with every line that is wrong."""
+    return read_file(path, finds_names=is_to_run)
+
+
+def pipeline_of(file: PipelineFile, gates: Iterable[Gate] = ()) -> Pipeline:
+    """The declared pipeline. Gates may be left out where no query runs that would ask them."""
+    return Pipeline(
+        file.pipeline,
+        sinks=file.sinks,
+        gates=gates,
+        limits=file.limits,
+        log=file.log,
+        checkpoint=file.checkpoint,
+        fingerprint=file.fingerprint,
+        metrics_port=file.metrics.port,
+        metrics_host=file.metrics.host,
+    )
 
 
 def session_of(file: PipelineFile) -> SparkSession:
@@ -55,7 +84,7 @@ def stream_of(file: PipelineFile, spark: SparkSession) -> DataFrame:
         frame.createOrReplaceTempView(name)
     current = next(iter(streams.values()))
     for at, step in enumerate(file.steps):
-        current = _told(f"steps[{at}]", partial(_step, spark, current, step))
+        current = _without_stack(f"steps[{at}]", partial(_step, spark, current, step))
         if step.name:
             current.createOrReplaceTempView(step.name)
     return current
@@ -65,7 +94,7 @@ def _read(spark: SparkSession, name: str, part: SourcePart) -> DataFrame:
     reader = spark.readStream.format(part.format).options(**part.options)
     if part.schema is not None:
         reader = reader.schema(part.schema)
-    return _told(f"source {name!r}", lambda: reader.load(part.path))
+    return _without_stack(f"source {name!r}", lambda: reader.load(part.path))
 
 
 def _step(spark: SparkSession, frame: DataFrame, step: StepPart) -> DataFrame:
@@ -107,13 +136,13 @@ def _query_gate(where: str, query: str, stream: DataFrame) -> Gate:
         refused = [row for row in ask(epoch.frame).collect() if not row[0]]
         return f"{query} gave {refused[0].asDict()}" if refused else None
 
-    _told(where, lambda: ask(empty_like(stream)))
+    _without_stack(where, lambda: ask(empty_like(stream)))
     gate.__name__ = repr(query)
     return gate
 
 
-def _told(where: str, work: Callable[[], DataFrame]) -> DataFrame:
-    """What Spark says of a source or a query that it does not understand, without its stack."""
+def _without_stack(where: str, work: Callable[[], DataFrame]) -> DataFrame:
+    """Spark's message about a source or a query that it does not understand, without its stack."""
     from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 

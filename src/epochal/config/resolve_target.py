@@ -1,5 +1,5 @@
 """
-How what a person names becomes log and sinks.
+The log and the sinks of a target that is named on the command line.
 
     jobs.orders:pipeline      a Pipeline, or a function that returns one: its log and its targets
     orders.yaml               a pipeline's file: the same
@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epochal.assembly.frames import session_of, stream_of
-from epochal.assembly.names import imported, is_import_path
-from epochal.assembly.pipelines import file_at, is_file, pipeline_of
+from epochal.config.pipeline import file_at, is_file, pipeline_of, session_of, stream_of
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.errors import Misconfigured
 from epochal.logs import checkpoint_log, open_log
+from epochal.registry import imported, is_import_path
 from epochal.spark.local_session import quiet_session
 from epochal.spark.pipeline import Pipeline
 

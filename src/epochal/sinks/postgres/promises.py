@@ -1,0 +1,24 @@
+"""What Postgres promises and what it can't do, as data for docs and conformance suite."""
+
+from __future__ import annotations
+
+from epochal.kit.promises import Promises
+
+STAGED = Promises(
+    sink="`Postgres`, staged",
+    at_one_instant="a whole epoch, in all tables of one url",
+    proof="a row in the same transaction",
+    by_key="upsert, replace",
+    deletes="`delete_when`",
+    output_modes="append; with keys also update",
+)
+PREPARED = Promises(
+    sink="`Postgres`, prepared",
+    at_one_instant="a task's rows",
+    proof="a row in the same transaction",
+    limits=[
+        "refused if rows can collide in a unique index",
+        "the server holds prepared transactions while the pipeline is down",
+    ],
+)
+PROMISES = (STAGED, PREPARED)
