@@ -37,8 +37,8 @@ IN_DOCS = {
 
 
 @contextmanager
-def at_work(root: Path):
-    """A driver that goes on while pictures are taken."""
+def running_driver(root: Path):
+    """A driver that runs while pictures are taken."""
     is_over, is_warm = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -77,8 +77,8 @@ def console_of(root: Path):
         encoding="utf-8",
     )
     environment = {"CONSOLE_TOKEN": stage.TOKEN, "PYTHONPATH": str(root)}
-    asked = ["--token-env", "CONSOLE_TOKEN", "--pipeline", "jobs:pipeline"]
-    console = Console(root, *asked, environment=environment)
+    options = ["--token-env", "CONSOLE_TOKEN", "--pipeline", "jobs:pipeline"]
+    console = Console(root, *options, environment=environment)
     try:
         yield console.url
     finally:
@@ -117,7 +117,7 @@ def main(root: Path, images: Path) -> None:
     stage.healthy(root, "clicks", epochs=5)
     stage.pipeline_in_doubt(root).close()
     path = program("chromium", package="chromium")
-    with at_work(root), console_of(root) as url, sync_playwright() as playwright:
+    with running_driver(root), console_of(root) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(path), args=FLAGS)
         for is_dark in (False, True):
             for viewport in (DESKTOP, PHONE):
