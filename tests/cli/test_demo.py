@@ -33,7 +33,7 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     root = tmp_path_factory.mktemp("demo") / "kept"
     sizes = ["--rows", "3000", "--epochs", "6", "--kills", "1", "--seed", "11"]
     with running_demo(*sizes, "--json", "--keep", str(root)) as (demo, address):
-        shown = seen_at_work(address, demo)
+        shown = shown_while_running(address, demo)
         output, _ = demo.communicate()
     assert demo.returncode == 0, output
     assert not answers(address)
@@ -74,7 +74,7 @@ def running_demo(*more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         demo.communicate()
 
 
-def seen_at_work(address: str, demo: subprocess.Popen[str]) -> dict[str, object]:
+def shown_while_running(address: str, demo: subprocess.Popen[str]) -> dict[str, object]:
     """What the console shows of the pipeline once it has decided an epoch."""
     while demo.poll() is None:
         with urllib.request.urlopen(f"{address}api/status", timeout=30) as answer:

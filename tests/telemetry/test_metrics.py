@@ -26,8 +26,8 @@ class Kept:
     def observe(self, name, labels, seconds):
         self.add(name, labels, seconds)
 
-    def watch(self, name, labels, ask):
-        self.gauges[name, labels] = ask
+    def watch(self, name, labels, read):
+        self.gauges[name, labels] = read
 
     def unwatch(self, name, labels):
         del self.gauges[name, labels]

@@ -91,7 +91,7 @@ class Meters(Protocol):
 
     def observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None: ...
 
-    def watch(self, name: str, labels: tuple[str, ...], ask: Callable[[], float]) -> None:
-        """From now on, the value of a gauge is the result of `ask` at each scrape."""
+    def watch(self, name: str, labels: tuple[str, ...], read: Callable[[], float]) -> None:
+        """From now on, the value of a gauge is the result of `read` at each scrape."""
 
     def unwatch(self, name: str, labels: tuple[str, ...]) -> None: ...

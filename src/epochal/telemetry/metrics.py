@@ -77,11 +77,11 @@ class MetricsListener:
         for meters in self._meters:
             meters.observe("epochal_phase_seconds", (self._pipeline, *labels), seconds)
 
-    def _watch(self, name: str, labels: tuple[str, ...], ask: Callable[[], float]) -> None:
+    def _watch(self, name: str, labels: tuple[str, ...], read: Callable[[], float]) -> None:
         whole = (self._pipeline, *labels)
         self._watched.append((name, whole))
         for meters in self._meters:
-            meters.watch(name, whole, ask)
+            meters.watch(name, whole, read)
 
     def _unwatch(self) -> None:
         for name, labels in self._watched:
@@ -102,11 +102,11 @@ class MetricsListener:
     def _doubt_gauge(
         self, sink: SinkName, value: Callable[[InDoubtFigures], float]
     ) -> Callable[[], float]:
-        def ask() -> float:
+        def read() -> float:
             found = self._tracker.in_doubt().get(sink)
             return 0.0 if found is None else value(found)
 
-        return ask
+        return read
 
     def _age_s(self, found: InDoubtFigures) -> float:
         return 0.0 if found.oldest_since is None else max(0.0, self._now() - found.oldest_since)
@@ -114,7 +114,7 @@ class MetricsListener:
     def _pinned_gauge(self, sink: SinkName) -> Callable[[], float]:
         """From its first row to its end, an open transaction blocks read_committed consumers."""
 
-        def ask() -> float:
+        def read() -> float:
             figures = self._tracker.current()
             if figures is None or figures.phase not in _OPEN:
                 return 0.0
@@ -123,7 +123,7 @@ class MetricsListener:
                 return 0.0
             return max(0.0, self._now() - figures.entered_at.get(Phase.PREPARING, self._now()))
 
-        return ask
+        return read
 
 
 def _count(found: InDoubtFigures) -> float:

@@ -31,7 +31,7 @@ class OtelMeters:
     def __init__(self, meter: Meter) -> None:
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
-        self._asked: dict[str, dict[Labels, Callable[[], float]]] = {}
+        self._gauges: dict[str, dict[Labels, Callable[[], float]]] = {}
         self._guard = threading.Lock()
         for name, one in INSTRUMENTS.items():
             if one.kind is Kind.COUNTER:
@@ -44,7 +44,7 @@ class OtelMeters:
                     explicit_bucket_boundaries_advisory=PHASE_BUCKETS_S,
                 )
             else:
-                self._asked[name] = {}
+                self._gauges[name] = {}
                 meter.create_observable_gauge(
                     name, callbacks=[self._callback(name)], description=one.description
                 )
@@ -55,19 +55,19 @@ class OtelMeters:
     def observe(self, name: str, labels: Labels, seconds: float) -> None:
         self._histograms[name].record(seconds, _named(name, labels))
 
-    def watch(self, name: str, labels: Labels, ask: Callable[[], float]) -> None:
+    def watch(self, name: str, labels: Labels, read: Callable[[], float]) -> None:
         with self._guard:
-            self._asked[name][labels] = ask
+            self._gauges[name][labels] = read
 
     def unwatch(self, name: str, labels: Labels) -> None:
         with self._guard:
-            self._asked[name].pop(labels, None)
+            self._gauges[name].pop(labels, None)
 
     def _callback(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observed(_options: CallbackOptions) -> Iterable[Observation]:
             with self._guard:
-                asked = list(self._asked[name].items())
-            return [Observation(ask(), _named(name, labels)) for labels, ask in asked]
+                gauges = list(self._gauges[name].items())
+            return [Observation(read(), _named(name, labels)) for labels, read in gauges]
 
         return observed
 

@@ -47,8 +47,8 @@ class PrometheusMeters:
     def observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None:
         self._histograms[name].labels(*labels).observe(seconds)
 
-    def watch(self, name: str, labels: tuple[str, ...], ask: Callable[[], float]) -> None:
-        self._gauges[name].labels(*labels).set_function(ask)
+    def watch(self, name: str, labels: tuple[str, ...], read: Callable[[], float]) -> None:
+        self._gauges[name].labels(*labels).set_function(read)
 
     def unwatch(self, name: str, labels: tuple[str, ...]) -> None:
         self._gauges[name].remove(*labels)
