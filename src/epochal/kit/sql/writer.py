@@ -270,7 +270,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             return self._dialect.quote(self._declared.meta, staging_name(self._task.handle))
         return self._dialect.quote(self._table.schema, self._table.name)
 
-    def _going(self) -> list[tuple[P, str]]:
+    def _sent_columns(self) -> list[tuple[P, str]]:
         """What is sent, and its column there: only staging has one for every field."""
         if self._is_staged:
             return [(one, one.field) for one in self._plan]

@@ -68,10 +68,10 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
 
     def _send(self, block: pa.Table, first: int) -> None:
         connection = self._get_ready()
-        going = self._going()
-        data = rows_of([self._converted(one, block, first) for one, _ in going])
+        sent = self._sent_columns()
+        data = rows_of([self._converted(one, block, first) for one, _ in sent])
         statement = load_statement(
-            self._table_sent_to(), [(name, one.expression) for one, name in going]
+            self._table_sent_to(), [(name, one.expression) for one, name in sent]
         )
         arrived, warnings = self._classified("load", lambda: connection.load(statement, data))
         if warnings or arrived != block.num_rows:
@@ -175,10 +175,10 @@ class KeepingWriter(StagedWriter):
         self, connection: MySQLConnection, rows: pa.Table, numbers: Sequence[int], first: int
     ) -> dict[int, str]:
         """Load rows under these numbers of this task; the places of those that did not fit."""
-        going = self._going()
+        sent = self._sent_columns()
         at = pa.array([number + 1 for number in numbers], pa.int64())
-        data = rows_of([at.cast(TEXT), *(self._converted(one, rows, first) for one, _ in going)])
-        columns = [(AT, None), *((name, one.expression) for one, name in going)]
+        data = rows_of([at.cast(TEXT), *(self._converted(one, rows, first) for one, _ in sent)])
+        columns = [(AT, None), *((name, one.expression) for one, name in sent)]
         statement = load_statement(self._table_sent_to(), columns)
         arrived, warnings = self._classified("load", lambda: connection.load(statement, data))
         if arrived != rows.num_rows:
@@ -227,10 +227,10 @@ class PreparedWriter(MySQLWriter):
         _connections.close(connection)
 
 
-def load_statement(table: str, going: Sequence[tuple[str, str | None]]) -> str:
+def load_statement(table: str, sent: Sequence[tuple[str, str | None]]) -> str:
     """Columns in the order of the data, each with what is made of its text, if anything is."""
     read, made = [], []
-    for number, (column, expression) in enumerate(going):
+    for number, (column, expression) in enumerate(sent):
         name = DIALECT.quote(column)
         if expression is None:
             read.append(name)

@@ -71,13 +71,13 @@ class OracleWriter(TableWriter[Any, Planned]):
 
     def _insert(self, connection: Any, block: pa.Table, first: int) -> dict[int, str]:
         """Insert a block; the places of refused rows with the reasons, where those are kept."""
-        going = self._going()
+        sent = self._sent_columns()
         rows = pa.table(
-            [self._converted(one, block, first) for one, _ in going],
-            names=[name for _, name in going],
+            [self._converted(one, block, first) for one, _ in sent],
+            names=[name for _, name in sent],
         )
-        columns = ", ".join(DIALECT.quote(name) for _, name in going)
-        marks = ", ".join(f":{place}" for place in range(1, len(going) + 1))
+        columns = ", ".join(DIALECT.quote(name) for _, name in sent)
+        marks = ", ".join(f":{place}" for place in range(1, len(sent) + 1))
         statement = f"INSERT INTO {self._table_sent_to()} ({columns}) VALUES ({marks})"
         refused: dict[int, str] = {}
 

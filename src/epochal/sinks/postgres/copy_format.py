@@ -32,8 +32,8 @@ _DIGITS_MAX = 18
 _NEGATIVE = 0x4000
 
 
-def laid_out(sink: Postgres, schema: pa.Schema, handout: Json) -> Packing | None:
-    """How the engine lays out a row for this sink's tasks, in the order that they copy; or not."""
+def row_packing(sink: Postgres, schema: pa.Schema, handout: Json) -> Packing | None:
+    """How the engine packs a row for the tasks, in the order of their COPY; None where it can't."""
     sent = sent_fields(schema, sink)
     read_as = {name: one.type.base for name, one in sent.items()}
     if sink.strategy == "prepared":

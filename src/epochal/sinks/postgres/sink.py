@@ -85,9 +85,9 @@ class Postgres(TableSink):
     # What only the driver or only a task needs is imported there.
 
     def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
-        from epochal.sinks.postgres.copy_format import laid_out  # noqa: PLC0415
+        from epochal.sinks.postgres.copy_format import row_packing  # noqa: PLC0415
 
-        return laid_out(self, schema, handout)
+        return row_packing(self, schema, handout)
 
     def writer(self, task: Task) -> Writer:
         from epochal.sinks.postgres.writer import PreparedWriter, StagedWriter  # noqa: PLC0415
