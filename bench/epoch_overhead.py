@@ -136,5 +136,5 @@ def _wait_for(query: Any, epochs: int) -> None:
 
 
 def _durations_ms(query: Any) -> list[float]:
-    told = [p if isinstance(p, dict) else json.loads(p.json) for p in query.recentProgress]
-    return [float(one["durationMs"]["triggerExecution"]) for one in told]
+    progress = [p if isinstance(p, dict) else json.loads(p.json) for p in query.recentProgress]
+    return [float(one["durationMs"]["triggerExecution"]) for one in progress]

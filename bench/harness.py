@@ -1,4 +1,4 @@
-"""How a comparison is run and told: interleaved rounds, medians, one JSON object a line."""
+"""Comparisons with a peer: interleaved rounds, medians, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparison:
             say(f"{self.name}: round {number}: ours {self.ours[-1]:.6g}, peer {self.peer[-1]:.6g}")
         self.ours, self.peer = self.ours[1:], self.peer[1:]
 
-    def told(self) -> Mapping[str, object]:
+    def as_json(self) -> Mapping[str, object]:
         ratios = sorted(
             mine / theirs if self.is_rate else theirs / mine
             for mine, theirs in zip(self.ours, self.peer, strict=True)
@@ -60,7 +60,7 @@ def say(line: str) -> None:
 
 
 def tell(comparison: Comparison) -> None:
-    print(json.dumps(comparison.told()), flush=True)
+    print(json.dumps(comparison.as_json()), flush=True)
 
 
 @contextmanager

@@ -39,9 +39,9 @@ class Stream:
         return reader.parquet(str(self._folder))
 
     def rate(self, start: Callable[[Any, str], Any]) -> float:
-        """Rows a second of a query, from its start to its end; it is given a checkpoint."""
+        """Rows per second of a query, from its start to its end; it is given a checkpoint."""
         frame = self.frame()
-        # Removed with all the rest: a pipeline writes its last word after its query's end.
+        # Removed with all the rest: a pipeline writes its last record after its query has ended.
         checkpoint = tempfile.mkdtemp(dir=self._folder.parent)
         with stopwatch() as seconds:
             start(frame, checkpoint).awaitTermination()

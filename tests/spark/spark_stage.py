@@ -1,14 +1,13 @@
-"""What the tests on Spark share: a source whose epochs are known, and a way to crash a driver."""
+"""Shared by the tests on Spark: a source whose epochs are known, and a way to crash a driver."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from pyspark import cloudpickle
 
 from epochal.coordinator import Coordinator
 from epochal.errors import RowRejected
-from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.spark.pipeline import Pipeline
 from epochal.telemetry.history_writer import Recorder
@@ -70,19 +68,19 @@ def ids(sink: Any) -> list[int]:
 
 
 def run_to_end(pipeline: Pipeline, df: DataFrame, checkpoint: Path, **options: Any) -> None:
-    """Everything that the source has, then stop in good order."""
+    """Write everything that the source has, then stop cleanly."""
     query = pipeline.start(df, checkpoint, availableNow=True, **options)
     query.awaitTermination()
     pipeline._run.end()
 
 
 class Crash(Exception):
-    """Where a driver is killed, without the price of a new process."""
+    """Stands for the kill of a driver, without the cost of a new process."""
 
 
 class Killer:
     """
-    Ends a driver at a named step, as SIGKILL would: nothing is aborted, nothing is said to the log.
+    Ends a driver at a named step, as SIGKILL would: nothing is aborted, nothing is logged.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,39 +151,8 @@ class Breaking(Memory):
         raise ValueError("something in a library")
 
 
-@dataclass(frozen=True)
-class DyingFiles(Files):
-    """Kills the process that commits, at the step that a note on disk names, once."""
-
-    note: str = ""
-
-    def committer(self, identity: Any, limits: Any) -> Any:
-        committer = super().committer(identity, limits)
-        for step in ("rehearse", "commit"):
-            setattr(committer, step, self._deadly(step, getattr(committer, step)))
-        return committer
-
-    def _deadly(self, step: str, verb: Callable[..., None]) -> Callable[..., None]:
-        def deadly(*arguments: Any) -> None:
-            note = Path(self.note)
-            told = note.read_text() if note.exists() else ""
-            if told == step:
-                note.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            verb(*arguments)
-            if told == "committed" and step == "commit":
-                note.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return deadly
-
-
-def make_dying(note: Path) -> Callable[[Mapping[str, str]], Files]:
-    return lambda options: DyingFiles(options["path"], note=str(note))
-
-
 def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-    """A query whose tasks take long enough to be stopped in their midst."""
+    """A query whose tasks take long enough to be stopped while they run."""
     for batch in batches:
         time.sleep(6)
         yield batch

@@ -34,7 +34,7 @@ from epochal.terms import Handle, Identity, SinkName
 SPARK_HOME = Path(pyspark.__file__).parent
 WORKERS = ("127.0.0.2", "127.0.0.3")
 DEATHS = {1: "pyspark.daemon", 3: "CoarseGrainedExecutorBackend"}
-"""In which epoch a Python worker dies, and in which an executor: a word of its command line."""
+"""In which epoch a Python worker dies, and in which an executor: part of its command line."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _home(root: Path) -> Path:
 
 @contextmanager
 def _running(
-    command: list[str], told: Path, host: str, home: Path = SPARK_HOME
+    command: list[str], output: Path, host: str, home: Path = SPARK_HOME
 ) -> Iterator[subprocess.Popen[bytes]]:
     env = {
         **os.environ,
@@ -66,7 +66,7 @@ def _running(
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
-    with told.open("w") as file:
+    with output.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
     try:
         yield process
@@ -119,9 +119,9 @@ def test_executors_and_python_workers_that_are_killed_lose_no_row_and_repeat_non
     root = tmp_path / "killed"
     killed = []
     with _driver(root, "local-cluster[2,1,1024]", "killed") as driver:
-        for epoch, word in DEATHS.items():
+        for epoch, part in DEATHS.items():
             note = _wait_for(lambda epoch=epoch: _held(root, epoch), driver, root)
-            victim = _owner(driver, note.pid, word)
+            victim = _owner(driver, note.pid, part)
             victim.kill()
             psutil.wait_procs([victim], timeout=20)
             killed.append((epoch, note.attempt))
@@ -136,12 +136,12 @@ def test_executors_and_python_workers_that_are_killed_lose_no_row_and_repeat_non
         assert attempt not in _committed(root, epoch)
 
 
-def _owner(driver: subprocess.Popen[bytes], pid: int, word: str) -> psutil.Process:
+def _owner(driver: subprocess.Popen[bytes], pid: int, part: str) -> psutil.Process:
     """The process of a task's worker, or the JVM that it works for: always of this driver."""
     worker = psutil.Process(pid)
     line = [worker, *worker.parents()]
     assert driver.pid in [one.pid for one in line]
-    return next(one for one in line if any(word in part for part in one.cmdline()))
+    return next(one for one in line if any(part in argument for argument in one.cmdline()))
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def _committed(root: Path, epoch: int) -> set[int]:
 
 
 def _speculative(root: Path) -> set[int]:
-    """Spark's own word for which attempts were copies, from its event log."""
+    """Which attempts were speculative copies, by Spark's event log."""
     (file,) = (root / "events").iterdir()
     events = [json.loads(line) for line in file.read_text().splitlines()]
     tasks = [one["Task Info"] for one in events if one["Event"] == "SparkListenerTaskStart"]

@@ -34,9 +34,11 @@ TO_THE_END = ""
 
 def _start(root: Path) -> subprocess.Popen[str]:
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
-    with (root / "driver.txt").open("a") as told:
+    with (root / "driver.txt").open("a") as output:
         command = [sys.executable, victim.__file__, str(root)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, stderr=told, text=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+        )
 
 
 def _lives(root: Path, deaths: Sequence[str]) -> Iterator[str]:

@@ -49,9 +49,7 @@ def test_a_checkpoint_of_plain_foreach_batch_is_taken_over_and_left_again(
     assert [*sorted(before.ids), *ids(sink), *sorted(after.ids)] == source.ids
 
 
-def test_going_on_after_other_code_ran_needs_a_persons_word(
-    source: Source, checkpoint: Path
-) -> None:
+def test_going_on_after_other_code_ran_needs_adopt(source: Source, checkpoint: Path) -> None:
     sink = Memory()
     pipeline = Pipeline("guest", [sink])
     source.add_numbers(epochs=1)
@@ -66,9 +64,9 @@ def test_going_on_after_other_code_ran_needs_a_persons_word(
     assert sink.epochs() == [0, 3]
 
 
-@pytest.mark.parametrize(("word", "epochs"), [("redo", [1, 2]), ("skip", [2])])
+@pytest.mark.parametrize(("choice", "epochs"), [("redo", [1, 2]), ("skip", [2])])
 def test_a_batch_that_other_code_left_unfinished_is_asked_about(
-    source: Source, checkpoint: Path, word: str, epochs: list[int]
+    source: Source, checkpoint: Path, choice: str, epochs: list[int]
 ) -> None:
     source.add_numbers(epochs=2)
     plain = Plain()
@@ -79,7 +77,7 @@ def test_a_batch_that_other_code_left_unfinished_is_asked_about(
     sink = Memory()
     with pytest.raises(Refused, match="batch 1 was planned by code other than epochal"):
         run_to_end(Pipeline("guest", [sink]), source.stream, checkpoint)
-    run_to_end(Pipeline("guest", [sink]), source.stream, checkpoint, unfinished=word)
+    run_to_end(Pipeline("guest", [sink]), source.stream, checkpoint, unfinished=choice)
     assert sink.epochs() == epochs
 
 

@@ -1,4 +1,4 @@
-"""The pipeline door: what a user writes, and what comes of it."""
+"""Pipelines on Spark: what a user declares, and what becomes of it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_names_of_any_kind(spark: SparkSession) -> None:
     assert there == here
 
 
-def test_the_hash_of_a_row_stands_beside_it(spark: SparkSession) -> None:
+def test_the_hash_of_a_row_is_one_more_column(spark: SparkSession) -> None:
     frame = spark.sql("SELECT 1 AS n, 'x' AS `a.b`")
     schema = arrow_schema(SINK, frame.schema)
     there = packed(frame, SINK, schema, None, extra_column=row_hash(frame.schema))
