@@ -12,7 +12,7 @@ help: ## list the targets
 setup: ## install everything into .venv (and a Java, if the machine has none)
 	@$(PYTHON) tools/setup.py
 
-check: ## lint, format, types, layers
+check: ## lint, format, types (of the docs too), layers
 	$(RUN) python tools/check.py
 
 format: ## put the code into its format, and fix what ruff can

@@ -1,4 +1,4 @@
-"""Starting, stopping and starting again in one process, as at a notebook."""
+"""The runs of one process: starting, stopping and starting again, as at a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity and life of a pipeline on Spark: taking over, leaving, moving, copying, resetting."""
+"""Identity of a pipeline on Spark: taking over, leaving, moving, copying, resetting."""
 
 from __future__ import annotations
 
