@@ -80,7 +80,8 @@ def _mypy(modules: Mapping[str, str]) -> Iterable[str]:
     done = subprocess.run(command, cwd=BUILD, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         sys.exit(f"mypy failed: {done.stdout}{done.stderr}")
-    for found in map(json.loads, done.stdout.splitlines()):
+    # Without an error there is one empty line.
+    for found in map(json.loads, filter(None, done.stdout.splitlines())):
         if found["severity"] == "error":
             yield f"{modules[found['file']]}:{found['line']}: {found['message']} (mypy)"
 

@@ -22,6 +22,10 @@ pipeline.start(orders, "chk", outputMode="update", once=True).awaitTermination()
 """
 
 
+def test_nothing_is_found_where_there_is_no_mistake() -> None:
+    assert docs_types.mistakes({"right.md": f"# None\n```python\n{RIGHT}```\n"}) == []
+
+
 @pytest.fixture(scope="module")
 def found() -> list[str]:
     wrong = "\n".join(["# Mistakes", "```python", *WRONG, "```"])
