@@ -2,21 +2,20 @@
 What runs in a task, on an executor: one partition's rows go to one sink, and a receipt comes back.
 
 A fresh Python worker pays for every module that is imported here, so these are few, and pandas is
-not among them: pyarrow imports it (1.6 s of CPU) as soon as it makes an array or a scalar of Python
-values, or gives an array to numpy. What a task must know travels in the pickled `PrepareTask`; what
-only Spark knows, the task asks of its context.
+not among them (see `arrow_values`). What a task must know travels in the pickled `PrepareTask`;
+what only Spark knows, the task asks of its context.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from epochal import arrow_values
 from epochal.contract import Limits, Sink, Task, prepare_rows
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
@@ -121,16 +120,9 @@ class _Arriving:
 
 def _sum_of(hashes: pa.Array) -> int:
     """The sum of 64-bit hashes, modulo 2^64. None of them is null."""
-    if not len(hashes):
-        return 0
-    values = np.frombuffer(hashes.buffers()[1], dtype=np.uint64)
-    return int(values[hashes.offset : hashes.offset + len(hashes)].sum(dtype=np.uint64))
+    return int(arrow_values.numbers(hashes).view(np.uint64).sum(dtype=np.uint64))
 
 
 def _text_batch(text: str) -> pa.RecordBatch:
-    """One row with one text, from its bytes: see the head of this module."""
-    data = text.encode()
-    buffers = [None, pa.py_buffer(struct.pack("=ii", 0, len(data))), pa.py_buffer(data)]
-    return pa.RecordBatch.from_arrays(
-        [pa.Array.from_buffers(pa.string(), 1, buffers)], schema=_RECEIPTS
-    )
+    """One row with one text."""
+    return pa.RecordBatch.from_arrays([arrow_values.texts([text], pa.string())], schema=_RECEIPTS)
