@@ -43,12 +43,12 @@ MODULES_MAX = {
     "callback": 31,
     "delta": 29,
     "files": 35,
-    "http": 35,
+    "http": 34,
     "iceberg": 33,
     "kafka": 46,
     "memory": 19,
-    "mysql": 45,
-    "postgres": 63,
+    "mysql": 41,
+    "postgres": 42,
 }
 """Modules of ours, without the generated messages of Kafka's protocol."""
 LOADS_PANDAS = {
