@@ -26,13 +26,12 @@ import pyarrow as pa
 
 from bench.harness import Comparison, say, stopwatch
 from epochal.coordinator.reading import newest_record
-from epochal.logs import open_log
-from epochal.logs.names import record_name
+from epochal.logs import open_log, record_name
 from epochal.protocol.records import encode
 from epochal.session import Session
 from epochal.sinks.memory import Memory
+from epochal.storage import open_store
 from epochal.telemetry.history import History, epoch_line, header, segment_name
-from epochal.telemetry.places import HistoryFolder
 from epochal.terms import EpochNumber, Generation
 
 PIPELINES = 1000
@@ -85,7 +84,7 @@ def _make(root: Path) -> None:
         shutil.copytree(made, log)
         state = replace(record.state, pipeline=pipeline, location=str(log))
         (log / name).write_bytes(encode(replace(record, state=state)))
-    (sample,) = History(place=HistoryFolder(made / "history")).page(limit=1).epochs
+    (sample,) = History(store=open_store(made / "history")).page(limit=1).epochs
     _make_history(root / _LONG / "log" / "history", epoch_line(sample), sample.epoch)
     shutil.rmtree(made)
 
@@ -136,7 +135,7 @@ def _pages(url: str, root: Path) -> list[tuple[str, str]]:
     found = re.search(r'href="(/pipelines/[0-9a-f]+)"', _get(f"{url}/?q={_LONG}"))
     assert found is not None
     one = found[1]
-    segments = History(place=HistoryFolder(root / _LONG / "log" / "history")).segments()
+    segments = History(store=open_store(root / _LONG / "log" / "history")).segments()
     middle, last = f"{segments[len(segments) // 2]}:250", f"{segments[0]}:30"
     return [
         ("overview", "/"),

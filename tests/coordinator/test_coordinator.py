@@ -17,7 +17,7 @@ from epochal.errors import (
     TryAgain,
     Unsettled,
 )
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Admission, Position
 from epochal.protocol.machine import Phase
 from epochal.protocol.records import decode

@@ -12,7 +12,7 @@ from epochal.contract import Limits
 from epochal.coordinator import Coordinator, Surroundings, read_state
 from epochal.coordinator.waiting import StillRunning, in_threads
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.sink import MemoryCommitter

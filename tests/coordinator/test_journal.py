@@ -5,7 +5,7 @@ import pytest
 from epochal.contract import Limits
 from epochal.coordinator.journal import Journal
 from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.state import RecordKind, State, claimed, stopped
 from epochal.terms import Uid
 from proof.behaviour import OwnClock

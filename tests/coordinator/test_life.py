@@ -6,7 +6,7 @@ import pytest
 
 from epochal.coordinator import Coordinator, life
 from epochal.errors import Fenced, Refused
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.protocol.state import GivenUp
 from epochal.sinks.memory import Memory

@@ -8,7 +8,7 @@ from epochal import Memory, Postgres
 from epochal.errors import Refused
 from epochal.reports.drop import drop
 from epochal.reports.recover import recover
-from epochal.telemetry.places import history_place
+from epochal.telemetry.history import history_of
 
 
 def ledgers(shop):
@@ -30,7 +30,7 @@ def test_everything_is_removed_but_the_rows(shop):
     driver = shop.die("prepared")
     report = drop(shop.reached, dry_run=False)
     assert shop.log.numbers() == []
-    assert history_place(shop.log).names() == []
+    assert history_of(shop.log).store.names() == []
     assert ledgers(shop) == {}
     assert shop.orders._place.store()._prepared == {}
     assert shop.orders.rows()["id"].to_pylist() == [0, 1]
@@ -44,7 +44,8 @@ def test_an_interrupted_drop_is_finished_by_the_next(shop, monkeypatch):
     shop.run(epochs=1)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "epochal.logs.files.FilesLog.delete", lambda *_: (_ for _ in ()).throw(OSError("full"))
+            "epochal.storage.local.LocalStore.delete",
+            lambda *_: (_ for _ in ()).throw(OSError("full")),
         )
         with pytest.raises(OSError, match="full"):
             drop(shop.reached, dry_run=False)

@@ -11,8 +11,14 @@ from epochal.coordinator import Trouble
 from epochal.errors import CorruptRecord, Misconfigured
 from epochal.logs import open_log
 from epochal.reports.epochs import epoch_attempts, epochs
-from epochal.telemetry.history import PastEpoch, PastSink, epoch_line, header, segment_name
-from epochal.telemetry.places import history_place
+from epochal.telemetry.history import (
+    PastEpoch,
+    PastSink,
+    epoch_line,
+    header,
+    history_of,
+    segment_name,
+)
 from epochal.terms import EpochNumber, Generation, SinkName
 
 
@@ -62,7 +68,7 @@ def test_an_aborted_epoch_is_reported_with_its_error_beside_its_next_attempt(sho
 
 def test_pages_meet_without_a_gap_or_a_repeat(shop):
     shop.run(epochs=1)
-    place = history_place(shop.log)
+    place = history_of(shop.log).store
     for at in range(4):
         segment(place, 1 + at * 10, 10, at)
     found, cursor = [], None
@@ -77,7 +83,7 @@ def test_pages_meet_without_a_gap_or_a_repeat(shop):
 
 def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
     shop.run(epochs=1)
-    place = history_place(shop.log)
+    place = history_of(shop.log).store
     full = b"".join(line(at) for at in range(500))
     first_line = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
     for at in range(2000):
@@ -91,7 +97,7 @@ def test_a_page_of_a_million_epochs_takes_less_than_a_second(shop):
 
 def test_a_rare_outcome_is_found_by_bounded_pages(shop):
     shop.run(epochs=1)
-    place = history_place(shop.log)
+    place = history_of(shop.log).store
     first_line = header(uid="u", pipeline="shop", generation=Generation(1), driver="d")
     for at in range(50):
         first, rare = 1 + at * 500, 7 if at in (2, 45) else None
@@ -137,7 +143,7 @@ def test_an_invalid_page_is_refused(shop, limit, cursor):
 
 def test_a_torn_segment_is_refused_by_name_and_may_be_removed(shop):
     shop.run(epochs=1)
-    history_place(shop.log).put(segment_name(EpochNumber(9), Generation(1), 0), b"{torn")
+    history_of(shop.log).store.put(segment_name(EpochNumber(9), Generation(1), 0), b"{torn")
     with pytest.raises(CorruptRecord, match=r"00000000000000000009.*can't be read") as caught:
         epochs(shop.log)
     assert "remove the file" in caught.value.hint

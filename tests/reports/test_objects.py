@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore
 
 from epochal.errors import TryAgain
-from epochal.logs.objects import ObjectsLog
-from epochal.reports import discover
+from epochal.logs import open_log
 from epochal.reports.epochs import epochs
 from epochal.reports.status import pipeline_status, status
-from epochal.telemetry import places
 
 
 @pytest.fixture
-def stores(shop, monkeypatch):
+def bucket(shop, monkeypatch):
     """s3://bucket/… is a folder of this machine, through the same client."""
 
-    def opened(url):
+    def opened(url, **_):
         folder = shop.root / "bucket" / url.removeprefix("s3://bucket").strip("/")
         return LocalStore(folder, mkdir=True)
 
-    for module in (discover, places):
-        monkeypatch.setattr(module, "open_store", opened)
-    monkeypatch.setattr(
-        discover, "open_log", lambda url: ObjectsLog(opened(url), place=url), raising=True
-    )
-    return opened
+    monkeypatch.setattr("epochal.storage.objects.from_url", opened)
 
 
-def test_pipelines_in_a_bucket_are_found_with_their_history(shop, stores, monkeypatch):
+def test_pipelines_in_a_bucket_are_found_with_their_history(shop, bucket, monkeypatch):
     url = "s3://bucket/chk/orders/epochal/log"
-    log = ObjectsLog(stores(url), place=url)
+    log = open_log(url)
     monkeypatch.setattr("epochal.session.open_log", lambda _: log)
     shop.run(epochs=2)
     (found,) = status("s3://bucket/chk").pipelines
@@ -40,20 +33,9 @@ def test_pipelines_in_a_bucket_are_found_with_their_history(shop, stores, monkey
     assert pipeline_status(log).driver.seen_at is not None
 
 
-def test_a_history_of_objects_replaces_lists_and_forgets():
-    place = places.HistoryObjects(MemoryStore())
-    assert (place.names(), place.read("a")) == ([], None)
-    for content in (b"1", b"2"):
-        place.put("a", content)
-    place.put("b", b"3")
-    assert (list(place.names()), place.read("a")) == (["a", "b"], b"2")
-    place.delete(["a", "never"])
-    assert list(place.names()) == ["b"]
-
-
 def test_a_store_that_does_not_answer_is_reported_in_one_line(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    with pytest.raises(TryAgain, match="cannot list checkpoints"):
+    with pytest.raises(TryAgain, match="cannot list s3://bucket/chk"):
         status("s3://bucket/chk")

@@ -9,10 +9,8 @@ import pytest
 
 from epochal.console.index import Index
 from epochal.logs import open_log
-from epochal.logs.postgres import PostgresLog
 from epochal.reports.epochs import epochs
 from epochal.reports.status import pipeline_status
-from epochal.telemetry.tables import HistoryTable
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def test_a_log_in_postgresql_has_a_history_in_a_table_beside_it(shop, place, log
     assert pipeline_status(log).driver.seen_at is not None
     with postgres.connect() as connection:
         kept = connection.execute(
-            "SELECT name FROM epochal.epoch_history WHERE log = %s ORDER BY 1",
+            "SELECT key FROM epochal.store_history WHERE store = %s ORDER BY 1",
             (place.partition("#")[2],),
         ).fetchall()
     assert [name for (name,) in kept] == [
@@ -53,27 +51,11 @@ def test_a_log_in_postgresql_has_a_history_in_a_table_beside_it(shop, place, log
     ]
 
 
-def test_pieces_of_a_table_are_replaced_listed_and_forgotten_log_by_log(postgres):
-    one = HistoryTable(PostgresLog(f"{postgres.url}#pieces-one"))
-    other = HistoryTable(PostgresLog(f"{postgres.url}#pieces-other"))
-    assert (list(one.names()), one.read("a")) == ([], None)
-    for content in (b"1", b"2"):
-        one.put("b", content)
-    one.put("a-Z", b"3")
-    one.put("a", b"")
-    other.put("a", b"theirs")
-    assert list(one.names()) == ["a", "a-Z", "b"]
-    assert (one.read("a"), one.read("b")) == (b"", b"2")
-    one.delete(["a", "never"])
-    assert list(one.names()) == ["a-Z", "b"]
-    assert other.read("a") == b"theirs"
-
-
 def test_a_history_that_is_locked_delays_no_epoch(shop, log, postgres, monkeypatch):
     monkeypatch.setattr("epochal.telemetry.history_writer.REMOTE_FLUSH_EVERY_S", 0.01)
     shop.run(epochs=1)
     with shop.session() as session, postgres.connect() as connection, connection.transaction():
-        connection.execute("LOCK TABLE epochal.epoch_history")
+        connection.execute("LOCK TABLE epochal.store_history")
         await_one_that_waits(postgres)
         done = threading.Thread(target=lambda: [shop.epoch(session) for _ in range(3)])
         done.start()
@@ -86,7 +68,7 @@ def test_a_history_that_is_locked_delays_no_epoch(shop, log, postgres, monkeypat
 def await_one_that_waits(postgres):
     """The history writer hangs at the lock."""
     waiting = (
-        "SELECT 1 FROM pg_locks WHERE relation = 'epochal.epoch_history'::regclass AND NOT granted"
+        "SELECT 1 FROM pg_locks WHERE relation = 'epochal.store_history'::regclass AND NOT granted"
     )
     deadline_s = time.monotonic() + 120
     with postgres.connect() as connection:

@@ -11,8 +11,7 @@ from epochal.errors import CorruptRecord, Refused
 from epochal.reports import VERSION, to_json
 from epochal.reports.model import Health, Liveness
 from epochal.reports.status import pipeline_status, status
-from epochal.telemetry.history import Live, live_bytes
-from epochal.telemetry.places import history_place
+from epochal.telemetry.history import Live, history_of, live_bytes
 from epochal.terms import Generation
 
 
@@ -24,7 +23,7 @@ def put_heartbeat(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
         driver=shop.elsewhere,
         **more,
     )
-    history_place(shop.log).put("live.json", live_bytes(live))
+    history_of(shop.log).store.put("live.json", live_bytes(live))
 
 
 def test_a_stopped_pipeline_is_reported_with_its_last_epoch_and_totals(shop):
@@ -86,7 +85,7 @@ def test_the_heartbeat_of_an_earlier_generation_is_ignored(shop):
     driver = shop.die("decided", driver=shop.elsewhere)
     put_heartbeat(shop, generation=0, every_s=0.0)
     assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
-    history_place(shop.log).put("live.json", b"{torn")
+    history_of(shop.log).store.put("live.json", b"{torn")
     assert pipeline_status(shop.log).driver.liveness is Liveness.UNKNOWN
     assert driver is not None
 

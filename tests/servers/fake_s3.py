@@ -38,8 +38,19 @@ class _Requests(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FakeS3
 
-    def answer(self, status: int, body: bytes = b"") -> None:
+    def answer_content(self, content: bytes) -> None:
+        """The whole object, or the range that is asked for."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None:
+            self.answer(200, content)
+            return
+        first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+        self.answer(206, content[first : last + 1], f"bytes {first}-{last}/{len(content)}")
+
+    def answer(self, status: int, body: bytes = b"", content_range: str = "") -> None:
         self.send_response(status)
+        if content_range:
+            self.send_header("Content-Range", content_range)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"0"')
         self.send_header("Last-Modified", "Thu, 01 Jan 1970 00:00:00 GMT")
@@ -88,7 +99,7 @@ class _Requests(BaseHTTPRequestHandler):
         elif not self.key:
             self.answer(200, self.list(parse_qs(parts.query)["prefix"][0]))
         elif self.key in self.server.objects:
-            self.answer(200, self.server.objects[self.key])
+            self.answer_content(self.server.objects[self.key])
         else:
             self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
 

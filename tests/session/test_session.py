@@ -13,7 +13,7 @@ import epochal as ep
 from epochal.contract import Task, Writer
 from epochal.coordinator import Surroundings, read_state
 from epochal.coordinator.voice import Voice
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
 

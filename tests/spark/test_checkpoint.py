@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import obstore.store
 import pytest
 
 from epochal.errors import CorruptRecord, Refused
 from epochal.protocol.admission import Position
 from epochal.spark.checkpoint import (
-    HadoopFolder,
-    LocalFolder,
-    ObjectFolder,
+    Checkpoint,
     located,
     open_checkpoint,
 )
+from epochal.storage import Store
+from epochal.storage.hadoop import HadoopStore
+from epochal.storage.local import LocalStore
+from epochal.storage.objects import ObjectStore
 from epochal.terms import EpochNumber
 
 
@@ -95,22 +98,26 @@ def test_one_location_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert located("s3a://bucket/c/") == "s3a://bucket/c"
 
 
-@pytest.mark.parametrize("kind", [LocalFolder, ObjectFolder, "hadoop"])
-def test_every_way_to_a_folder_reads_the_same(
-    kind: Any, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize("kind", ["local", "objects", "hadoop"])
+def test_every_store_reads_a_checkpoint_the_same(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets" / "3").write_bytes(b"three")
-    if kind == "hadoop":
-        folder: Any = HadoopFolder(request.getfixturevalue("spark"), f"file://{tmp_path}")
-    else:
-        folder = kind(tmp_path if kind is LocalFolder else f"file://{tmp_path}")
-    assert folder.read("offsets/3") == b"three"
-    assert folder.read("offsets/4") is None
-    assert list(folder.names("offsets")) == ["3"]
-    assert list(folder.names("commits")) == []
-    assert folder.written_at("offsets/4") is None
-    assert abs(folder.written_at("offsets/3") - time.time()) < 60
+    for name in ("offsets/3", "offsets/.3.crc", "commits/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"three")
+    stores: dict[str, Callable[[], Store]] = {
+        "local": lambda: LocalStore(tmp_path),
+        "objects": lambda: ObjectStore(obstore.store.LocalStore(tmp_path), location="x"),
+        "hadoop": lambda: HadoopStore(request.getfixturevalue("spark"), f"file://{tmp_path}"),
+    }
+    checkpoint = Checkpoint("x", stores[kind]())
+    assert checkpoint.read("offsets/3") == b"three"
+    assert checkpoint.read("offsets/4") is None
+    assert checkpoint.position == Position(planned=EpochNumber(3), finished=EpochNumber(2))
+    assert checkpoint.planned_at(EpochNumber(4)) is None
+    planned_at = checkpoint.planned_at(EpochNumber(3))
+    assert planned_at is not None
+    assert abs(planned_at - time.time()) < 60
 
 
 def test_a_torn_metadata_file_is_named(tmp_path: Path) -> None:

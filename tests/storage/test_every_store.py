@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from epochal.storage import Store
+from epochal.storage import FileStore, Store
 from epochal.storage.memory import MemoryStore
 
 RACERS = 6
@@ -177,16 +177,22 @@ def test_what_is_not_a_key_is_refused_everywhere(store: Store, key: str) -> None
             call()
 
 
-def test_a_folder_is_a_store_of_its_own(store: Store) -> None:
-    inner = store.below("f").below("g")
-    assert inner.put_if_absent("k", b"inner") is True
-    inner.put("h/k", b"deeper")
-    assert store.read("f/g/k") == b"inner"
-    assert store.read("k") is None
-    assert (list(inner.names()), list(inner.folders())) == (["k"], ["h"])
-    assert inner.location.endswith("g")
-    inner.delete(["k", "h/k"])
-    assert list(store.folders()) == []
+def test_a_store_beside_another_has_keys_of_its_own(reopen: Opener) -> None:
+    store = reopen()
+    history = store.beside("history")
+    store.put("k", b"outer")
+    assert (history.read("k"), list(history.names())) == (None, [])
+    assert history.put_if_absent("k", b"inner") is True
+    history.put("f/k", b"deeper")
+    assert (store.read("k"), history.read("k")) == (b"outer", b"inner")
+    assert list(store.names()) == ["k"]
+    again = reopen().beside("history")
+    assert (list(again.names()), list(again.folders())) == (["k"], ["f"])
+    assert again.location.endswith("history")
+    assert again.location.startswith(store.location)
+    again.delete(["k", "f/k"])
+    assert (list(history.names()), list(history.folders())) == ([], [])
+    assert store.read("k") == b"outer"
 
 
 def test_content_outlives_the_object_that_wrote_it(reopen: Opener) -> None:
@@ -246,3 +252,32 @@ def test_puts_and_deletes_beside_each_other_never_fail(reopen: Opener) -> None:
 def test_a_location_shows_where_and_no_secret(store: Store) -> None:
     assert store.location
     assert "hunter2" not in store.location
+
+
+@pytest.mark.parametrize("kind", ["local", "objects-memory", "objects-s3"], indirect=True)
+def test_a_large_file_is_written_in_pieces_and_read_at_any_position(store: FileStore) -> None:
+    store.put("f/big", b"old")
+    output = store.create("f/big")
+    for piece in (b"0123", memoryview(b"45"), b"", b"6789" * 1000):
+        output.write(piece)
+    assert store.read("f/big") == b"old"
+    output.finish()
+    content = b"012345" + b"6789" * 1000
+    assert store.read("f/big") == content
+    file = store.open("f/big")
+    assert file is not None
+    with file:
+        assert (file.read(3), file.read(4)) == (b"012", b"3456")
+        file.seek(1)
+        assert file.read() == content[1:]
+    assert store.open("f/other") is None
+
+
+@pytest.mark.parametrize("kind", ["local", "objects-memory", "objects-s3"], indirect=True)
+def test_a_large_file_that_is_given_up_changes_nothing(store: FileStore) -> None:
+    store.put("k", b"old")
+    for key in ("k", "new"):
+        output = store.create(key)
+        output.write(b"half")
+        output.discard()
+    assert (store.read("k"), list(store.names())) == (b"old", ["k"])

@@ -15,6 +15,7 @@ from epochal.clock import SystemClock
 from epochal.coordinator import Tracker
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
+from epochal.storage.memory import MemoryStore
 from epochal.telemetry import log_as_json
 from epochal.telemetry.history import History
 from epochal.telemetry.history_writer import Recorder
@@ -23,40 +24,30 @@ from epochal.terms import EpochNumber, Generation, Uid
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-class Place:
-    """A storage in memory that may hang or fail."""
+class SlowStore(MemoryStore):
+    """A store that may hang or fail."""
 
     def __init__(self):
-        self.parts: dict[str, bytes] = {}
+        super().__init__()
         self.is_failing = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
-    def put(self, name, content):
+    def put(self, key, content):
         self.may_go_on.wait()
         if self.is_failing:
             raise OSError("disk full")
-        self.parts[name] = content
-
-    def names(self):
-        return sorted(self.parts)
-
-    def read(self, name):
-        return self.parts.get(name)
-
-    def delete(self, names):
-        for name in names:
-            self.parts.pop(name, None)
+        super().put(key, content)
 
 
 @pytest.fixture
-def place():
-    return Place()
+def store():
+    return SlowStore()
 
 
-def recorded(place, epochs_kept=100_000, **how):
+def recorded(store, epochs_kept=100_000, **how):
     tracker = Tracker(SystemClock())
-    recorder = Recorder(tracker, place, **{"flush_every_s": 0.02, **how}, epochs_kept=epochs_kept)
+    recorder = Recorder(tracker, store, **{"flush_every_s": 0.02, **how}, epochs_kept=epochs_kept)
     tracker.listen(recorder)
     claim(tracker, generation=1)
     return tracker
@@ -73,78 +64,66 @@ def lived(tracker, first, last):
         tracker.enter(EpochNumber(epoch), Phase.COMMITTED)
 
 
-def written(place):
-    return [one.epoch for one in History(place=place).all()]
+def written(store):
+    return [one.epoch for one in History(store=store).all()]
 
 
-def test_every_epoch_is_written_once_over_many_segments(place):
-    tracker = recorded(place)
+def test_every_epoch_is_written_once_over_many_segments(store):
+    tracker = recorded(store)
     lived(tracker, 0, 1200)
     tracker.close()
-    assert written(place) == list(range(1200))
-    assert len(History(place=place).segments()) == 3
+    assert written(store) == list(range(1200))
+    assert len(History(store=store).segments()) == 3
 
 
-def test_the_history_is_bounded(place):
-    tracker = recorded(place, epochs_kept=1000)
+def test_the_history_is_bounded(store):
+    tracker = recorded(store, epochs_kept=1000)
     lived(tracker, 0, 3000)
     tracker.close()
-    assert len(History(place=place).segments()) == 2
-    assert written(place)[-1] == 2999
+    assert len(History(store=store).segments()) == 2
+    assert written(store)[-1] == 2999
 
 
-def test_a_storage_that_hangs_delays_neither_an_epoch_nor_the_end(place, monkeypatch):
+def test_a_storage_that_hangs_delays_neither_an_epoch_nor_the_end(store, monkeypatch):
     monkeypatch.setattr("epochal.telemetry.history_writer._CLOSE_WAIT_MAX_S", 0.1)
-    place.may_go_on.clear()
-    tracker = recorded(place)
+    store.may_go_on.clear()
+    tracker = recorded(store)
     began_s = time.monotonic()
     lived(tracker, 0, 100)
     tracker.close()
     assert time.monotonic() - began_s < 5
     assert tracker.metrics().commits == 100
-    place.may_go_on.set()
+    store.may_go_on.set()
 
 
-def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(place, caplog):
-    place.is_failing = True
-    tracker = recorded(place)
+def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(store, caplog):
+    store.is_failing = True
+    tracker = recorded(store)
     lived(tracker, 0, 10)
     deadline_s = time.monotonic() + 120
     while not caplog.records:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    place.is_failing = False
+    store.is_failing = False
     tracker.close()
-    assert written(place) == list(range(10))
+    assert written(store) == list(range(10))
     assert [one.levelno for one in caplog.records].count(logging.WARNING) == 1
 
 
-def test_a_lasting_writer_writes_each_epoch_at_once_and_no_heartbeat(place):
-    tracker = recorded(place, flush_every_s=3600.0, is_lasting=True)
-    for epoch in range(3):
-        lived(tracker, epoch, epoch + 1)
-        deadline_s = time.monotonic() + 120
-        while written(place) != list(range(epoch + 1)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-    assert History(place=place).live() is None
-    tracker.close()
-
-
-def test_a_segment_belongs_to_one_generation(place):
-    place.may_go_on.clear()
-    tracker = recorded(place)
+def test_a_segment_belongs_to_one_generation(store):
+    store.may_go_on.clear()
+    tracker = recorded(store)
     lived(tracker, 0, 2)
     claim(tracker, generation=2)
     lived(tracker, 2, 3)
-    place.may_go_on.set()
+    store.may_go_on.set()
     tracker.close()
-    assert [(one.epoch, one.generation) for one in History(place=place).all()] == [
+    assert [(one.epoch, one.generation) for one in History(store=store).all()] == [
         (0, 1),
         (1, 1),
         (2, 2),
     ]
-    assert [name.split("-")[1] for name in History(place=place).segments()] == [
+    assert [name.split("-")[1] for name in History(store=store).segments()] == [
         "0000000001",
         "0000000002",
     ]

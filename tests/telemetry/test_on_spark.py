@@ -14,7 +14,7 @@ from epochal.config.resolve_target import Reached
 from epochal.reports.epochs import epochs
 from epochal.reports.recover import plan_recovery
 from epochal.reports.status import pipeline_status
-from epochal.reports.verify import audit
+from epochal.reports.verify import verify
 from epochal.spark.progress import Progress
 from epochal.telemetry import exporters, prometheus
 
@@ -61,7 +61,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]
     assert pipeline_status(log).driver.liveness.value == "stopped"
     reached = Reached(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
-    for one in audit(reached, spark=spark).sinks:
+    for one in verify(reached, spark=spark).sinks:
         assert (one.verdict, one.visible_hash) == ("agrees", one.decided_hash)
         assert one.decided_hash is not None
     assert plan_recovery(reached).steps[1:] == ["nothing is in doubt"]
@@ -76,7 +76,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     rows = pq.read_table(file).to_pylist()
     changed = [{**row, "id": row["id"] + 100} for row in rows]
     pq.write_table(pa.Table.from_pylist(changed, schema=pq.read_schema(file)), file)
-    assert not audit(reached).differs
-    (every, few) = audit(reached, spark=spark).sinks
+    assert not verify(reached).differs
+    (every, few) = verify(reached, spark=spark).sinks
     assert (every.verdict, few.verdict) == ("agrees", "differs")
     assert "rows were changed" in few.differences[0]

@@ -4,8 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from epochal.logs import open_log
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog, open_log
 from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.client import StoreReference

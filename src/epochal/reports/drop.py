@@ -21,7 +21,8 @@ from epochal.protocol.state import State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, require_no_driver
 from epochal.reports.model import DropReport
-from epochal.reports.status import history_of, live_of, require_record
+from epochal.reports.status import live_of, require_record
+from epochal.telemetry.history import history_of
 from epochal.terms import quantity
 
 _NOT_REACHED = "not reached: "
@@ -112,10 +113,10 @@ def _log(log: EpochLog, *, dry_run: bool, is_kept: bool) -> list[str]:
         return ["kept: not every target was reached; repeat the command when they are"]
     numbers = log.numbers()
     history = history_of(log)
-    names = [] if history is None else list(history.place.names())
+    names = [] if history is None else list(history.store.names())
     if not dry_run:
         if history is not None:
-            history.place.delete(names)
+            history.store.delete(names)
         # The highest number last: it is the state of the log as long as it exists.
         for number in numbers:
             log.delete([number])

@@ -9,8 +9,8 @@ from epochal.coordinator.reading import kept_records
 from epochal.errors import Misconfigured
 from epochal.protocol.state import Record, RecordKind
 from epochal.reports.model import NOT_QUERIED, EpochReport, EpochsReport, ReceiptReport
-from epochal.reports.status import history_of, require_record
-from epochal.telemetry.history import Page, PastEpoch
+from epochal.reports.status import require_record
+from epochal.telemetry.history import Page, PastEpoch, history_of
 from epochal.terms import EpochNumber
 
 EPOCHS_MAX = 1000

@@ -24,8 +24,7 @@ from epochal.reports.model import (
     UnreadableReport,
     UnsettledReport,
 )
-from epochal.telemetry.history import History, Live
-from epochal.telemetry.places import history_place
+from epochal.telemetry.history import Live, history_of
 
 
 def status(root: str, *, now: float | None = None) -> StatusReport:
@@ -104,11 +103,6 @@ def no_log(place: str) -> Refused:
         "give the checkpoint of a pipeline that was started with epochal before, or a folder "
         "above it",
     )
-
-
-def history_of(log: EpochLog) -> History | None:
-    place = history_place(log)
-    return None if place is None else History(place=place)
 
 
 def live_of(log: EpochLog) -> Live | None:

@@ -8,7 +8,7 @@ What Spark's checkpoint folder says: whose query it is, how far it got, which ro
                       K.compact holds those of all entries up to K
 
 It is Spark's: nothing here writes to it. Local folders are read as files, all others through the
-file system that Spark itself uses for them.
+file system that Spark itself uses for them; object stores directly where there is no Spark session.
 """
 
 from __future__ import annotations
@@ -16,164 +16,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from epochal.errors import CorruptRecord, Misconfigured, Refused, TryAgain
-from epochal.logs.gateway import hadoop_conf, jvm_of, qualified
+from epochal.errors import CorruptRecord, Misconfigured, Refused
 from epochal.protocol.admission import Position
+from epochal.storage import Store, open_store
+from epochal.storage.urls import OBJECT_SCHEMES
 from epochal.terms import EpochNumber, Offsets, quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OBJECT_STORES = frozenset({"abfs", "abfss", "az", "gs", "s3", "s3a"})
 _TEXT_CHARS_MAX = 2000
 _LINES_BEFORE_SOURCES = 2
-
-
-class Folder(Protocol):
-    """A folder that is only read. Names are relative, with slashes."""
-
-    def read(self, name: str) -> bytes | None:
-        """A file's content, or None where there is none."""
-
-    def names(self, folder: str) -> Sequence[str]:
-        """What a folder below holds; nothing where it does not exist."""
-
-    def written_at(self, name: str) -> float | None:
-        """When a file was written, in seconds since 1970; None where it is not there."""
-
-
-class LocalFolder:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            return (self._path / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def names(self, folder: str) -> Sequence[str]:
-        try:
-            return [path.name for path in (self._path / folder).iterdir()]
-        except FileNotFoundError:
-            return []
-
-    def written_at(self, name: str) -> float | None:
-        try:
-            return (self._path / name).stat().st_mtime
-        except FileNotFoundError:
-            return None
-
-
-class ObjectFolder:
-    """An object store, with credentials from the environment: for processes without Spark's JVM."""
-
-    def __init__(self, url: str) -> None:
-        from obstore.store import from_url  # noqa: PLC0415  only where a checkpoint is in a store
-
-        self._url = url
-        self._store = from_url(url)
-
-    def read(self, name: str) -> bytes | None:
-        import obstore  # noqa: PLC0415  see above
-
-        answer = self._ask(lambda: obstore.get(self._store, name), name)
-        return None if answer is None else bytes(answer.bytes())
-
-    def names(self, folder: str) -> Sequence[str]:
-        import obstore  # noqa: PLC0415  see above
-
-        listed = self._ask(lambda: obstore.list_with_delimiter(self._store, folder), folder)
-        return [str(one["path"]).rsplit("/", 1)[-1] for one in (listed or {}).get("objects", ())]
-
-    def written_at(self, name: str) -> float | None:
-        import obstore  # noqa: PLC0415  see above
-
-        found = self._ask(lambda: obstore.head(self._store, name), name)
-        return None if found is None else float(found["last_modified"].timestamp())
-
-    def _ask(self, ask: Callable[[], Any], name: str) -> Any:
-        from obstore.exceptions import BaseError, NotFoundError  # noqa: PLC0415  see above
-
-        try:
-            return ask()
-        except (NotFoundError, FileNotFoundError):
-            return None
-        except BaseError as error:
-            raise TryAgain(f"cannot read {self._url}/{name}: {error}") from None
-
-
-class HadoopFolder:
-    """Through Spark's own file system: what Spark can read, this can."""
-
-    def __init__(self, spark: SparkSession, url: str) -> None:
-        self._jvm = jvm_of(spark)
-        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
-        self._files = self._root.getFileSystem(hadoop_conf(spark))
-
-    def read(self, name: str) -> bytes | None:
-        found: bytes | None = _unless_missing(
-            lambda: self._read(name), None, f"{self._root}/{name}"
-        )
-        return found
-
-    def names(self, folder: str) -> Sequence[str]:
-        found: Sequence[str] = _unless_missing(
-            lambda: self._names(folder), [], f"{self._root}/{folder}"
-        )
-        return found
-
-    def written_at(self, name: str) -> float | None:
-        found = _unless_missing(
-            lambda: self._files.getFileStatus(self._below(name)), None, f"{self._root}/{name}"
-        )
-        return None if found is None else float(found.getModificationTime()) / 1000
-
-    def _read(self, name: str) -> bytes:
-        stream = self._files.open(self._below(name))
-        try:
-            return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-
-    def _names(self, folder: str) -> Sequence[str]:
-        return [
-            status.getPath().getName() for status in self._files.listStatus(self._below(folder))
-        ]
-
-    def _below(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
-
-
-def _unless_missing(ask: Callable[[], Any], otherwise: Any, what: str) -> Any:
-    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415  comes with Spark
-
-    try:
-        return ask()
-    except Py4JJavaError as error:
-        if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
-            return otherwise
-        raise TryAgain(f"cannot read {what}: {error.java_exception.toString()}") from None
-    except Py4JError as error:
-        raise TryAgain(f"cannot read {what}: {error}") from None
 
 
 class Checkpoint:
     """One checkpoint location, as Spark left it. Read anew at every call."""
 
-    def __init__(self, location: str, folder: Folder) -> None:
+    def __init__(self, location: str, store: Store) -> None:
         self.location = location
-        self._folder = folder
+        self._store = store
         self._ends: dict[EpochNumber, Sequence[str]] = {}
         """Where the newest epochs end: the next one's file lists begin there."""
 
     @property
     def query_id(self) -> str | None:
-        data = self._folder.read("metadata")
+        data = self._store.read("metadata")
         return None if data is None else str(self._json(data, "metadata")["id"])
 
     @property
@@ -182,7 +53,8 @@ class Checkpoint:
 
     def planned_at(self, epoch: EpochNumber) -> float | None:
         """When Spark wrote down what an epoch holds."""
-        return self._folder.written_at(f"offsets/{epoch}")
+        entry = self._store.entry(f"offsets/{epoch}")
+        return None if entry is None else entry.modified_at
 
     def offsets(self, epoch: EpochNumber) -> Offsets:
         """Which rows an epoch holds, by what Spark wrote down before it ran it (I10)."""
@@ -211,7 +83,7 @@ class Checkpoint:
 
     def read(self, name: str) -> bytes | None:
         """One of its files as it is."""
-        return self._folder.read(name)
+        return self._store.read(name)
 
     def source_files(self) -> Sequence[str]:
         """The names of all that sources keep for themselves."""
@@ -219,16 +91,15 @@ class Checkpoint:
         return [
             f"sources/{at}/{name}"
             for at in range(count)
-            for name in self._folder.names(f"sources/{at}")
-            if not name.startswith(".")
+            for name in self._store.names(f"sources/{at}")
         ]
 
     def _highest(self, folder: str) -> EpochNumber | None:
-        numbers = [int(name) for name in self._folder.names(folder) if name.isdecimal()]
+        numbers = [int(name) for name in self._store.names(folder) if name.isdecimal()]
         return EpochNumber(max(numbers)) if numbers else None
 
     def _sources(self, epoch: EpochNumber) -> Sequence[str] | None:
-        data = self._folder.read(f"offsets/{epoch}")
+        data = self._store.read(f"offsets/{epoch}")
         if data is None:
             return None
         return data.decode().split("\n")[_LINES_BEFORE_SOURCES:]
@@ -251,11 +122,11 @@ class Checkpoint:
     def _entry(self, at: int, entry: int) -> Sequence[str]:
         """The files of one entry of a file source's log; a later compaction may hold them."""
         for name in (str(entry), f"{entry}.compact"):
-            data = self._folder.read(f"sources/{at}/{name}")
+            data = self._store.read(f"sources/{at}/{name}")
             if data is not None:
                 return self._files_of(data, entry, name)
         for later in self._compacted(at):
-            data = self._folder.read(f"sources/{at}/{later}.compact") if later > entry else None
+            data = self._store.read(f"sources/{at}/{later}.compact") if later > entry else None
             if data is not None:
                 return self._files_of(data, entry, f"{later}.compact")
         return []
@@ -263,7 +134,7 @@ class Checkpoint:
     def _entries(self, at: int, first: int, last: int) -> list[str]:
         """The files of many entries: the newest compaction is read once for all that it holds."""
         compacted = max(self._compacted(at), default=-1)
-        data = self._folder.read(f"sources/{at}/{compacted}.compact")
+        data = self._store.read(f"sources/{at}/{compacted}.compact")
         lines = [] if data is None else data.splitlines()[1:]
         held = [self._json(line, f"{compacted}.compact") for line in lines if line.strip()]
         found = [str(file["path"]) for file in held if first <= file["batchId"] <= last]
@@ -271,7 +142,7 @@ class Checkpoint:
         return found + [file for entry in later for file in self._entry(at, entry)]
 
     def _compacted(self, at: int) -> list[int]:
-        names = self._folder.names(f"sources/{at}")
+        names = self._store.names(f"sources/{at}")
         stems = [name.removesuffix(".compact") for name in names if name.endswith(".compact")]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
@@ -307,6 +178,8 @@ def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = Non
     """
     text = str(checkpoint)
     if spark is not None and ":" not in text.split("/", 1)[0]:
+        from epochal.storage.hadoop import qualified  # noqa: PLC0415  needs py4j, as Spark does
+
         text = qualified(spark, text)
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
@@ -320,11 +193,13 @@ def open_checkpoint(
 ) -> Checkpoint:
     location = located(checkpoint, spark)
     if location.startswith("/"):
-        return Checkpoint(location, LocalFolder(Path(location)))
+        return Checkpoint(location, open_store(location))
     if spark is not None:
-        return Checkpoint(location, HadoopFolder(spark, location))
-    if location.split(":", 1)[0] in OBJECT_STORES:
-        return Checkpoint(location, ObjectFolder(location))
+        from epochal.storage.hadoop import HadoopStore  # noqa: PLC0415  needs py4j, as Spark does
+
+        return Checkpoint(location, HadoopStore(spark, location))
+    if location.split(":", 1)[0] in OBJECT_SCHEMES:
+        return Checkpoint(location, open_store(location))
     raise Misconfigured(
         f"{location} can only be read through Spark's own file system, which is out of reach here",
         "use the pipeline door (epochal.Pipeline), or keep the checkpoint in a shared folder or an "

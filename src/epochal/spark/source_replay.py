@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochal.contract import Sink
-from epochal.logs.gateway import hadoop_conf, jvm_of
 from epochal.spark.checkpoint import Checkpoint
 from epochal.spark.error_text import as_epochal
 from epochal.spark.plan_analysis import is_row_by_row_above_batch, is_stateless, leaves
 from epochal.spark.projection import fingerprint_of, project_unordered
+from epochal.storage.hadoop import file_exists
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 
 if TYPE_CHECKING:
@@ -112,15 +112,10 @@ def _require_files(
 ) -> None:
     """Spark skips files that are gone without an error."""
     files = checkpoint.files(since, last)
-    gone = [file for file in files if not _is_there(spark, file)]
+    gone = [file for file in files if not file_exists(spark, file)]
     if gone:
         shown = ", ".join(gone[:_FILES_SHOWN])
         raise NotReplayable(f"{len(gone)} of {len(files)} files of the source are gone: {shown}")
-
-
-def _is_there(spark: SparkSession, file: str) -> bool:
-    path = jvm_of(spark).org.apache.hadoop.fs.Path(jvm_of(spark).java.net.URI(file))
-    return bool(path.getFileSystem(hadoop_conf(spark)).exists(path))
 
 
 def _set_up(folder: Path, checkpoint: Checkpoint, since: EpochNumber, last: EpochNumber) -> int:

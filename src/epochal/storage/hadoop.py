@@ -148,8 +148,8 @@ class HadoopStore:
         for folder in folders.values():
             self._remove_empty(folder)
 
-    def below(self, folder: str) -> HadoopStore:
-        inner = f"{self._folder}/{folder}" if self._folder else folder
+    def beside(self, name: str) -> HadoopStore:
+        inner = f"{self._folder}/{name}" if self._folder else name
         return HadoopStore(
             self._spark, self._url, folder=inner, is_vouched_for=self._is_vouched_for
         )

@@ -32,6 +32,7 @@ _LEFTOVER_AGE_S = 3600.0
 _SCRATCH_SUFFIX = ".tmp"
 _SWEPT_FOLDERS_MAX = 1000
 _CREATE_ATTEMPTS = 5
+_OUTPUT_BUFFER_BYTES = 256 * 1024
 
 _SPACE = "free some space; nothing was written"
 _RIGHTS = "the user of this process must be able to read and write this folder"
@@ -123,8 +124,8 @@ class LocalStore:
         for folder in {path.parent for path in paths}:
             self._remove_empty(folder)
 
-    def below(self, folder: str) -> LocalStore:
-        return LocalStore(self._root, folder=str((self._base / folder).relative_to(self._root)))
+    def beside(self, name: str) -> LocalStore:
+        return LocalStore(self._root, folder=str((self._base / name).relative_to(self._root)))
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -230,12 +231,22 @@ class LocalOutput:
         self._path = path
         self._unfinished = path.with_name(path.name + UNFINISHED)
         self._file = file
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
 
     def write(self, piece: bytes | memoryview) -> None:
+        self._pieces.append(bytes(piece))
+        self._pieces_bytes += len(self._pieces[-1])
+        if self._pieces_bytes >= _OUTPUT_BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
         with self._store._errors("write", self._key):
-            _write_all(self._file.fileno(), piece)
+            _write_all(self._file.fileno(), b"".join(self._pieces))
+        self._pieces, self._pieces_bytes = [], 0
 
     def finish(self) -> None:
+        self._flush()
         with self._store._errors("write", self._key):
             # Through the open file: where a sweep has unlinked it, the rename fails, as it must.
             os.fsync(self._file.fileno())
@@ -245,7 +256,7 @@ class LocalOutput:
 
     def discard(self) -> None:
         self._file.close()
-        self._store.delete([self._key + UNFINISHED, self._key])
+        self._store.delete([self._key + UNFINISHED])
 
 
 def make_folder(path: Path) -> None:

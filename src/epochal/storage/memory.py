@@ -12,27 +12,28 @@ from epochal.storage.store import Entry, checked
 class MemoryStore:
     """For tests, simulation and sessions whose targets end with the process, as this store does."""
 
-    def __init__(self) -> None:
+    def __init__(self, location: str = "memory") -> None:
+        self._location = location
         self._contents: dict[str, tuple[bytes, float]] = {}
+        self._others: dict[str, MemoryStore] = {}
         self._lock = threading.Lock()
-        self._prefix = ""
 
     @property
     def location(self) -> str:
-        return f"memory/{self._prefix}".rstrip("/")
+        return self._location
 
     def put(self, key: str, content: bytes) -> None:
         with self._lock:
-            self._contents[self._at(key)] = (bytes(content), time.time())
+            self._contents[checked(key)] = (bytes(content), time.time())
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
         with self._lock:
             created = (bytes(content), time.time())
-            return self._contents.setdefault(self._at(key), created) is created
+            return self._contents.setdefault(checked(key), created) is created
 
     def read(self, key: str) -> bytes | None:
         with self._lock:
-            found = self._contents.get(self._at(key))
+            found = self._contents.get(checked(key))
         return None if found is None else found[0]
 
     def names(self, folder: str = "") -> Sequence[str]:
@@ -47,7 +48,7 @@ class MemoryStore:
 
     def entry(self, key: str) -> Entry | None:
         with self._lock:
-            found = self._contents.get(self._at(key))
+            found = self._contents.get(checked(key))
         if found is None:
             return None
         return Entry(name=key.rpartition("/")[2], size=len(found[0]), modified_at=found[1])
@@ -55,21 +56,16 @@ class MemoryStore:
     def delete(self, keys: Sequence[str]) -> None:
         with self._lock:
             for key in keys:
-                self._contents.pop(self._at(key), None)
+                self._contents.pop(checked(key), None)
 
-    def below(self, folder: str) -> MemoryStore:
-        inner = MemoryStore()
-        inner._contents, inner._lock = self._contents, self._lock
-        inner._prefix = f"{self._prefix}{folder}/"
-        return inner
+    def beside(self, name: str) -> MemoryStore:
+        with self._lock:
+            return self._others.setdefault(name, MemoryStore(f"{self._location}/{name}"))
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _at(self, key: str) -> str:
-        return self._prefix + checked(key)
-
     def _below(self, folder: str) -> list[str]:
-        start = self._prefix + (f"{folder}/" if folder else "")
+        start = f"{folder}/" if folder else ""
         with self._lock:
             return [key[len(start) :] for key in self._contents if key.startswith(start)]

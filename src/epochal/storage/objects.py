@@ -125,8 +125,8 @@ class ObjectStore:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._client, path)
 
-    def below(self, folder: str) -> ObjectStore:
-        inner = self._prefix + folder
+    def beside(self, name: str) -> ObjectStore:
+        inner = self._prefix + name
         return ObjectStore(self._client, location=self._location, folder=inner, probe=self._probe)
 
     def close(self) -> None:
@@ -213,7 +213,6 @@ class ObjectOutput:
 
     def discard(self) -> None:
         """An upload that is not closed is never completed."""
-        self._store.delete([self._key])
 
 
 class _Input(io.RawIOBase):

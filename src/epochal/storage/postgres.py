@@ -33,6 +33,7 @@ except ImportError as error:
 T = TypeVar("T")
 
 _SCHEMA = "epochal"
+_TABLE = "store"
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_S = 30
 _MISSING = frozenset({"42P01", "3F000"})
@@ -74,7 +75,7 @@ _ERRORS: Mapping[str | None, tuple[type[EpochalError], str]] = {
 _REPLY_LOST = frozenset({None, "08", "57"})
 _RIGHTS = (
     "the role needs CREATE on the database at the first start, then SELECT, INSERT, UPDATE and "
-    "DELETE on the table epochal.store"
+    "DELETE on the table {}.{}"
 )
 _UNREACHABLE_FOR_A_PERSON = (
     "authentication failed",
@@ -88,7 +89,12 @@ class PostgresStore:
     """Keys as rows of one table. Processes may race for them."""
 
     def __init__(
-        self, url: str, *, schema: str = _SCHEMA, folder: str = "", keeps_connection: bool = True
+        self,
+        url: str,
+        *,
+        schema: str = _SCHEMA,
+        table: str = _TABLE,
+        keeps_connection: bool = True,
     ) -> None:
         address, mark, name = url.partition("#")
         if not mark or not name:
@@ -98,12 +104,11 @@ class PostgresStore:
             )
         self._url = url
         self._name = unquote(name)
-        self._prefix = f"{folder}/" if folder else ""
         self._keeps_connection = keeps_connection
         self._parameters = _parsed(address)
-        self._schema_name = schema
+        self._schema_name, self._table_name = schema, table
         self._schema = sql.Identifier(schema)
-        self._table = sql.Identifier(schema, "store")
+        self._table = sql.Identifier(schema, table)
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
         self._process = os.getpid()
@@ -113,8 +118,8 @@ class PostgresStore:
         given = self._parameters
         host = given.get("host") or given.get("service") or "localhost"
         port = f":{given['port']}" if "port" in given else ""
-        folder = f"/{self._prefix[:-1]}" if self._prefix else ""
-        return f"postgresql://{host}{port}/{given.get('dbname', '')}#{self._name}{folder}"
+        part = self._table_name.removeprefix(_TABLE).replace("_", "/")
+        return f"postgresql://{host}{port}/{given.get('dbname', '')}#{self._name}{part}"
 
     def put(self, key: str, content: bytes) -> None:
         self._insert(_PUT, key, content)
@@ -124,7 +129,7 @@ class PostgresStore:
 
     def read(self, key: str) -> bytes | None:
         query = "SELECT content FROM {table} WHERE store = %s AND key = %s"
-        rows = self._select(query, self._name, self._at(key))
+        rows = self._select(query, self._name, checked(key))
         return bytes(rows[0][0]) if rows else None
 
     def names(self, folder: str = "") -> Sequence[str]:
@@ -143,32 +148,30 @@ class PostgresStore:
         return [_entry(*row) for row in self._select(query, *self._in(folder))]
 
     def entry(self, key: str) -> Entry | None:
-        rows = self._select(_ENTRY, self._name, self._at(key))
+        rows = self._select(_ENTRY, self._name, checked(key))
         return _entry(key.rpartition("/")[2], *rows[0]) if rows else None
 
     def delete(self, keys: Sequence[str]) -> None:
         query = "DELETE FROM {table} WHERE store = %s AND key = ANY(%s) RETURNING 1"
-        self._select(query, self._name, [self._at(key) for key in keys])
+        self._select(query, self._name, [checked(key) for key in keys])
 
-    def below(self, folder: str) -> PostgresStore:
-        inner = self._prefix + folder
+    def beside(self, name: str) -> PostgresStore:
+        """A table of its own, and a connection for each call."""
+        table = f"{self._table_name}_{name}"
         return PostgresStore(
-            self._url, schema=self._schema_name, folder=inner, keeps_connection=False
+            self._url, schema=self._schema_name, table=table, keeps_connection=False
         )
 
     def close(self) -> None:
         with self._lock:
             self._hang_up()
 
-    def _at(self, key: str) -> str:
-        return self._prefix + checked(key)
-
     def _in(self, folder: str) -> tuple[int, str, str]:
-        start = self._prefix + (f"{folder}/" if folder else "")
+        start = f"{folder}/" if folder else ""
         return len(start) + 1, self._name, start
 
     def _insert(self, statement: str, key: str, content: bytes) -> int:
-        values = (self._name, self._at(key), content)
+        values = (self._name, checked(key), content)
 
         def insert(connection: psycopg.Connection[Any]) -> int:
             return connection.execute(self._sql(statement), values).rowcount
@@ -275,7 +278,8 @@ class PostgresStore:
         if is_put and state_class in _REPLY_LOST:
             return OutcomeUnknown(fact)
         if state_class not in _ERRORS:
-            return Misconfigured(f"{fact} [{error.sqlstate}]", _RIGHTS)
+            hint = _RIGHTS.format(self._schema_name, self._table_name)
+            return Misconfigured(f"{fact} [{error.sqlstate}]", hint)
         kind, hint = _ERRORS[state_class]
         return kind(fact, hint)
 

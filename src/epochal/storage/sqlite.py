@@ -49,16 +49,13 @@ _MISCONFIGURED_HINT = (
 class SqliteStore:
     """Keys as rows of one table. Processes may race for them."""
 
-    def __init__(
-        self, file: Path, *, folder: str = "", busy_timeout_s: float = _BUSY_TIMEOUT_S
-    ) -> None:
+    def __init__(self, file: Path, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> None:
         self._file = file.absolute()
-        self._prefix = f"{folder}/" if folder else ""
         self._busy_timeout_s = busy_timeout_s
 
     @property
     def location(self) -> str:
-        return f"sqlite://{self._file}" + (f"#{self._prefix[:-1]}" if self._prefix else "")
+        return f"sqlite://{self._file}"
 
     def put(self, key: str, content: bytes) -> None:
         self._insert(_PUT, key, content)
@@ -67,63 +64,59 @@ class SqliteStore:
         return self._insert(_PUT_IF_ABSENT, key, content) == 1
 
     def read(self, key: str) -> bytes | None:
-        rows = self._select("SELECT content FROM store WHERE key = ?", self._at(key))
+        rows = self._select("SELECT content FROM store WHERE key = ?", checked(key))
         return rows[0][0] if rows else None
 
     def names(self, folder: str = "") -> Sequence[str]:
         query = f"SELECT rest {_IN_FOLDER} WHERE instr(rest, '/') = 0 ORDER BY key"
-        return [name for (name,) in self._select(query, *self._in(folder))]
+        return [name for (name,) in self._select(query, *_in(folder))]
 
     def folders(self, folder: str = "") -> Sequence[str]:
         query = (
             f"SELECT DISTINCT substr(rest, 1, instr(rest, '/') - 1) {_IN_FOLDER}"
             " WHERE instr(rest, '/') > 0 ORDER BY 1"
         )
-        return [name for (name,) in self._select(query, *self._in(folder))]
+        return [name for (name,) in self._select(query, *_in(folder))]
 
     def entries(self, folder: str = "") -> Sequence[Entry]:
         query = (
             f"SELECT rest, length(content), modified_at {_IN_FOLDER}"
             " WHERE instr(rest, '/') = 0 ORDER BY key"
         )
-        return [_entry(*row) for row in self._select(query, *self._in(folder))]
+        return [_entry(*row) for row in self._select(query, *_in(folder))]
 
     def entry(self, key: str) -> Entry | None:
         query = "SELECT length(content), modified_at FROM store WHERE key = ?"
-        rows = self._select(query, self._at(key))
+        rows = self._select(query, checked(key))
         return _entry(key.rpartition("/")[2], *rows[0]) if rows else None
 
     def delete(self, keys: Sequence[str]) -> None:
-        rows = [(self._at(key),) for key in keys]
-        if not self._file.exists():
-            return
-        with self._errors("delete from"), self._open("rw") as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            if connection.execute(_EXISTS).fetchone():
-                connection.executemany("DELETE FROM store WHERE key = ?", rows)
-            connection.execute("COMMIT")
+        rows = [(checked(key),) for key in keys]
+        with self._errors("delete from"):
+            if not self._file.exists():
+                return
+            with self._open("rw") as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                if connection.execute(_EXISTS).fetchone():
+                    connection.executemany("DELETE FROM store WHERE key = ?", rows)
+                connection.execute("COMMIT")
 
-    def below(self, folder: str) -> SqliteStore:
-        inner = self._prefix + folder
-        return SqliteStore(self._file, folder=inner, busy_timeout_s=self._busy_timeout_s)
+    def beside(self, name: str) -> SqliteStore:
+        """A file of its own: one file has one lock."""
+        file = self._file.with_name(f"{self._file.name}.{name}")
+        return SqliteStore(file, busy_timeout_s=self._busy_timeout_s)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _at(self, key: str) -> str:
-        return self._prefix + checked(key)
-
-    def _in(self, folder: str) -> tuple[int, int, str]:
-        start = self._prefix + (f"{folder}/" if folder else "")
-        return len(start) + 1, len(start), start
-
     def _insert(self, statement: str, key: str, content: bytes) -> int:
-        row = (self._at(key), content, time.time())
-        with self._errors("write to", is_put=True), self._open("rwc") as connection:
+        row = (checked(key), content, time.time())
+        with self._errors("write to"), self._open("rwc") as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_CREATE)
             cursor = connection.execute(statement, row)
-            connection.execute("COMMIT")
+            with self._errors("write to", is_commit=True):
+                connection.execute("COMMIT")
             return cursor.rowcount
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
@@ -150,15 +143,20 @@ class SqliteStore:
             yield connection
 
     @contextmanager
-    def _errors(self, verb: str, *, is_put: bool = False) -> Iterator[None]:
+    def _errors(self, verb: str, *, is_commit: bool = False) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind, hint = _ERRORS.get(code, (Misconfigured, _MISCONFIGURED_HINT))
-            if is_put and code == sqlite3.SQLITE_IOERR:
-                kind = OutcomeUnknown
+            if is_commit and code == sqlite3.SQLITE_IOERR:
+                kind = OutcomeUnknown  # the journal may be gone, or not
             raise kind(f"cannot {verb} {self.location}: {error}", hint) from error
+
+
+def _in(folder: str) -> tuple[int, int, str]:
+    start = f"{folder}/" if folder else ""
+    return len(start) + 1, len(start), start
 
 
 def _entry(name: str, size: int, modified_at: float) -> Entry:

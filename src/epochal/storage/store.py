@@ -9,10 +9,18 @@ with a dot: those names belong to the back end. A key is never a folder of anoth
 
     verb            afterwards                                      after an error
     put             the key holds this content, whole and durable   TryAgain: it holds what it held
-    put_if_absent   True: this call created it. False: somebody     OutcomeUnknown: the reply is
-                    did, perhaps a lost attempt of this very call   lost; read the key to find out
+    put_if_absent   True: this call created it. False: another      TryAgain: nothing was written
+                    did, perhaps a lost attempt of this very call
     names, entries  every put that returned before is listed        TryAgain
     delete          the keys are gone, or were never there          TryAgain: some may be gone
+
+Either put raises `OutcomeUnknown` where the reply is lost. To read the key then proves nothing, as
+the put may still be on its way. Only the same put again closes the question: afterwards the key
+exists, and its content names the winner.
+
+    process A    put_if_absent k -> no reply        read k -> None          (still on its way)
+    network      delivers the put of A              k holds A's content
+    process A    put_if_absent k -> False           read k -> A's content: it was A's own
 
 Every verb raises `Misconfigured` where a person must act: permissions, credentials, a missing
 bucket. Why False may mean "my own": clients of object stores repeat a request whose reply was lost,
@@ -82,12 +90,13 @@ class Store(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys, and folders that become empty. Keys that do not exist are no error."""
 
-    def below(self, folder: str) -> Store:
+    def beside(self, name: str) -> Store:
         """
-        The keys of one folder as a store of their own.
+        Another store at the same location, with keys of its own: a history beside its log.
 
-        It shares no connection with this one: a call that hangs there delays nothing here. It
-        holds nothing open between calls, so it need not be closed.
+        The two share neither locks nor connections: a call that hangs in one delays nothing in
+        the other. It keeps nothing open between calls, so it need not be closed. Where keys are
+        files, it is the folder `name`.
         """
 
     def close(self) -> None:

@@ -20,13 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, InDoubtFigures, SinkFigures, Trouble
 from epochal.errors import CorruptRecord
+from epochal.logs import StoredLog
 from epochal.protocol.machine import Phase
-from epochal.telemetry.places import HistoryPlace
+from epochal.storage import Store
+from epochal.storage.memory import MemoryStore
 from epochal.terms import EpochNumber, Generation, SinkName
 
 LIVE = "live.json"
+_NAME = "history"
 _VERSION = 1
 _SEGMENT = re.compile(r"(?P<first>\d{20})-(?P<generation>\d{10})-(?P<part>\d{4,})\.jsonl")
 _CURSOR = re.compile(r"(?P<segment>\d{20}-\d{10}-\d{4,}\.jsonl):(?P<line>\d+)")
@@ -145,14 +149,21 @@ def _epoch_in(line: bytes) -> PastEpoch:
 # Reading
 
 
+def history_of(log: EpochLog) -> History | None:
+    """The history in a store beside the log's own; None where the log is in memory."""
+    if not isinstance(log, StoredLog) or isinstance(log.store, MemoryStore):
+        return None
+    return History(store=log.store.beside(_NAME))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """Reads the history of one log."""
 
-    place: HistoryPlace
+    store: Store
 
     def segments(self) -> list[str]:
-        return [name for name in self.place.names() if _SEGMENT.fullmatch(name)]
+        return [name for name in self.store.names() if _SEGMENT.fullmatch(name)]
 
     def page(self, *, limit: int, cursor: str | None = None, only: str | None = None) -> Page:
         """
@@ -211,7 +222,7 @@ class History:
 
     def _lines(self, segment: str) -> list[bytes]:
         """Return all lines but the first, which has the version and the driver."""
-        lines = (self.place.read(segment) or b"").splitlines()
+        lines = (self.store.read(segment) or b"").splitlines()
         try:
             version = json.loads(lines[0])["history"] if lines else _VERSION
         except (KeyError, TypeError, ValueError) as error:
@@ -226,7 +237,7 @@ class History:
     def live(self) -> Live | None:
         """Return the last heartbeat; None if there is no readable one."""
         try:
-            read = json.loads(self.place.read(LIVE) or b"null")
+            read = json.loads(self.store.read(LIVE) or b"null")
             if read is None or read.pop("live") > _VERSION:
                 return None
             doubts = {name: InDoubtFigures(**figures) for name, figures in read["in_doubt"].items()}

@@ -15,22 +15,22 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import attrgetter
 
-from epochal.clock import SystemClock
 from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, Tracker, Trouble
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
+from epochal.storage import Store
 from epochal.telemetry.history import (
     LIVE,
     History,
     Live,
     epoch_line,
     header,
+    history_of,
     live_bytes,
     past,
     segment_name,
 )
-from epochal.telemetry.places import HistoryFolder, HistoryPlace, history_place
 from epochal.terms import EpochNumber, Generation
 
 logger = logging.getLogger("epochal")
@@ -38,50 +38,27 @@ logger = logging.getLogger("epochal")
 FLUSH_EVERY_S = 5.0
 REMOTE_FLUSH_EVERY_S = 15.0
 """Less often: object stores charge per put, and databases keep replaced rows until vacuum."""
+_NEAR = ("/", "sqlite:")
 _CLOSE_WAIT_MAX_S = 3.0
 _SEGMENT_EPOCHS = 500
 _WAITING_MAX = 10_000
 _RATE_EPOCHS = 20
 
 
-_lasting: dict[str, Tracker] = {}
-
-
-def lasting_tracker(log: EpochLog, *, epochs_kept: int) -> Tracker:
-    """
-    Return the tracker of a log, with its history, in a process that opens the log per epoch.
-
-    Such a process does not learn when the pipeline stops, so it writes no heartbeat (`live.json`).
-    """
-    if log.place not in _lasting:
-        tracker = Tracker(SystemClock())
-        record_history(tracker, log, epochs_kept=epochs_kept, is_lasting=True)
-        _lasting[log.place] = tracker
-    return _lasting[log.place]
-
-
-def record_history(
-    tracker: Tracker, log: EpochLog, *, epochs_kept: int, is_lasting: bool = False
-) -> None:
-    """Write a history of the tracker's events, if the log's storage supports one."""
+def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None:
+    """Keep a history of what this tracker sees, beside a log that outlives the process."""
     if epochs_kept <= 0:
         return
     try:
-        place = history_place(log)
-    except Exception as error:  # noqa: BLE001  must not keep a pipeline from starting
+        history = history_of(log)
+    except Exception as error:  # noqa: BLE001  never the reason why a pipeline does not start
         logger.warning("%s: no history will be kept: %s", log.place, error)
         return
-    if place is not None:
-        is_local = isinstance(place, HistoryFolder)
-        every_s = FLUSH_EVERY_S if is_local else REMOTE_FLUSH_EVERY_S
+    if history is not None:
+        is_near = history.store.location.startswith(_NEAR)
+        every_s = FLUSH_EVERY_S if is_near else REMOTE_FLUSH_EVERY_S
         tracker.listen(
-            Recorder(
-                tracker,
-                place,
-                epochs_kept=epochs_kept,
-                flush_every_s=every_s,
-                is_lasting=is_lasting,
-            )
+            Recorder(tracker, history.store, epochs_kept=epochs_kept, flush_every_s=every_s)
         )
 
 
@@ -107,18 +84,15 @@ class Recorder:
     def __init__(
         self,
         tracker: Tracker,
-        place: HistoryPlace,
+        store: Store,
         *,
         epochs_kept: int,
         flush_every_s: float,
-        is_lasting: bool = False,
     ) -> None:
-        """With `is_lasting` it is never closed: it writes each epoch at once, and no heartbeat."""
         self._tracker = tracker
-        self._place = place
+        self._store = store
         self._segments_kept = max(1, -(-epochs_kept // _SEGMENT_EPOCHS))
         self._flush_every_s = flush_every_s
-        self._is_lasting = is_lasting
         self._waiting: deque[_Line] = deque(maxlen=_WAITING_MAX)
         self._lock = threading.Lock()
         self._is_closing = False
@@ -144,8 +118,6 @@ class Recorder:
         line = epoch_line(past(epoch, self._generation))
         with self._lock:
             self._waiting.append(_Line(epoch.epoch, self._generation, line))
-        if self._is_lasting:
-            self._is_woken.set()
 
     def close(self) -> None:
         self._is_closing = True
@@ -165,8 +137,7 @@ class Recorder:
     def _write(self, *, is_last: bool) -> None:
         try:
             self._flush()
-            if not self._is_lasting:
-                self._put_live(is_last=is_last)
+            self._put_live(is_last=is_last)
             self._is_failing = False
         except Exception as error:  # noqa: BLE001  a history must not stop the pipeline
             level = logging.DEBUG if self._is_failing else logging.WARNING
@@ -180,7 +151,7 @@ class Recorder:
             with self._lock:
                 waiting = list(islice(_of_one_generation(self._waiting), room))
             taken = [line.text for line in waiting]
-            self._place.put(segment.name, b"".join([*segment.lines, *taken]))
+            self._store.put(segment.name, b"".join([*segment.lines, *taken]))
             segment.lines += taken
             with self._lock:
                 while self._waiting and self._waiting[0] in waiting:
@@ -206,9 +177,9 @@ class Recorder:
         return _Segment(name, first.generation, [first_line])
 
     def _forget_old(self) -> None:
-        segments = History(place=self._place).segments()
+        segments = History(store=self._store).segments()
         if len(segments) >= self._segments_kept:
-            self._place.delete(segments[: len(segments) - self._segments_kept + 1])
+            self._store.delete(segments[: len(segments) - self._segments_kept + 1])
 
     def _put_live(self, *, is_last: bool) -> None:
         state = self._state
@@ -234,7 +205,7 @@ class Recorder:
                 epochs_per_minute=epochs_per_minute,
                 seconds={phase.value: round(s, 3) for phase, s in figures.seconds.items()},
             )
-        self._place.put(LIVE, live_bytes(live))
+        self._store.put(LIVE, live_bytes(live))
 
     @property
     def _generation(self) -> Generation:

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 from epochal.coordinator.tracker import ABOUT
-from epochal.logs.names import without_secrets
+from epochal.storage.urls import without_secrets
 
 _LOGGER = "epochal"
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from servers.s3 import ACCESS_KEY, SECRET, running_s3
 
-from epochal.kit.spool import RowSpool, SpoolLedger
+from epochal.kit.spool.ledger import SpoolLedger
+from epochal.kit.spool.rows import RowSpool
 from epochal.terms import EpochNumber, Generation, Identity, Mark, Uid
 
 ME = Identity(pipeline="p", uid=Uid("aaaabbbbcccc"), sink="s", generation=Generation(1))
@@ -47,7 +48,7 @@ def test_large_rows_go_up_in_parts_and_appear_whole(spool):
 
 
 def test_the_ledger_of_a_bucket_proves_and_forgets(spool):
-    ledger = SpoolLedger(spool.place, ME)
+    ledger = SpoolLedger(spool.store, ME)
     assert ledger.newest() == []
     ledger.acknowledge(ZERO, [[0, 1, 2]])
     assert ledger.acknowledged(ZERO) == [[0, 1, 2]]

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 from obstore.store import LocalStore
 
-from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, PreparedLost
-from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
+from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, PreparedLost, TryAgain
+from epochal.kit.spool.committer import SpoolCommitter
+from epochal.kit.spool.ledger import SpoolLedger
+from epochal.kit.spool.rows import RowSpool, spool_url
 from epochal.terms import (
     EpochNumber,
     Fingerprint,
@@ -34,8 +36,8 @@ def root(request, tmp_path, monkeypatch) -> str:
     """A folder, and the same folder behind the object store's client."""
     if request.param == "local":
         return str(tmp_path)
-    store = LocalStore(tmp_path)
-    monkeypatch.setattr("epochal.kit.spool.objects.open_store", lambda url: store)
+    client = LocalStore(tmp_path)
+    monkeypatch.setattr("epochal.storage.objects.from_url", lambda url, **_: client)
     return "s3://bucket/spool"
 
 
@@ -97,7 +99,7 @@ def test_a_task_that_was_swept_while_it_wrote_fails(tmp_path):
     writer.write(batch(1))
     assert [one.handle for one in spool.listed(ME.uid, ME.tag)] == [handle]
     spool.remove([handle])
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(TryAgain):
         writer.finish()
     assert spool.listed(ME.uid, ME.tag) == []
 
@@ -139,7 +141,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(spool):
 
 
 def test_the_ledger_proves_the_newest_epoch_of_every_life(spool):
-    mine, theirs = SpoolLedger(spool.place, ME), SpoolLedger(spool.place, OTHER)
+    mine, theirs = SpoolLedger(spool.store, ME), SpoolLedger(spool.store, OTHER)
     assert mine.newest() == []
     for epoch in (ZERO, ONE):
         mine.settle(epoch, frozenset({"h"}), {"rows": 1})
@@ -153,7 +155,7 @@ def test_the_ledger_proves_the_newest_epoch_of_every_life(spool):
 
 
 def test_acknowledgements_of_several_drivers_add_up(spool):
-    first, second = SpoolLedger(spool.place, ME), SpoolLedger(spool.place, ME)
+    first, second = SpoolLedger(spool.store, ME), SpoolLedger(spool.store, ME)
     assert first.acknowledged(ZERO) is None
     first.acknowledge(ZERO, [])
     assert second.acknowledged(ZERO) == []
@@ -166,9 +168,9 @@ def test_acknowledgements_of_several_drivers_add_up(spool):
 
 
 def test_an_entry_that_somebody_else_wrote_is_an_error(spool):
-    ledger = SpoolLedger(spool.place, ME)
+    ledger = SpoolLedger(spool.store, ME)
     ledger.settle(ZERO, frozenset(), {})
-    spool.place.put(f"ledger/s{ME.tag}/{ME.uid}/{0:020d}.json", b"{}")
+    spool.store.put(f"ledger/s{ME.tag}/{ME.uid}/{0:020d}.json", b"{}")
     with pytest.raises(CorruptRecord):
         ledger.find(ZERO)
 
@@ -213,7 +215,7 @@ class Deliveries:
 
 def committer_of(spool: RowSpool) -> tuple[SpoolCommitter, Deliveries]:
     deliveries = Deliveries(spool)
-    ledger = SpoolLedger(spool.place, ME)
+    ledger = SpoolLedger(spool.store, ME)
     return SpoolCommitter(ME, spool, ledger, deliveries), deliveries
 
 
@@ -263,10 +265,10 @@ def test_what_a_commit_left_after_its_proof_is_cleared_by_a_listing(spool):
     assert not spool.has(receipt.handle)
 
 
-def everything_in(place, folder="") -> list[str]:
-    files = [f"{folder}/{entry.name}" for entry in place.files(folder)]
-    below = [f"{folder}/{name}".lstrip("/") for name in place.folders(folder)]
-    return files + [file for one in below for file in everything_in(place, one)]
+def everything_in(store, folder="") -> list[str]:
+    files = [f"{folder}/{name}" for name in store.names(folder)]
+    below = [f"{folder}/{name}".lstrip("/") for name in store.folders(folder)]
+    return files + [file for one in below for file in everything_in(store, one)]
 
 
 def test_a_dropped_pipeline_leaves_nothing_of_its_own_and_all_of_others(spool):
@@ -277,11 +279,11 @@ def test_a_dropped_pipeline_leaves_nothing_of_its_own_and_all_of_others(spool):
     write(spool, undelivered.handle, batch(3))
     with pytest.raises(ZeroDivisionError):
         committer.commit(ONE, [undelivered])
-    SpoolLedger(spool.place, OTHER).settle(ZERO, frozenset(), {})
+    SpoolLedger(spool.store, OTHER).settle(ZERO, frozenset(), {})
     shown = committer.drop(is_dry_run=True)
-    assert shown.removed == [f"1 entry of the ledger in {spool.place.told}"]
+    assert shown.removed == [f"1 entry of the ledger in {spool.store.location}"]
     assert committer.newest() != []
     assert committer.drop(is_dry_run=False) == shown
-    (left,) = everything_in(spool.place)
+    (left,) = everything_in(spool.store)
     assert OTHER.uid in left
     assert committer.drop(is_dry_run=False).removed == []

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.testing.crash import Setting, crash_at_every_call
 
 

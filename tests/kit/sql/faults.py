@@ -18,7 +18,7 @@ import pytest
 
 from epochal.contract import Limits
 from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.terms import EpochNumber, Proof
 from epochal.testing.driver import Checkpoint, Driver, JobFailed
 

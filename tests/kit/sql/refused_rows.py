@@ -26,7 +26,7 @@ from epochal.coordinator.rejecting import Deliveries
 from epochal.coordinator.starting import described
 from epochal.errors import EpochalError, InvariantBroken, TryAgain, Unsettled
 from epochal.kit.sql.rejects import SetApart
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.session import Session
 from epochal.sinks.files import Files, read_epochs

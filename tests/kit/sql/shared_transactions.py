@@ -18,7 +18,7 @@ from epochal.coordinator import read_state
 from epochal.errors import RowRejected, Unsettled
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.staged import StagedSqlCommitter
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 
 
 @pytest.fixture

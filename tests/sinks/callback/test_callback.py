@@ -14,7 +14,7 @@ from sinks.callback.called import Keeper
 
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.spool.ledger import SpoolLedger
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.callback import Callback
 from epochal.sinks.callback.delivery import CallbackDelivery
 from epochal.terms import EpochNumber

@@ -11,7 +11,7 @@ from sinks.delta.conftest import ORDERS
 from sinks.delta.delta_stage import leftovers, made, rows
 
 from epochal.errors import Refused
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
 from epochal.sinks.delta.ledger import Uids

@@ -13,7 +13,7 @@ from sinks.life import UID
 
 from epochal.coordinator import Coordinator
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.delta.committer import DeltaCommitter
 from epochal.sinks.delta.ledger import Ledger, Uids, ledger_id, number_of, uid_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from servers.s3 import SECRET
 
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.files import read_epochs
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.crash import Setting, crash_at_every_call

@@ -9,7 +9,7 @@ import pytest
 
 from epochal.contract import Begin
 from epochal.errors import CorruptRecord, Misconfigured
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.session import Session
 from epochal.sinks.files import Files
 from epochal.spark.pipeline import Pipeline

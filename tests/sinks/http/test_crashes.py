@@ -12,7 +12,7 @@ from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
 from epochal.errors import Refused
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.http import Http
 from epochal.sinks.http.committer import HttpCommitter
 from epochal.sinks.http.idempotency_key import KeyedDelivery

@@ -26,7 +26,7 @@ from epochal.errors import (
     RowRejected,
     TryAgain,
 )
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.http import Http
 from epochal.terms import EpochNumber, Proof
 from epochal.testing.driver import Checkpoint, Driver, JobFailed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Refused
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.iceberg.committer import IcebergCommitter
 from epochal.sinks.iceberg.ledger import Ledger
 from epochal.sinks.iceberg.snapshot_plan import SnapshotPlanner

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from kafka_place import Place, open_transactions
 
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.sinks.kafka import transaction_status
 from epochal.sinks.kafka.committer import KafkaCommitter
 from epochal.terms import sink_tag

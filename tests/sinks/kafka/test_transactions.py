@@ -24,7 +24,7 @@ from epochal.kafka.cluster import Controller
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from epochal.kafka.messages.init_producer_id import InitProducerIdResponse
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.session import Session
 from epochal.sinks.kafka import Kafka, resend, transaction_status, transactions
 from epochal.sinks.kafka.receipts import transaction_of

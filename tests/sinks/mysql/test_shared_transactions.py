@@ -12,7 +12,7 @@ from kit.sql.shared_transactions import *  # noqa: F403  every test there is one
 from kit.sql.shared_transactions import ParentAndChild
 from sinks.life import Life
 
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 from epochal.terms import EpochNumber
 
 

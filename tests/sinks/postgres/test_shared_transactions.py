@@ -12,7 +12,7 @@ from kit.sql.shared_transactions import *  # noqa: F403  the same
 from kit.sql.shared_transactions import ParentAndChild
 
 from epochal.errors import Misconfigured
-from epochal.logs.memory import MemoryLog
+from epochal.logs import MemoryLog
 
 GOOD = "00000000-0000-0000-0000-000000000000"
 

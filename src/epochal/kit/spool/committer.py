@@ -1,13 +1,13 @@
 """
-Carries decisions out by delivering spooled rows.
+The committer of a sink that delivers from a spool.
 
     no entry in the ledger     not delivered, or not yet known to be: deliver
     delivery has begun         some rows may be outside already, so they can't be written anew
-    an entry in the ledger     delivered; rows and acknowledgements may go
+    an entry in the ledger     delivered; rows and acknowledgements may be removed
 
-The order is what makes a crash harmless: the word that delivery begins, the calls, the entry, and
-only then is anything removed. A crash in between delivers again what was not acknowledged, under
-the same keys.
+The order makes a crash harmless: first the note that delivery begins, then the calls, then the
+entry, and only then is anything removed. A crash in between delivers again what was not
+acknowledged, under the same keys.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from epochal.terms import (
     quantity,
 )
 
-_PROBE = "ledger/.probe-{}"
+_PROBE = "ledger/probe-{}"
 
 
 class Delivery(Protocol):
-    """What is particular to a target: how rows get there."""
+    """The part that differs from target to target: how rows get there."""
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]: ...
 
@@ -49,18 +49,18 @@ class Delivery(Protocol):
         """
 
     def kept(self) -> str:
-        """What stays here of a dropped pipeline, and why; empty where nothing does."""
+        """What remains here of a dropped pipeline, and why; empty where nothing does."""
 
     def close(self) -> None: ...
 
 
 def require_seen(spool: RowSpool, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-    """See every row from here: executors may have written to a disk of their own."""
+    """Raise where a row can't be seen from here: executors may have written to their own disks."""
     lost = _lost(spool, receipts)
     if lost:
         raise Misconfigured(
             f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "
-            f"{len(receipts)} tasks wrote to the spool {spool.place.told}",
+            f"{len(receipts)} tasks wrote to the spool {spool.store.location}",
             "driver and executors must share it: name a mounted folder or an object store",
         )
 
@@ -100,7 +100,7 @@ class SpoolCommitter(Operable):
             try:
                 self._deliver(epoch, receipts, handles)
             except (PreparedLost, InvariantBroken):
-                # Another driver may have carried the same decision out meanwhile, and cleared up.
+                # Another driver may have carried out the same decision meanwhile, and cleaned up.
                 if not self._is_delivered(epoch, handles):
                     raise
         self._spool.remove([receipt.handle for receipt in receipts if receipt.rows])
@@ -137,8 +137,9 @@ class SpoolCommitter(Operable):
         if not is_dry_run:
             self._spool.forget(self._identity.uid, self._identity.tag)
             self._ledger.forget()
-        told = f"{quantity(count, 'entry', 'entries')} of the ledger in {self._spool.place.told}"
-        return Dropped(removed=[told] if count else [], kept=self._delivery.kept())
+        entries = quantity(count, "entry", "entries")
+        removed = [f"{entries} of the ledger in {self._spool.store.location}"] if count else []
+        return Dropped(removed=removed, kept=self._delivery.kept())
 
     def close(self) -> None:
         self._delivery.close()
@@ -160,33 +161,33 @@ class SpoolCommitter(Operable):
         try:
             facts = self._delivery.deliver(epoch, receipts)
         except PreparedLost as lost:
-            raise self._lost_on_the_way(epoch, lost.handles) from lost
+            raise self._lost_in_delivery(epoch, lost.handles) from lost
         self._ledger.settle(epoch, handles, facts)
 
     def _require_rows(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         lost = _lost(self._spool, receipts)
         if not lost:
             return
-        told = f"epoch {epoch}: the spool {self._spool.place.told} no longer holds "
+        fact = f"epoch {epoch}: the spool {self._spool.store.location} no longer holds "
         if self._is_pruned(epoch):
             raise OutcomeUnknown(
-                f"{told}{list(lost)}, and its ledger has forgotten epochs this old",
+                f"{fact}{list(lost)}, and its ledger has forgotten epochs this old",
                 "a later epoch is delivered, so this one was: leave this driver stopped",
             )
         if self._ledger.acknowledged(epoch) is not None:
-            raise self._lost_on_the_way(epoch, lost)
+            raise self._lost_in_delivery(epoch, lost)
         raise PreparedLost(
-            f"{told}{len(lost)} of {len(receipts)} prepared attempts",
+            f"{fact}{len(lost)} of {len(receipts)} prepared attempts",
             "somebody removed them: files of a spool belong to the pipeline",
             handles=lost,
         )
 
-    def _lost_on_the_way(self, epoch: EpochNumber, lost: Sequence[str]) -> InvariantBroken:
+    def _lost_in_delivery(self, epoch: EpochNumber, lost: Sequence[str]) -> InvariantBroken:
         """Written anew, rows that were delivered before would go out under other numbers."""
         return InvariantBroken(
-            f"epoch {epoch}: the spool {self._spool.place.told} no longer holds {list(lost)}, and "
-            "their delivery had begun",
-            "put the files back; or, once the rows are brought by hand, `epochal resolve give-up`",
+            f"epoch {epoch}: the spool {self._spool.store.location} no longer holds {list(lost)}, "
+            "and their delivery had begun",
+            "put the files back; or deliver the rows by hand, then `epochal resolve give-up`",
         )
 
     def _is_pruned(self, epoch: EpochNumber) -> bool:
@@ -202,12 +203,6 @@ class SpoolCommitter(Operable):
         return True
 
     def _require_writable(self) -> None:
-        name = _PROBE.format(self._identity.uid)
-        try:
-            self._spool.place.put(name, b"")
-            self._spool.place.remove([name])
-        except OSError as error:
-            raise Misconfigured(
-                f"the spool {self._spool.place.told} can't be written to: {error.strerror}",
-                "name a folder that driver and executors may create files in",
-            ) from error
+        key = _PROBE.format(self._identity.uid)
+        self._spool.store.put(key, b"")
+        self._spool.store.delete([key])

@@ -1,8 +1,8 @@
 """
-What was delivered from a spool: the proof of a target that keeps none itself.
+The ledger of a spool: which epochs were delivered from it, for targets that keep no proof.
 
-    <root>/ledger/s<tag>/<uid>/<epoch>.json             this epoch is delivered, with these handles
-    <root>/ledger/s<tag>/<uid>/<epoch>.acks/<id>.json   what was acknowledged of it so far
+    <spool>/ledger/s<tag>/<uid>/<epoch>.json             this epoch is delivered, with these handles
+    <spool>/ledger/s<tag>/<uid>/<epoch>.acks/<id>.json   what was acknowledged of it so far
 
 Acknowledgements only ever add up, each writer's under names of its own, so two drivers that carry
 out one decision at a time (I7) don't disturb each other. The first of them, which may hold nothing,
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from epochal.errors import CorruptRecord
-from epochal.kit.spool.places import Place
+from epochal.storage import Store
 from epochal.terms import EpochNumber, Identity, Json, Mark, Uid
 
 _SUFFIX = ".json"
@@ -26,7 +26,7 @@ _ACKS = ".acks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """One epoch's entry: whose it is, which receipts it was delivered from, and what to tell."""
+    """The entry of one epoch: its owner, the receipts it was delivered from, and some figures."""
 
     pipeline: str
     sink: str
@@ -40,8 +40,8 @@ class Delivered:
 class SpoolLedger:
     """The ledger of one pipeline's sink, beside its rows. Every verb may be repeated."""
 
-    def __init__(self, place: Place, identity: Identity) -> None:
-        self._place = place
+    def __init__(self, store: Store, identity: Identity) -> None:
+        self._store = store
         self._identity = identity
         self._sink_folder = f"ledger/s{identity.tag}"
         self._folder = f"{self._sink_folder}/{identity.uid}"
@@ -65,14 +65,14 @@ class SpoolLedger:
             "facts": dict(facts),
         }
         content = json.dumps(entry, ensure_ascii=False).encode()
-        self._place.put(f"{self._folder}/{_entry(epoch)}", content)
+        self._store.put(f"{self._folder}/{_entry(epoch)}", content)
 
     def newest_epoch(self) -> EpochNumber | None:
         return max(self._epochs(self._folder), default=None)
 
     def newest(self) -> Sequence[Mark]:
         """The newest proven epoch of each life that had this pipeline's and this sink's name."""
-        lives = (f"{self._sink_folder}/{uid}" for uid in self._place.folders(self._sink_folder))
+        lives = (f"{self._sink_folder}/{uid}" for uid in self._store.folders(self._sink_folder))
         heads = ((life, max(self._epochs(life), default=None)) for life in lives)
         found = [
             self._read(f"{life}/{_entry(epoch)}") for life, epoch in heads if epoch is not None
@@ -92,45 +92,48 @@ class SpoolLedger:
         settled = [epoch for epoch in self._epochs(self._folder) if epoch < min(below, newest)]
         for epoch in settled:
             self.forget_acknowledgements(epoch)
-        self._place.remove([f"{self._folder}/{_entry(epoch)}" for epoch in settled])
+        self._store.delete([f"{self._folder}/{_entry(epoch)}" for epoch in settled])
 
     def size(self) -> int:
         """How many epochs it proves."""
         return len(self._epochs(self._folder))
 
     def forget(self) -> None:
-        """Every epoch, the newest too: of a pipeline that is dead for good."""
-        for folder in self._place.folders(self._folder):
-            self._place.remove_folder(f"{self._folder}/{folder}")
-        self._place.remove_folder(self._folder)
+        """Remove every epoch, the newest too: for a pipeline that will never run again."""
+        for folder in self._store.folders(self._folder):
+            self._delete_all(f"{self._folder}/{folder}")
+        self._delete_all(self._folder)
 
     def acknowledge(self, epoch: EpochNumber, acknowledged: Sequence[Json]) -> None:
         """Remember what a receiver has taken. With nothing in it: delivery is about to begin."""
         self._written += 1
         name = f"{self._acks(epoch)}/{self._writer}-{self._written:08d}{_SUFFIX}"
-        self._place.put(name, json.dumps(list(acknowledged)).encode())
+        self._store.put(name, json.dumps(list(acknowledged)).encode())
 
     def acknowledged(self, epoch: EpochNumber) -> Sequence[Json] | None:
-        """All that anybody acknowledged of an epoch; None where its delivery never began."""
+        """All acknowledgements of an epoch, by any driver; None where its delivery never began."""
         folder = self._acks(epoch)
-        names = sorted(entry.name for entry in self._place.files(folder))
-        pieces = (self._place.read(f"{folder}/{name}") for name in names)
+        names = self._store.names(folder)
+        pieces = (self._store.read(f"{folder}/{name}") for name in names)
         read = [json.loads(piece) for piece in pieces if piece is not None]
         return [one for piece in read for one in piece] if names else None
 
     def forget_acknowledgements(self, epoch: EpochNumber) -> None:
-        """Once the epoch is proven they say nothing more."""
-        self._place.remove_folder(self._acks(epoch))
+        """Remove them: once the epoch is proven they are of no use."""
+        self._delete_all(self._acks(epoch))
+
+    def _delete_all(self, folder: str) -> None:
+        self._store.delete([f"{folder}/{name}" for name in self._store.names(folder)])
 
     def _acks(self, epoch: EpochNumber) -> str:
         return f"{self._folder}/{epoch:020d}{_ACKS}"
 
     def _epochs(self, folder: str) -> list[EpochNumber]:
-        stems = (entry.name.removesuffix(_SUFFIX) for entry in self._place.files(folder))
+        stems = (name.removesuffix(_SUFFIX) for name in self._store.names(folder))
         return sorted(EpochNumber(int(stem)) for stem in stems if stem.isdecimal())
 
     def _read(self, name: str) -> Delivered | None:
-        content = self._place.read(name)
+        content = self._store.read(name)
         if content is None:
             return None
         try:
@@ -146,7 +149,7 @@ class SpoolLedger:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptRecord(
-                f"{self._place.told}/{name} is not an entry of a spool's ledger: {error}",
+                f"{self._store.location}/{name} is not an entry of a spool's ledger: {error}",
                 "files of a spool belong to the pipeline: restore it as it was",
             ) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.kit.spool import RowSpool
+from epochal.kit.spool.rows import RowSpool
 from epochal.sinks.callback.sink import CallbackEpoch
 from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt
 

@@ -14,8 +14,10 @@ import pyarrow as pa
 from epochal.contract import Limits, Task
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import SinkBase
-from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolingWriter, SpoolLedger, spool_url
-from epochal.logs.names import without_secrets
+from epochal.kit.spool.committer import SpoolCommitter
+from epochal.kit.spool.ledger import SpoolLedger
+from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
+from epochal.storage.urls import without_secrets
 from epochal.terms import EpochNumber, Identity, Json
 
 
@@ -87,7 +89,7 @@ class Callback(SinkBase):
 
         spool = RowSpool.at(str(self.spool))
         delivery = CallbackDelivery(identity, spool, self.function)
-        return SpoolCommitter(identity, spool, SpoolLedger(spool.place, identity), delivery)
+        return SpoolCommitter(identity, spool, SpoolLedger(spool.store, identity), delivery)
 
 
 class PicklableFunction:

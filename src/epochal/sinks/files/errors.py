@@ -16,7 +16,7 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
-from epochal.logs.names import first_line
+from epochal.storage.urls import first_line
 
 _CREDENTIALS_HINT = (
     "credentials come from boto3's usual chain (environment, shared files, the machine's role) or "

@@ -290,8 +290,8 @@ class S3Store:
     def delete(self, keys: Sequence[str]) -> None:
         at_once(lambda key: self._call("delete_object", key), keys)
 
-    def below(self, folder: str) -> S3Store:
-        return S3Store(replace(self._bucket, prefix=self._key(folder)))
+    def beside(self, name: str) -> S3Store:
+        return S3Store(replace(self._bucket, prefix=self._key(name)))
 
     def close(self) -> None:
         """The client belongs to the process."""

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected, TryAgain
 from epochal.kit import json_lines
-from epochal.kit.spool import RowSpool, SpoolLedger
+from epochal.kit.spool.ledger import SpoolLedger
+from epochal.kit.spool.rows import RowSpool
 from epochal.sinks.http.check import require_json
 from epochal.sinks.http.writer import ROWS_PER_CALL
 from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, quantity
@@ -151,10 +152,10 @@ class KeyedDelivery:
         return {"rows": rows, "rejected": rejected.count()}
 
     def kept(self) -> str:
-        place, folder = self._spool.place, _rejected_folder(self._identity)
-        if not place.folders(folder):
+        store, folder = self._spool.store, _rejected_folder(self._identity)
+        if not store.folders(folder):
             return ""
-        return f"{place.told}/{folder}: calls that the service refused, kept for a person"
+        return f"{store.location}/{folder}: calls that the service refused, kept for a person"
 
     def close(self) -> None:
         self._client.close()
@@ -210,16 +211,16 @@ class _Rejected:
     """Calls that the service will never take, kept beside the spool for a person."""
 
     def __init__(self, spool: RowSpool, identity: Identity, epoch: EpochNumber) -> None:
-        self._place = spool.place
+        self._store = spool.store
         self._folder = f"{_rejected_folder(identity)}/{epoch:020d}"
 
     def keep(self, call: Call, key: str, error: RowRejected) -> None:
         kept = {"key": key, "because": error.message, "rows": [json.loads(r) for r in call.rows]}
         name = f"{self._folder}/p{call.partition}-c{call.number}.json"
-        self._place.put(name, json.dumps(kept, ensure_ascii=False).encode())
+        self._store.put(name, json.dumps(kept, ensure_ascii=False).encode())
 
     def count(self) -> int:
-        return len(self._place.files(self._folder))
+        return len(self._store.names(self._folder))
 
 
 def _rejected_folder(identity: Identity) -> str:

@@ -15,9 +15,11 @@ from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.kit.spool import RowSpool, SpoolCommitter, SpoolLedger, spool_url
-from epochal.logs.names import without_secrets
+from epochal.kit.spool.committer import SpoolCommitter
+from epochal.kit.spool.ledger import SpoolLedger
+from epochal.kit.spool.rows import RowSpool, spool_url
 from epochal.sinks.http.errors import Meaning
+from epochal.storage.urls import without_secrets
 from epochal.terms import Identity, Json
 
 Mode = Literal["two-phase", "idempotency-key"]
@@ -232,7 +234,7 @@ class Http(SinkBase):
         )
 
         spool = RowSpool.at(str(self.spool))
-        ledger = SpoolLedger(spool.place, identity)
+        ledger = SpoolLedger(spool.store, identity)
         client = Client(
             self.service,
             statuses={status: Meaning(name) for status, name in self.statuses.items()},

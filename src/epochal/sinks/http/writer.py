@@ -22,7 +22,7 @@ import pyarrow as pa
 from epochal.contract import Task
 from epochal.errors import EpochalError, InvariantBroken, TryAgain
 from epochal.kit import json_lines
-from epochal.kit.spool import RowSpool, SpoolingWriter
+from epochal.kit.spool.rows import RowSpool, SpoolingWriter
 from epochal.terms import Fingerprint, Receipt
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.errors import code_name
-from epochal.kit.spool import require_seen
+from epochal.kit.spool.committer import require_seen
 from epochal.sinks.kafka import operate, transaction_status, transactions
 from epochal.sinks.kafka.check import ClusterLimits, check, read_limits
 from epochal.sinks.kafka.errors import require_rights
@@ -87,7 +87,7 @@ class KafkaCommitter(Operable):
             self._value_type = value_type(self._sink, schema)
             self._sink.encoding.ready(self._sink.topic, self._value_type, is_trial=True)
         if self._spool is not None:
-            self._spool.place.files("rows")
+            self._spool.store.names("rows")
         return found
 
     def begin(self, begin: Begin) -> Json:

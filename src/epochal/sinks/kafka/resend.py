@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Task
 from epochal.kafka.client import Client
-from epochal.kit.spool import RowSpool
+from epochal.kit.spool.rows import RowSpool
 from epochal.sinks.kafka.ledger import Ledger, ledger_entry, ledger_metadata
 from epochal.sinks.kafka.receipts import Handout, transaction_of
 from epochal.sinks.kafka.transactional_ids import TransactionalIds

@@ -24,7 +24,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from epochal.kit.spool import RowSpool
+    from epochal.kit.spool.rows import RowSpool
     from epochal.sinks.kafka.committer import KafkaCommitter
     from epochal.sinks.kafka.writer import KafkaWriter
 
@@ -106,7 +106,7 @@ class Kafka(SinkBase):
         self._set("server", Server(bootstrap=self.bootstrap, settings=self._settings()))
         self._require_valid()
         if self.spool and self.spool is not True:
-            from epochal.kit.spool import spool_url  # noqa: PLC0415  most sinks have none
+            from epochal.kit.spool.rows import spool_url  # noqa: PLC0415  most sinks have none
 
             self._set("spool", spool_url("Kafka", self.spool))
         if not self.name:
@@ -191,7 +191,7 @@ class Kafka(SinkBase):
         """The spool of a pipeline with this folder; None where rows are not kept."""
         if not self.spool or (self.spool is True and location is None):
             return None
-        from epochal.kit.spool import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
+        from epochal.kit.spool.rows import RowSpool, spool_below  # noqa: PLC0415  most sinks have none
 
         if self.spool is True:
             return RowSpool.at(spool_below("Kafka(spool=True)", location or ""))

@@ -1,4 +1,4 @@
-"""What a log in an object store makes of a store that fails."""
+"""What a store in a bucket makes of a server that fails."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.logs import open_log
-from epochal.logs.names import PROBE
-from epochal.logs.objects import ObjectsLog
+from epochal.storage import open_store
+from epochal.storage.objects import PROBE, open_at
 
 if TYPE_CHECKING:
-    from epochal.contract import EpochLog
+    from epochal.storage import Store
 
 PLACE = "s3://bucket/chk/epochal/log"
-Verb = Callable[["EpochLog"], object]
+Verb = Callable[["Store"], object]
 READS: list[Verb] = [
-    lambda log: log.numbers(),
-    lambda log: log.read(1),
-    lambda log: log.delete([1]),
+    lambda store: store.names(),
+    lambda store: store.read("k1"),
+    lambda store: store.entry("k1"),
+    lambda store: store.folders("f"),
+    lambda store: store.delete(["k1"]),
 ]
-ALL_VERBS: list[Verb] = [lambda log: log.put_if_absent(2, b"y"), *READS]
+PUTS: list[Verb] = [
+    lambda store: store.put_if_absent("k2", b"y"),
+    lambda store: store.put("k2", b"y"),
+]
+ALL_VERBS: list[Verb] = [*PUTS, *READS]
 
 
 @pytest.fixture
-def log(s3: Any) -> EpochLog:
-    log = open_log(PLACE)
-    log.put_if_absent(1, b"x")
-    return log
+def store(s3: Any) -> Store:
+    store = open_store(PLACE)
+    store.put_if_absent("k1", b"x")
+    return store
 
 
 def _answering(status: int, code: str = "") -> Callable[[Any], bool]:
@@ -57,100 +62,100 @@ def _storing_and_dropping(request: Any) -> bool:
 
 @pytest.mark.parametrize("fault", [_answering(503), _answering(500), _dropping])
 def test_a_put_without_an_answer_has_an_unknown_outcome(
-    s3: Any, log: EpochLog, fault: Callable[[Any], bool]
+    s3: Any, store: Store, fault: Callable[[Any], bool]
 ) -> None:
     s3.fault = fault
     with pytest.raises(OutcomeUnknown, match=PLACE):
-        log.put_if_absent(2, b"y")
+        store.put_if_absent("k2", b"y")
 
 
 @pytest.mark.parametrize("verb", READS)
 @pytest.mark.parametrize("fault", [_answering(503), _dropping])
 def test_a_question_without_an_answer_may_be_asked_again(
-    s3: Any, log: EpochLog, fault: Callable[[Any], bool], verb: Verb
+    s3: Any, store: Store, fault: Callable[[Any], bool], verb: Verb
 ) -> None:
     s3.fault = fault
     with pytest.raises(TryAgain, match=PLACE):
-        verb(log)
+        verb(store)
 
 
-def test_a_put_whose_answer_was_lost_is_found_by_asking_again(s3: Any, log: EpochLog) -> None:
+def test_a_put_whose_answer_was_lost_is_found_by_asking_again(s3: Any, store: Store) -> None:
     s3.fault = _storing_and_dropping
     with pytest.raises(OutcomeUnknown):
-        log.put_if_absent(2, b"mine")
+        store.put_if_absent("k2", b"mine")
     s3.fault = lambda request: False
-    assert log.put_if_absent(2, b"mine") is False
-    assert log.read(2) == b"mine"
+    assert store.put_if_absent("k2", b"mine") is False
+    assert store.read("k2") == b"mine"
 
 
-def test_two_puts_that_met_are_not_taken_for_a_filled_slot(s3: Any, log: EpochLog) -> None:
+def test_two_puts_that_met_are_not_taken_for_a_filled_slot(s3: Any, store: Store) -> None:
     s3.fault = _answering(409, "ConditionalRequestConflict")
     with pytest.raises(OutcomeUnknown):
-        log.put_if_absent(2, b"y")
+        store.put_if_absent("k2", b"y")
     s3.fault = lambda request: False
-    assert log.read(2) is None
-    assert log.put_if_absent(2, b"y") is True
+    assert store.read("k2") is None
+    assert store.put_if_absent("k2", b"y") is True
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
-def test_refused_credentials_are_for_a_person(s3: Any, log: EpochLog, verb: Verb) -> None:
+def test_refused_credentials_are_for_a_person(s3: Any, store: Store, verb: Verb) -> None:
     s3.fault = _answering(403, "AccessDenied")
     with pytest.raises(Misconfigured) as caught:
-        verb(log)
+        verb(store)
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
-@pytest.mark.parametrize("verb", [ALL_VERBS[0], READS[0]])
+@pytest.mark.parametrize("verb", [PUTS[0], READS[0]])
 def test_a_missing_bucket_is_for_a_person(s3: Any, verb: Verb) -> None:
     s3.fault = _answering(404, "NoSuchBucket")
     with pytest.raises(Misconfigured, match="NoSuchBucket"):
-        verb(open_log(PLACE))
+        verb(open_store(PLACE))
 
 
-@pytest.mark.parametrize("verb", [ALL_VERBS[0], READS[0]])
+@pytest.mark.parametrize("verb", [PUTS[0], READS[0]])
 def test_a_wrong_region_is_for_a_person(s3: Any, verb: Verb) -> None:
     s3.fault = _answering(301)
     with pytest.raises(Misconfigured) as caught:
-        verb(open_log(PLACE))
+        verb(open_store(PLACE))
     assert "AWS_REGION" in caught.value.hint
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
 def test_no_error_shows_a_secret(s3: Any, verb: Verb) -> None:
     s3.fault = _answering(403, "AccessDenied")
-    log = open_log("s3://somebody:hunter2@bucket/chk?X-Amz-Signature=hunter2")
+    store = open_store("s3://somebody:hunter2@bucket/chk?X-Amz-Signature=hunter2")
     with pytest.raises(EpochalError) as caught:
-        verb(log)
-    told = "".join(traceback.format_exception(caught.value)) + log.place
+        verb(store)
+    told = "".join(traceback.format_exception(caught.value)) + store.location
     assert "hunter2" not in told
-    assert "/chk" in log.place
+    assert "/chk" in store.location
 
 
 def test_a_store_that_ignores_the_condition_is_refused_before_the_first_record(s3: Any) -> None:
     s3.honours_conditions = False
     with pytest.raises(Misconfigured, match="overwrites"):
-        open_log(PLACE).put_if_absent(1, b"x")
+        open_store(PLACE).put_if_absent("k1", b"x")
     assert list(s3.objects) == [f"chk/epochal/log/{PROBE}"]
 
 
-def test_a_store_is_asked_for_its_ability_once_a_log(s3: Any, log: EpochLog) -> None:
+def test_a_store_is_asked_for_its_ability_once_a_log(s3: Any, store: Store) -> None:
     puts = []
     s3.fault = lambda request: bool(puts.append(request.key)) if request.command == "PUT" else False
-    log.put_if_absent(2, b"y")
-    again = open_log(PLACE)
-    again.put_if_absent(3, b"z")
+    store.put_if_absent("k2", b"y")
+    again = open_store(PLACE)
+    again.put_if_absent("k3", b"z")
     assert [key.rpartition("/")[2] for key in puts] == [
-        "00000000000000000002.json",
+        "k2",
         PROBE,
-        "00000000000000000003.json",
+        "k3",
     ]
 
 
-def test_foreign_objects_are_ignored(s3: Any, log: EpochLog) -> None:
-    for key in ("README", "2.json", "deeper/00000000000000000009.json"):
-        s3.objects[f"chk/epochal/log/{key}"] = b"not ours"
-    s3.objects["chk/epochal/logs/00000000000000000008.json"] = b"a neighbour's"
-    assert list(log.numbers()) == [1]
+def test_objects_of_neighbours_and_hidden_ones_are_not_listed(s3: Any, store: Store) -> None:
+    for key in ("chk/epochal/logs/k8", "chk/epochal/log/deeper/k9", "chk/epochal/log/.hidden"):
+        s3.objects[key] = b"not ours"
+    assert list(store.names()) == ["k1"]
+    assert list(store.folders()) == ["deeper"]
 
 
 @pytest.mark.parametrize(("has_worked", "kind"), [(False, Misconfigured), (True, TryAgain)])
@@ -159,9 +164,9 @@ def test_missing_credentials_are_for_a_person_unless_it_worked_before(
 ) -> None:
     from obstore.exceptions import GenericError
 
-    log = open_log(PLACE)
+    store = open_store(PLACE)
     if has_worked:
-        log.numbers()
+        store.names()
     told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"
 
     def fail(*_: object) -> None:
@@ -169,11 +174,11 @@ def test_missing_credentials_are_for_a_person_unless_it_worked_before(
 
     monkeypatch.setattr("obstore.list_with_delimiter", fail)
     with pytest.raises(kind) as caught:
-        log.numbers()
+        store.names()
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
 @pytest.mark.parametrize("url", ["s3://", "az://container/without-an-account"])
 def test_a_url_that_names_no_bucket_is_refused_at_once(url: str) -> None:
     with pytest.raises(Misconfigured, match="no object store opens at"):
-        ObjectsLog.at(url)
+        open_at(url)

@@ -1,51 +1,19 @@
-"""Where a history lies: pieces that are replaced as a whole, wherever the log is."""
+"""Where a history is read from: beside the log, whoever wrote it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyarrow as pa
-import pytest
 
 from epochal import Memory, Session
 from epochal.logs import open_log
-from epochal.logs.hadoop import HadoopLog
 from epochal.protocol.machine import Phase
 from epochal.reports.epochs import epochs
-from epochal.telemetry.places import HistoryFolder, history_place
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture(params=["folder", "hadoop", "hadoop, at close"])
-def place(request, tmp_path):
-    if request.param == "folder":
-        return HistoryFolder(tmp_path / "history")
-    log = HadoopLog(request.getfixturevalue("spark"), f"file://{tmp_path}/log")
-    is_store = request.param == "hadoop, at close"
-    return replace(history_place(log), publishes_at_close=is_store)
-
-
-def test_pieces_are_replaced_listed_and_forgotten(place):
-    assert (list(place.names()), place.read("a")) == ([], None)
-    for content in (b"1", b"22", b"3"):
-        place.put("b", content)
-    place.put("a", b"")
-    assert list(place.names()) == ["a", "b"]
-    assert (place.read("a"), place.read("b")) == (b"", b"3")
-    place.delete(["a", "never"])
-    assert list(place.names()) == ["b"]
-
-
-def test_nothing_hidden_is_left_behind(place, tmp_path):
-    for content in (b"1", b"2"):
-        place.put("b", content)
-    found = [file.name for file in tmp_path.rglob("*") if file.is_file()]
-    assert found == ["b"]
-
-
 def test_what_spark_wrote_through_hadoop_is_read_from_the_disk(spark, tmp_path):
-    log = HadoopLog(spark, f"file://{tmp_path}/chk/epochal/log")
+    log = open_log(f"hadoop+file://{tmp_path}/chk/epochal/log", spark=spark)
     with Session("shop", sinks=[Memory()], schema=SCHEMA, log=log) as session:
         for _ in range(2):
             session.begin(session.next_epoch)

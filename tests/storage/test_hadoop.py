@@ -1,4 +1,4 @@
-"""What a log through Spark's file systems owes beyond the shared promises."""
+"""What a store through Spark's file systems promises beyond the shared promises."""
 
 from __future__ import annotations
 
@@ -10,84 +10,85 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.logs import checkpoint_log, open_log
-from epochal.logs.hadoop import HadoopLog
-from epochal.logs.names import PROBE
-from epochal.logs.objects import ObjectsLog
+from epochal.logs import checkpoint_log
+from epochal.storage import open_store
+from epochal.storage.hadoop import PROBE, HadoopStore
+from epochal.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def log(spark: SparkSession, tmp_path: Path) -> HadoopLog:
-    return HadoopLog(spark, f"file://{tmp_path}/log")
+def store(spark: SparkSession, tmp_path: Path) -> HadoopStore:
+    return HadoopStore(spark, f"file://{tmp_path}/log")
 
 
-def test_looking_creates_nothing(log: HadoopLog, tmp_path: Path) -> None:
-    assert list(log.numbers()) == []
-    assert log.read(1) is None
+def test_looking_creates_nothing(store: HadoopStore, tmp_path: Path) -> None:
+    assert list(store.names()) == []
+    assert store.read("k1") is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_but_records_and_the_probe_is_left_behind(log: HadoopLog, tmp_path: Path) -> None:
-    log.put_if_absent(1, b"x")
-    log.put_if_absent(1, b"y")
+def test_nothing_but_records_and_the_probe_is_left_behind(
+    store: HadoopStore, tmp_path: Path
+) -> None:
+    store.put_if_absent("k1", b"x")
+    store.put_if_absent("k1", b"y")
     assert sorted(file.name for file in (tmp_path / "log").iterdir()) == [
         PROBE,
-        "00000000000000000001.json",
+        "k1",
     ]
 
 
-def test_foreign_files_are_ignored_whatever_their_names(log: HadoopLog, tmp_path: Path) -> None:
-    log.put_if_absent(1, b"x")
-    for name in (
-        "README",
-        "2.json",
-        "00000000000000000003.json, x",
-        "x, 00000000000000000004.json",
-    ):
+def test_names_are_listed_whole_whatever_is_in_them(store: HadoopStore, tmp_path: Path) -> None:
+    """They come from the JVM in one text, between commas."""
+    names = ["README", "k1", "k3, x", "x, k4", "[brackets]", "x, file:"]
+    store.put_if_absent("k1", b"x")
+    for name in names:
         (tmp_path / "log" / name).write_text("not ours")
-    assert list(log.numbers()) == [1]
+    (tmp_path / "log" / "folder").mkdir()
+    assert list(store.names()) == sorted(names)
+    assert list(store.folders()) == ["folder"]
 
 
 def test_old_leftovers_of_killed_writers_are_removed_and_fresh_ones_kept(
-    log: HadoopLog, tmp_path: Path
+    store: HadoopStore, tmp_path: Path
 ) -> None:
     old, fresh = tmp_path / "log" / ".2.aa.tmp", tmp_path / "log" / ".2.bb.tmp"
     old.parent.mkdir()
     for leftover in (old, fresh):
         leftover.write_bytes(b"half")
     os.utime(old, (0, 0))
-    log.put_if_absent(1, b"x")
+    store.put_if_absent("k1", b"x")
     assert not old.exists()
     assert fresh.exists()
 
 
-def test_a_rename_never_replaces_a_record(log: HadoopLog) -> None:
-    log._scheme = "hdfs"  # its way of publishing; the files stay local
-    assert log.put_if_absent(1, b"first") is True
-    assert log.put_if_absent(1, b"second") is False
-    assert log.read(1) == b"first"
+def test_a_rename_never_replaces_a_record(store: HadoopStore) -> None:
+    store._scheme = "hdfs"  # its way of publishing; the files stay local
+    assert store.put_if_absent("k1", b"first") is True
+    assert store.put_if_absent("k1", b"second") is False
+    assert store.read("k1") == b"first"
 
 
 def test_a_file_system_that_replaces_is_refused_before_the_first_record(
-    log: HadoopLog, monkeypatch: pytest.MonkeyPatch
+    store: HadoopStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replace(hidden: Any, visible: Any) -> bool:
-        return bool(log._files.rename(hidden, visible))
+        return bool(store._files.rename(hidden, visible))
 
-    monkeypatch.setattr(log, "_publish", replace)
+    monkeypatch.setattr(store, "_publish", replace)
     with pytest.raises(Misconfigured, match="replaces a file"):
-        log.put_if_absent(1, b"x")
-    assert list(log.numbers()) == []
+        store.put_if_absent("k1", b"x")
+    assert list(store.names()) == []
 
 
-def _in_the_jvm(log: HadoopLog, failure: str) -> Any:
+def _in_the_jvm(store: HadoopStore, failure: str) -> Any:
     """A call that fails there in one way."""
-    lang = log._jvm.java.lang
+    lang = store._jvm.java.lang
     return {
-        "nothing there": lambda *_: log._files.open(log._path("missing")),
+        "nothing there": lambda *_: store._files.open(store._path("missing")),
         "bad argument": lambda *_: lang.Thread.sleep(-1),
         "anything else": lambda *_: lang.Class.forName("java.io.File").getMethod("no", None),
     }[failure]
@@ -102,25 +103,25 @@ def _in_the_jvm(log: HadoopLog, failure: str) -> Any:
     ],
 )
 def test_a_publication_that_fails_is_sorted_by_what_may_have_happened(
-    log: HadoopLog, monkeypatch: pytest.MonkeyPatch, failure: str, kind: type[EpochalError]
+    store: HadoopStore, monkeypatch: pytest.MonkeyPatch, failure: str, kind: type[EpochalError]
 ) -> None:
-    log.put_if_absent(1, b"x")
-    monkeypatch.setattr(log, "_publish", _in_the_jvm(log, failure))
-    with pytest.raises(kind, match="cannot write to the epoch log"):
-        log.put_if_absent(2, b"y")
-    assert list(log.numbers()) == [1]
+    store.put_if_absent("k1", b"x")
+    monkeypatch.setattr(store, "_publish", _in_the_jvm(store, failure))
+    with pytest.raises(kind, match="cannot write"):
+        store.put_if_absent("k2", b"y")
+    assert list(store.names()) == ["k1"]
 
 
 def test_a_namenode_that_nobody_knows_is_told(spark: SparkSession) -> None:
     with pytest.raises(Misconfigured, match="no-such-host"):
-        open_log("hdfs://no-such-host.invalid/log", spark=spark)
+        open_store("hdfs://no-such-host.invalid/log", spark=spark)
 
 
 def test_a_namenode_that_is_down_may_be_asked_again(spark: SparkSession) -> None:
     session = spark.newSession()
     session.conf.set("ipc.client.connect.max.retries", "0")
-    log = open_log("hdfs://localhost:9/log", spark=session)
-    for verb in (log.numbers, lambda: log.read(1), lambda: log.put_if_absent(1, b"x")):
+    store = open_store("hdfs://localhost:9/log", spark=session)
+    for verb in (store.names, lambda: store.read("k1"), lambda: store.put_if_absent("k1", b"x")):
         with pytest.raises(TryAgain, match="Connection refused"):
             verb()
 
@@ -128,34 +129,36 @@ def test_a_namenode_that_is_down_may_be_asked_again(spark: SparkSession) -> None
 def test_a_scheme_that_spark_does_not_know_is_told(spark: SparkSession) -> None:
     for url in ("nosuch://place/log", "hadoop+nosuch://place/log"):
         with pytest.raises(Misconfigured, match='No FileSystem for scheme "nosuch"'):
-            open_log(url, spark=spark)
+            open_store(url, spark=spark)
 
 
 def test_a_file_system_nobody_vouches_for_is_refused(spark: SparkSession) -> None:
-    log = SimpleNamespace(_creates_once=False, _scheme="jfs", _is_vouched_for=False, place="jfs:/")
+    store = SimpleNamespace(
+        _creates_once=False, _scheme="jfs", _is_vouched_for=False, location="jfs:/"
+    )
     with pytest.raises(Misconfigured) as caught:
-        HadoopLog._refuse_what_could_fill_twice(log)  # type: ignore[arg-type]
+        HadoopStore._refuse_what_could_create_twice(store)  # type: ignore[arg-type]
     assert "hadoop+jfs" in caught.value.hint
-    log._is_vouched_for = True
-    HadoopLog._refuse_what_could_fill_twice(log)  # type: ignore[arg-type]
-    log._scheme = "s3a"
+    store._is_vouched_for = True
+    HadoopStore._refuse_what_could_create_twice(store)  # type: ignore[arg-type]
+    store._scheme = "s3a"
     with pytest.raises(Misconfigured, match="only once"):
-        HadoopLog._refuse_what_could_fill_twice(log)  # type: ignore[arg-type]
-    log._creates_once = True
-    HadoopLog._refuse_what_could_fill_twice(log)  # type: ignore[arg-type]
+        HadoopStore._refuse_what_could_create_twice(store)  # type: ignore[arg-type]
+    store._creates_once = True
+    HadoopStore._refuse_what_could_create_twice(store)  # type: ignore[arg-type]
 
 
 def test_a_file_in_the_place_of_the_folder_is_told(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Misconfigured):
-        HadoopLog(spark, f"file://{tmp_path}/file/log").put_if_absent(1, b"x")
+        HadoopStore(spark, f"file://{tmp_path}/file/log").put_if_absent("k1", b"x")
 
 
 def test_a_session_without_a_jvm_is_told(tmp_path: Path) -> None:
     connect: Any = SimpleNamespace()
     with pytest.raises(Misconfigured, match="no JVM"):
-        open_log("hdfs://namenode/log", spark=connect)
-    assert isinstance(open_log("s3a://bucket/log", spark=connect), ObjectsLog)
+        open_store("hdfs://namenode/log", spark=connect)
+    assert isinstance(open_store("s3a://bucket/log", spark=connect), ObjectStore)
 
 
 def test_a_checkpoint_without_a_scheme_is_where_spark_sees_it(
@@ -170,9 +173,9 @@ def test_a_checkpoint_without_a_scheme_is_where_spark_sees_it(
 
 
 def test_s3a_goes_through_hadoop_where_spark_holds_the_credentials(spark: SparkSession) -> None:
-    assert isinstance(open_log("s3a://bucket/log", spark=spark), ObjectsLog)
+    assert isinstance(open_store("s3a://bucket/log", spark=spark), ObjectStore)
     for key in ("fs.s3a.access.key", "fs.s3a.bucket.bucket.endpoint"):
         session = spark.newSession()
         session.conf.set(key, "something")
         with pytest.raises(Misconfigured, match="S3AFileSystem"):  # not on this Spark's class path
-            open_log("s3a://bucket/log", spark=session)
+            open_store("s3a://bucket/log", spark=session)
