@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,18 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 TROUBLE = ROOT / "docs" / "troubleshooting"
 PACKAGE = ROOT / "src" / "epochal"
-LAYER_PAGES = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "internals" / "layers.md")
+PART_PAGES = tuple(
+    ROOT / name
+    for name in (
+        "CONTRIBUTING.md",
+        "docs/internals/layers.md",
+        "docs/concepts/promises.md",
+        "docs/guides/your-own-sink.md",
+    )
+)
+"""Pages of which only parts are generated."""
 _GENERATED = "<!-- generated from the code by `make docs`: edit there -->"
-_LAYERS = re.compile(r"(<!-- layers: [^\n]* -->\n).*?(<!-- layers end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- ([\w-]+): [^\n]* -->\n).*?(<!-- \2 end -->)", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -247,17 +256,37 @@ def _first_docstring_line(file: Path) -> str:
     return text.partition("\n")[0].rstrip(".")
 
 
-def _with_layers(text: str) -> str:
-    return _LAYERS.sub(lambda found: f"{found[1]}\n{layers_table()}\n{found[2]}", text)
+def _example(name: str) -> str:
+    """
+    A file of examples/epochal-sqlite, as a block of code. `py` and not `python`: the blocks of a
+    page are checked as one module, and this is a module by itself, which mypy checks in its place.
+    """
+    text = (ROOT / "examples" / "epochal-sqlite" / name).read_text()
+    return f"```{name.rpartition('.')[2]}\n{text}```\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "layers": layers_table,
+    "promises-readers": docs_sinks.promises_to_readers,
+    "promises-modes": docs_sinks.promised_modes,
+    "promises-limits": docs_sinks.promised_limits,
+    "example-sink": lambda: _example("epochal_sqlite.py"),
+    "example-tests": lambda: _example("test_epochal_sqlite.py"),
+    "example-package": lambda: _example("pyproject.toml"),
+}
+
+
+def _with_parts(text: str) -> str:
+    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 
 def write() -> None:
-    """Write every generated page, and the table of packages into the pages that have it."""
+    """Write every generated page, and the generated parts of other pages."""
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (REFERENCE / name).write_text(make())
-    for page in LAYER_PAGES:
-        page.write_text(_with_layers(page.read_text()))
+    for page in PART_PAGES:
+        page.write_text(_with_parts(page.read_text()))
 
 
 def _stale() -> list[str]:
@@ -267,13 +296,12 @@ def _stale() -> list[str]:
         for name, make in PAGES.items()
         if not (REFERENCE / name).exists() or (REFERENCE / name).read_text() != make()
     ]
-    layers = [
+    parts = [
         str(page.relative_to(ROOT))
-        for page in LAYER_PAGES
-        if not _LAYERS.search(page.read_text())
-        or _with_layers(page.read_text()) != page.read_text()
+        for page in PART_PAGES
+        if not _PART.search(page.read_text()) or _with_parts(page.read_text()) != page.read_text()
     ]
-    return [*reference, *layers]
+    return [*reference, *parts]
 
 
 def _undocumented_errors() -> list[str]:

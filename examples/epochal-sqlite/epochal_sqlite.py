@@ -42,9 +42,17 @@ class SQLite(kit.SinkBase):
         return SQLiteCommitter(self, identity, limits)
 
     def connect(self) -> sqlite3.Connection:
-        """Without `mode=rw` SQLite would create a file that is missing."""
-        address = f"file:{self.path}?mode=rw"
-        return sqlite3.connect(address, uri=True, timeout=self.busy_timeout_s, isolation_level=None)
+        """
+        Open the file, which must be there. The verbs of a committer are called one at a time, but
+        from several threads, and a rehearsal's connection lives until its commit.
+        """
+        return sqlite3.connect(
+            f"file:{self.path}?mode=rw",
+            uri=True,
+            timeout=self.busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
 
 
 class SQLiteWriter:
@@ -155,7 +163,7 @@ class SQLiteCommitter(kit.StagedCommitter[sqlite3.Connection]):
 
 
 def meaning(error: Exception) -> kit.EpochalError | None:
-    if not isinstance(error, sqlite3.Error):
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
         return None
     fact = f"SQLite: {error}"
     if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):

@@ -150,7 +150,10 @@ class Deadline:
 
 
 class Committer(Protocol):
-    """Carries decisions out at one target. Runs on the driver; calls never overlap."""
+    """
+    Carries decisions out at one target. Runs on the driver; calls never overlap, and may come from
+    different threads.
+    """
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         """

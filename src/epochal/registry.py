@@ -112,7 +112,7 @@ def imported(target: str) -> Any:
     if not _IMPORT_PATH.fullmatch(target):
         raise Misconfigured(f"{target!r} names nothing", "module:name, as in jobs.orders:pipeline")
     module_name, _, name = target.partition(":")
-    # As `python -m` does: jobs lie below the folder that one stands in.
+    # As `python -m` does: jobs are below the working directory.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109  sys.path holds text
         sys.path.insert(0, "")
     try:

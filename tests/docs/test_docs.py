@@ -28,7 +28,8 @@ CLI = application()
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _CODE = re.compile(r"```\w*\n.*?```|`[^`\n]+`", re.DOTALL)
 _COMMAND = re.compile(
-    r"(?<![\w./-])(?<!import )epochal (?:--debug )?([a-z][a-z-]+)(?: ([a-z][a-z-]+))?([^`]*)"
+    r"(?<![\w./-])(?<!import )(?<!from )epochal (?:--debug )?"
+    r"([a-z][a-z-]+)(?: ([a-z][a-z-]+))?([^`]*)"
 )
 
 
@@ -75,7 +76,7 @@ def test_a_stale_page_is_noticed(monkeypatch):
 
 
 def test_a_stale_table_of_packages_is_noticed(monkeypatch):
-    monkeypatch.setattr(docs, "layers_table", lambda: "something else")
+    monkeypatch.setitem(docs.PARTS, "layers", lambda: "something else")
     assert docs._stale() == ["CONTRIBUTING.md", "docs/internals/layers.md"]
 
 

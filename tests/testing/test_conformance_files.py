@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from epochal.sinks.files import Files
+from epochal.sinks.files.promises import FOLDER
 from epochal.testing.conformance import SinkConformance, Target
 
 
@@ -29,6 +30,12 @@ def files_seen(folder: Path):
     ]
 
 
+def taken(tmp_path: Path):
+    path = tmp_path / "taken"
+    path.write_text("somebody else's")
+    return path
+
+
 class TestParquet(SinkConformance):
     def make(self, tmp_path):
         folder = tmp_path / "out"
@@ -38,6 +45,8 @@ class TestParquet(SinkConformance):
                 row for path in files_seen(folder) for row in pq.read_table(path).to_pylist()
             ],
             leftovers=lambda: hidden(folder),
+            misconfigured={"a file in the place of the folder": Files(str(taken(tmp_path)))},
+            cannot=FOLDER.cannot,
         )
 
 
@@ -53,4 +62,6 @@ class TestJsonLines(SinkConformance):
                 if line
             ],
             leftovers=lambda: hidden(folder),
+            misconfigured={"a file in the place of the folder": Files(str(taken(tmp_path)))},
+            cannot=FOLDER.cannot,
         )

@@ -1,5 +1,8 @@
 """Crash at every call, with the simulated sink and with ours; the judge objects where it must."""
 
+import textwrap
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +12,7 @@ from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.client import StoreReference
 from epochal.terms import SinkName
+from epochal.testing import crash
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from proof.calls import SimLog, SimSink
 from proof.world import Source, Target, World
@@ -75,6 +79,22 @@ def in_memory():
         visible=lambda name: sinks[name].rows().to_pylist(),
         schema=batch().schema,
     )
+
+
+def test_the_example_of_the_module_runs(tmp_path_factory):
+    """The code in its docstring, with a sink and a reader."""
+    text = crash.__doc__
+    code = textwrap.dedent(text[text.index("    def test_") : text.index("`crash_inside_commit`")])
+    names = {
+        "MemoryLog": MemoryLog,
+        "MySink": lambda folder: Files(str(folder / "out")),
+        "Setting": Setting,
+        "crash_at_every_call": partial(crash_at_every_call, second=False),
+        "my_reader": lambda folder: pq.read_table(folder / "out").to_pylist(),
+        "pa": pa,
+    }
+    exec(code, names)
+    names["test_a_crash_at_any_call_leaves_every_row_visible_once"](tmp_path_factory)
 
 
 def test_a_crash_at_any_call_leaves_every_row_in_memory_once(monkeypatch):

@@ -6,7 +6,7 @@ The log and the sinks of a target that is named on the command line.
     s3://lake/chk/orders      a checkpoint, the folder of a once-only load, or a log: the log alone
 
 With the log alone a command shows what the log knows, which includes descriptions of the sinks free
-of secrets, and says what it can't ask.
+of secrets, and names what it can't query.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reached:
     target: str
     """As the person named it."""
     log: EpochLog | None
-    """None where a pipeline was named that says nothing about its checkpoint."""
+    """None for a pipeline that declares no checkpoint."""
     pipeline: str | None = None
     """The declared name; None where only the log is known."""
     sinks: Sequence[Sink] | None = None

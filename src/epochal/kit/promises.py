@@ -24,7 +24,7 @@ be unreachable          there is nothing between the sink and its target that co
 be misconfigured        there is nothing that `check` could find
 bound memory            a writer's memory grows with its rows
 reach other processes   only the process that declared the sink reaches the target
-name lost rows          a lost attempt can't be told from one that was committed long ago
+name lost rows          a lost attempt looks like one that was committed long ago
 """
 
 

@@ -2,8 +2,8 @@
 StagedCommitter: every verb of a committer, for a target with transactions and a place to stage.
 
 Tasks stage their rows under the name of their handle. The driver publishes what a decision names
-and records it in the target's ledger, in one transaction. A subclass says what single statements do
-at its target; the rules are here, once:
+and records it in the target's ledger, in one transaction. A subclass defines single statements
+of its target; the rules are here, once:
 
 - ledger first: an epoch that is recorded was published, and is not published again;
 - else everything that the decision names must be staged, or `PreparedLost` with the handles;
@@ -279,7 +279,7 @@ class StagedCommitter(CommitterBase, Generic[T]):
             raise OutcomeUnknown(error.message, error.hint) from error
 
     def _end(self, transaction: T) -> None:
-        """Roll back what is not committed. What can't be told to end ends with its connection."""
+        """Roll back what is not committed. Where that fails, closing the connection does it."""
         try:
             transaction.rollback()
         except Exception as error:

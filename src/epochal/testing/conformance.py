@@ -6,10 +6,11 @@ It needs pytest and no Spark. A few lines apply it to a sink of your own:
 
     class TestMySink(SinkConformance):
         def make(self, tmp_path) -> Target:
-            return Target(sink=MySink(...), visible=lambda: my_own_reader(...))
+            return Target(sink=MySink(...), visible=lambda: my_own_reader(...), ...)
 
 `make` gives a fresh target for every test. What is visible is read by the target's own reader, and
-what is left behind is looked for where this sink would leave it (`leftovers`).
+what is left behind is looked for where this sink would leave it (`leftovers`). What the sink can't
+do is declared in `Target.cannot` with the reason, and left out.
 """
 
 from __future__ import annotations
@@ -17,22 +18,36 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from epochal.contract import Begin
-from epochal.errors import EpochalError, Misconfigured
+from epochal.contract import Limits, Sink
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.kit.promises import Cannot
 from epochal.protocol.records import receipt_in, receipt_out
-from epochal.terms import EpochNumber, Proof
+from epochal.terms import EpochNumber, Proof, Receipt
+from epochal.testing.crash import crash_inside_commit
 from epochal.testing.trial import OTHER_UID, UID, Target, Trial
 
 __all__ = ["SinkConformance", "Target", "Trial"]
 
 _LARGE_BYTES = 1_000_000
+_ROUND_BATCHES = 500
+_BATCH_ROWS = 100
+_ROW_BYTES = 500
+_GROWTH_MAX = 0.5
+"""How much of a second round of batches may be held in memory: buffers are filled by the first."""
+
+_TRANSIENT = (TryAgain, OutcomeUnknown, OSError)
+"""Errors after which a verb is repeated; after a lost reply its outcome is asked for first."""
+
+ZERO = EpochNumber(0)
 
 
 class SinkConformance:
@@ -55,16 +70,16 @@ class SinkConformance:
         committer = trial.committer()
         receipt = trial.prepare(0, trial.batch(1, 2), trial.batch(3))
         assert trial.ids() == [], "prepared rows are visible (I1)"
-        committer.rehearse(EpochNumber(0), [receipt])
+        committer.rehearse(ZERO, [receipt])
         assert trial.ids() == [], "rehearsed rows are visible (I1)"
-        committer.commit(EpochNumber(0), [receipt])
+        committer.commit(ZERO, [receipt])
         assert trial.ids() == [1, 2, 3]
 
     def test_an_abort_leaves_nothing(self, trial: Trial) -> None:
         committer = trial.committer()
         receipt = trial.prepare(0, trial.batch(1, 2))
-        committer.rehearse(EpochNumber(0), [receipt])
-        committer.abort(EpochNumber(0), [receipt])
+        committer.rehearse(ZERO, [receipt])
+        committer.abort(ZERO, [receipt])
         assert trial.ids() == []
         assert not trial.handles()
         assert not trial.target.leftovers()
@@ -123,7 +138,16 @@ class SinkConformance:
         trial.commit(0, receipt)
         trial.abort(0, receipt)
         assert trial.ids() == [1, 2], "an abort removed committed rows"
-        assert trial.committer().outcome(EpochNumber(0), receipt) is Proof.COMMITTED
+        assert trial.committer().outcome(ZERO, receipt) is Proof.COMMITTED
+
+    def test_an_abort_touches_only_what_it_names(self, trial: Trial) -> None:
+        theirs = trial.prepare(0, trial.batch(1), uid=OTHER_UID)
+        kept, aborted = (trial.prepare(0, trial.batch(at), partition=at) for at in (2, 3))
+        trial.abort(0, aborted)
+        assert trial.handles() == {kept.handle}
+        trial.commit(0, kept)
+        trial.commit(0, theirs, uid=OTHER_UID)
+        assert trial.ids() == [1, 2], "an abort removed attempts that it did not name (I5)"
 
     def test_a_commit_of_what_was_thrown_away_is_not_taken_for_done(self, trial: Trial) -> None:
         receipt = trial.prepare(0, trial.batch(1))
@@ -131,12 +155,28 @@ class SinkConformance:
         with pytest.raises(EpochalError):
             trial.commit(0, receipt)
         assert trial.ids() == []
-        assert trial.committer().outcome(EpochNumber(0), receipt) is not Proof.COMMITTED
+        assert trial.committer().outcome(ZERO, receipt) is not Proof.COMMITTED
+
+    def test_rows_that_the_target_lost_are_named(self, trial: Trial) -> None:
+        _require(trial, "name lost rows")
+        kept, lost = (trial.prepare(0, trial.batch(at), partition=at) for at in range(2))
+        trial.abort(0, lost)
+        with pytest.raises(PreparedLost) as caught:
+            trial.commit(0, kept, lost)
+        assert caught.value.handles == (str(lost.handle),), "which rows are to be written again?"
+
+    def test_a_commit_may_come_from_another_thread_than_the_rehearsal(self, trial: Trial) -> None:
+        committer = trial.committer()
+        receipt = trial.prepare(0, trial.batch(1))
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as another:
+            one.submit(committer.rehearse, ZERO, [receipt]).result()
+            another.submit(committer.commit, ZERO, [receipt]).result()
+        assert trial.ids() == [1]
 
     def test_a_rehearsal_that_nobody_concluded_is_given_up(self, trial: Trial) -> None:
         committer = trial.committer()
         receipt = trial.prepare(0, trial.batch(1))
-        committer.rehearse(EpochNumber(0), [receipt])
+        committer.rehearse(ZERO, [receipt])
         committer.close()
         trial.commit(0, receipt, generation=2)
         assert trial.ids() == [1]
@@ -175,7 +215,7 @@ class SinkConformance:
 
     def test_a_driver_of_an_older_generation_may_commit_what_is_decided(self, trial: Trial) -> None:
         receipt = trial.prepare(0, trial.batch(1), generation=1)
-        trial.committer(generation=2).begin(Begin(epoch=EpochNumber(1)))
+        trial.begin(1, generation=2)
         trial.commit(0, receipt, generation=1)
         assert trial.ids() == [1], "committing needs the decision, not the generation (I7)"
 
@@ -188,15 +228,13 @@ class SinkConformance:
         trial.commit(0, committed)
         trial.abort(0, aborted)
         ask = trial.committer().outcome
-        assert ask(EpochNumber(0), committed) is Proof.COMMITTED
-        assert ask(EpochNumber(0), aborted) is not Proof.COMMITTED
-        assert ask(EpochNumber(0), open_) is Proof.UNKNOWN, (
-            "prepared is neither failed nor done (I9)"
-        )
+        assert ask(ZERO, committed) is Proof.COMMITTED
+        assert ask(ZERO, aborted) is not Proof.COMMITTED
+        assert ask(ZERO, open_) is Proof.UNKNOWN, "prepared is neither failed nor done (I9)"
 
     def test_the_newest_epoch_is_proven_per_uid_and_run(self, trial: Trial) -> None:
         if trial.committer().newest() is None:
-            pytest.skip("this target keeps no such proof, and says so")
+            pytest.skip("this target keeps no such proof: newest() is None")
         assert not trial.committer().newest()
         trial.commit(3, trial.prepare(3, trial.batch(1), run="backfill"), run="backfill")
         trial.commit(4, trial.prepare(4, trial.batch(2), run="backfill"), run="backfill")
@@ -250,10 +288,10 @@ class SinkConformance:
         assert trial.seen() == Counter(rows)
 
     def test_writers_work_side_by_side(self, trial: Trial) -> None:
-        handles = [trial.handle(0, at) for at in range(8)]
+        tasks = [trial.task(trial.handle(0, at)) for at in range(8)]
 
-        def write(at: int) -> object:
-            writer = trial.sink.writer(trial.task(handles[at]))
+        def write(at: int) -> Receipt:
+            writer = trial.sink.writer(tasks[at])
             for number in range(10):
                 writer.write(
                     trial.batch(*range(at * 1000 + number * 10, at * 1000 + number * 10 + 10))
@@ -262,23 +300,22 @@ class SinkConformance:
 
         with ThreadPoolExecutor(8) as pool:
             receipts = list(pool.map(write, range(8)))
-        trial.commit(0, *receipts)  # type: ignore[arg-type] # what write gives
+        trial.commit(0, *receipts)
         assert len(trial.ids()) == len(set(trial.ids())) == 800
 
     # Other processes
 
     def test_another_process_commits_what_this_one_prepared(self, trial: Trial) -> None:
-        self._require_other_processes(trial)
+        _require(trial, "reach other processes")
         receipt = trial.prepare(0, trial.batch(1, 2))
-        trial.commits_elsewhere(0, [receipt])
+        trial.commit_in_other_process(0, [receipt])
         assert trial.ids() == [1, 2]
         trial.commit(0, receipt)
         assert trial.ids() == [1, 2]
 
     def test_this_process_commits_what_another_one_prepared(self, trial: Trial) -> None:
-        self._require_other_processes(trial)
-        trial.committer().begin(Begin(epoch=EpochNumber(0)))
-        receipt = trial.prepares_elsewhere(trial.handle(0), trial.batch(1, 2))
+        _require(trial, "reach other processes")
+        receipt = trial.prepare_in_other_process(trial.handle(0), trial.batch(1, 2))
         assert trial.ids() == []
         trial.commit(0, receipt)
         assert trial.ids() == [1, 2]
@@ -286,10 +323,9 @@ class SinkConformance:
     def test_what_a_killed_process_prepared_is_listed_and_can_be_aborted(
         self, trial: Trial
     ) -> None:
-        self._require_other_processes(trial)
-        trial.committer().begin(Begin(epoch=EpochNumber(0)))
+        _require(trial, "reach other processes")
         prepared, unfinished = trial.handle(0, 0), trial.handle(0, 1)
-        trial.dies_while_preparing(prepared, unfinished)
+        trial.die_while_preparing(prepared, unfinished)
         assert trial.ids() == []
         assert prepared in trial.handles()
         trial.sweep()
@@ -297,19 +333,17 @@ class SinkConformance:
         assert trial.ids() == []
         assert not trial.target.leftovers()
 
-    def _require_other_processes(self, trial: Trial) -> None:
-        if not trial.target.reaches_other_processes:
-            pytest.skip("this target can't be reached from another process")
-
     # The declaration
 
     def test_the_declaration_can_be_carried_and_shows_no_secret(self, trial: Trial) -> None:
+        missing = [name for name in _members(Sink) if not hasattr(trial.sink, name)]
+        assert not missing, f"derive from epochal.kit.SinkBase: there is no {', '.join(missing)}"
         again = pickle.loads(pickle.dumps(trial.sink))  # noqa: S301  our own bytes
         assert again.name == trial.sink.name
-        told = json.dumps(trial.sink.describe())
+        described = json.dumps(trial.sink.describe())
         assert {"kind", "target"} <= trial.sink.describe().keys()
         for secret in trial.target.secrets:
-            assert secret not in told, "describe() shows a secret"
+            assert secret not in described, "describe() shows a secret"
             assert secret not in repr(trial.sink), "the repr shows a secret"
             assert secret not in repr(again), "the repr shows a secret"
 
@@ -319,6 +353,37 @@ class SinkConformance:
         assert trial.ids() == []
         assert not trial.handles()
 
+    def test_check_refuses_what_a_person_must_change(self, trial: Trial) -> None:
+        _require(trial, "be misconfigured", given=bool(trial.target.misconfigured))
+        for wrong, sink in trial.target.misconfigured.items():
+            error = _error_of(partial(trial.committer(sink).check, trial.target.schema))
+            assert isinstance(error, Misconfigured), f"check with {wrong}: {error!r}"
+            assert error.hint, f"check with {wrong}: the error shows no way out"
+
+    def test_a_target_that_does_not_answer_is_tried_again(self, trial: Trial) -> None:
+        _require(trial, "be unreachable", given=trial.target.unreachable is not None)
+        task = trial.task(trial.handle(0))
+
+        def prepare(sink: Sink) -> None:
+            writer = sink.writer(task)
+            writer.write(trial.batch(1))
+            writer.prepare()
+
+        verbs: dict[str, Callable[[Sink], object]] = {
+            "check": lambda sink: trial.committer(sink).check(trial.target.schema),
+            "in_doubt": lambda sink: trial.committer(sink).in_doubt(),
+            "commit": lambda sink: trial.committer(sink).commit(ZERO, []),
+            "prepare": prepare,
+        }
+        unreachable = trial.target.unreachable
+        with unreachable() if unreachable else nullcontext(trial.sink) as sink:
+            for verb, call in verbs.items():
+                error = _error_of(partial(call, sink))
+                assert error is not None, f"{verb} passes although the target does not answer"
+                assert isinstance(error, _TRANSIENT), f"{verb}: not to be repeated by {error!r}"
+        trial.sweep()
+        assert trial.ids() == []
+
     def test_errors_say_what_a_person_can_do(self, trial: Trial) -> None:
         receipt = trial.prepare(0, trial.batch(1))
         trial.abort(0, receipt)
@@ -326,3 +391,75 @@ class SinkConformance:
             trial.commit(0, receipt)
         assert caught.value.message
         assert not isinstance(caught.value, Misconfigured) or caught.value.hint
+
+    # Limits
+
+    def test_a_row_that_the_target_refuses_fails_before_the_decision(self, trial: Trial) -> None:
+        _require(trial, "refuse rows", given=trial.target.refused is not None)
+        refused = [row for row in [trial.target.refused] if row is not None]
+        committer = trial.committer()
+        receipts: list[Receipt] = []
+
+        def up_to_the_decision() -> None:
+            receipts.append(trial.prepare(0, trial.batch(1), trial.rows(refused)))
+            committer.rehearse(ZERO, receipts)
+
+        error = _error_of(up_to_the_decision)
+        assert error is not None, "the row passes the rehearsal: its epoch would be decided (I3)"
+        assert isinstance(error, Misconfigured), f"only a person can help, and this is {error!r}"
+        committer.abort(ZERO, receipts)
+        committer.close()
+        trial.sweep()
+        assert trial.ids() == []
+        assert not trial.target.leftovers()
+        trial.commit(0, trial.prepare(0, trial.batch(1)))
+        assert trial.ids() == [1]
+
+    def test_memory_does_not_grow_with_the_number_of_batches(self, trial: Trial) -> None:
+        _require(trial, "bound memory")
+        _require(trial, "reach other processes")
+        rows = [(number, "x" * _ROW_BYTES) for number in range(_BATCH_ROWS)]
+        batches = [trial.rows(rows)] * _ROUND_BATCHES
+        task = replace(trial.task(trial.handle(0)), limits=Limits(buffer_rows=_BATCH_ROWS))
+        once, twice = trial.peaks_in_other_process(task, batches)
+        round_kib = _ROUND_BATCHES * _BATCH_ROWS * _ROW_BYTES / 1024
+        assert twice - once < _GROWTH_MAX * round_kib, (
+            f"{twice - once:,.0f} KiB more for {round_kib:,.0f} KiB of rows: write() keeps them"
+        )
+
+    # The whole way: a session whose process dies while it commits
+
+    def test_a_crash_inside_a_commit_leaves_every_row_visible_once(
+        self, trial: Trial, tmp_path: Path
+    ) -> None:
+        if trial.target.calls is None:
+            _require(trial, "reach other processes")
+        crash_inside_commit(trial, tmp_path)
+
+
+def _require(trial: Trial, ability: Cannot, *, given: bool = True) -> None:
+    """Leave a test out where the sink's author declared why; ask for what is not given."""
+    reason = trial.target.cannot.get(ability)
+    if reason is not None:
+        pytest.skip(f"can't {ability}: {reason}")
+    if not given:
+        pytest.fail(f"{_ASKED[ability]}, or Target(cannot={{{ability!r}: 'the reason'}})")
+
+
+_ASKED: dict[str, str] = {
+    "refuse rows": "give Target(refused=…), a row that the target never takes",
+    "be unreachable": "give Target(unreachable=…), a sink whose target does not answer",
+    "be misconfigured": "give Target(misconfigured=…), sinks that check must refuse",
+}
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  its class is what is judged
+        return error
+    return None
+
+
+def _members(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]

@@ -1,30 +1,40 @@
 """
-Crash at every call: N = 1, 2, 3 … until no crash fires, then again with a crash during the
-recovery.
+Crashes of a pipeline, for any sink and any log, judged by what readers see in the end.
 
-For any sink and any log. Whatever a driver asks of its log, its targets and its engine's
-checkpoint is counted; at the Nth call the driver is gone, before the effect or after it. The next
-driver must bring every row to be visible once, and leave nothing behind. A few lines judge a sink
-of your own:
+`crash_at_every_call` ends the driver at its Nth call to log, targets and checkpoint, N = 1, 2, 3 …
+until no crash fires, before the effect and after it; then again with a crash of the recovery. The
+next driver must make every row visible once, and leave nothing behind:
 
     def test_a_crash_at_any_call_leaves_every_row_visible_once(tmp_path_factory):
         def fresh() -> Setting:
             folder = tmp_path_factory.mktemp("crash")
-            sink = MySink(folder)
+            sink, log = MySink(folder), MemoryLog()
+            batch = pa.record_batch({"id": [1, 2, 3]})
             return Setting(
-                log=MemoryLog, sinks=lambda: [sink], epochs=some_epochs(),
+                log=lambda: log,
+                sinks=lambda: [sink],
+                epochs=[[[batch]]],
                 visible=lambda name: my_reader(folder),
+                schema=batch.schema,
             )
+
         crash_at_every_call(fresh)
+
+`crash_inside_commit` ends a session *inside* the verbs of a sink, between two calls to the target:
+at every call where the target has a hook for it (`Target.calls`), else by SIGKILL of a process at
+random moments. The conformance suite ends with it.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.contract import (
@@ -39,6 +49,9 @@ from epochal.contract import (
 )
 from epochal.coordinator import Surroundings
 from epochal.coordinator.starting import by_name
+from epochal.errors import EpochalError
+from epochal.logs import MemoryLog
+from epochal.session import Session
 from epochal.terms import EpochNumber, Identity, Json, SinkName
 from epochal.testing.driver import (
     Checkpoint,
@@ -48,6 +61,7 @@ from epochal.testing.driver import (
     Partitions,
     one_after_the_other,
 )
+from epochal.testing.trial import OtherProcess, Tick, Trial
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,11 +148,15 @@ class Countdown:
         """Verbs that are not counted."""
         self._opened: list[Any] = []
         self.calls = 0
+        self.is_armed = True
+        """False: calls pass without being counted."""
         self.has_fired = False
 
     def __call__(self, perform: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self.has_fired:
             raise Crash
+        if not self.is_armed:
+            return perform(*args, **named)
         self.calls += 1
         if self.calls == self._call and self._moment is Moment.BEFORE:
             self._fire()
@@ -150,7 +168,7 @@ class Countdown:
     def opened(self, closable: Any) -> None:
         self._opened.append(closable)
 
-    def bury(self) -> None:
+    def close_all(self) -> None:
         """What an operating system does for a dead process: its connections end."""
         for closable in self._opened:
             closable.close()
@@ -175,7 +193,7 @@ class _Counted:
         return lambda *args, **named: self._tick(found, *args, **named)
 
     def close(self) -> None:
-        """Later, by `Countdown.bury`: a dead driver closes nothing, a live one may wait."""
+        """Later, by `Countdown.close_all`: a dead driver closes nothing, a live one may wait."""
 
 
 class _CountedCommitter(_Counted):
@@ -282,8 +300,8 @@ def _crashed_and_judged(
         _drive(setting, countdown)
         fired = fired and countdown.has_fired
     _drive(setting, Countdown(None, Moment.BEFORE))
-    told = ", then ".join(f"{moment.value} call {call}" for call, moment in crashes)
-    judge_at_rest(setting, f"crashed {told}")
+    where = ", then ".join(f"{moment.value} call {call}" for call, moment in crashes)
+    judge_at_rest(setting, f"crashed {where}")
     return fired
 
 
@@ -307,22 +325,22 @@ def _drive(setting: Setting, tick: Countdown) -> None:
     except Crash:
         return
     finally:
-        tick.bury()
+        tick.close_all()
 
 
-def judge_at_rest(setting: Setting, told: str) -> None:
+def judge_at_rest(setting: Setting, where: str) -> None:
     """Every row visible once in every sink, and nothing left behind."""
     for name in by_name(setting.sinks()):
         wanted = Counter(_row(row) for row in _wanted(setting, name))
         seen = Counter(_row(row) for row in setting.visible(name))
         if lost := wanted - seen:
-            raise Breach("I4", f"{told}: {name} lost {sum(lost.values())} rows: {_some(lost)}")
+            raise Breach("I4", f"{where}: {name} lost {sum(lost.values())} rows: {_some(lost)}")
         if more := seen - wanted:
             raise Breach(
-                "I1", f"{told}: {name} shows {sum(more.values())} rows too many: {_some(more)}"
+                "I1", f"{where}: {name} shows {sum(more.values())} rows too many: {_some(more)}"
             )
     if left := setting.leftovers():
-        raise Breach("I5", f"{told}: left behind: {_some(left)}")
+        raise Breach("I5", f"{where}: left behind: {_some(left)}")
 
 
 def _wanted(setting: Setting, sink: SinkName) -> Iterable[Mapping[str, Any]]:
@@ -344,3 +362,170 @@ def _row(row: Mapping[str, Any]) -> Hashable:
 def _some(things: Iterable[object]) -> str:
     listed = [str(thing) for thing in things]
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+# Inside a commit
+
+
+def crash_inside_commit(trial: Trial, folder: Path, *, kills: int = 3) -> None:
+    """
+    Sessions write one epoch after another, and each is ended while it commits; the next one
+    recovers and goes on.
+    """
+    if trial.target.calls is not None:
+        _crash_at_every_target_call(trial, trial.target.calls)
+    else:
+        _kill_sessions(trial, str(folder / "log"), kills)
+
+
+def _crash_at_every_target_call(
+    trial: Trial, calls: Callable[[Tick], AbstractContextManager[object]]
+) -> None:
+    log, epochs = MemoryLog(), 0
+    for moment in Moment:
+        for call in range(1, _CALLS_MAX):
+            countdown, epochs = Countdown(call, moment), epochs + 1
+            where = f"{moment.value} call {call} inside a commit"
+            try:
+                _session_that_dies(trial, log, calls, countdown)
+                _session_to(trial, log, epochs)
+            except EpochalError as error:
+                raise Breach("I4", f"{where}: a session can't go on: {error}") from error
+            _judge_epochs(trial, epochs, where)
+            if not countdown.has_fired:
+                break
+
+
+def _session_that_dies(
+    trial: Trial,
+    log: EpochLog,
+    calls: Callable[[Tick], AbstractContextManager[object]],
+    countdown: Countdown,
+) -> None:
+    """The log is counted too, and so is out of reach of a session that has died."""
+    countdown.is_armed = False
+    counted = cast("EpochLog", _Counted(log, _LOG_VERBS, countdown))
+    with suppress(Crash), calls(countdown), _session(trial, counted) as session:
+        epoch = session.next_epoch
+        session.begin(epoch)
+        session.write(trial.batch(epoch))
+        countdown.is_armed = True
+        session.commit()
+        countdown.is_armed = False
+
+
+def _session_to(trial: Trial, log: EpochLog, goal: int) -> None:
+    with _session(trial, log) as session:
+        while session.next_epoch < goal:
+            epoch = session.next_epoch
+            session.begin(epoch)
+            session.write(trial.batch(epoch))
+            session.commit()
+
+
+def _session(trial: Trial, log: EpochLog) -> Session:
+    return Session(
+        trial.identity().pipeline,
+        sinks=[trial.sink],
+        log=log,
+        schema=trial.target.schema,
+        limits=trial.target.limits,
+        around=Surroundings(together=one_after_the_other),
+    )
+
+
+def _kill_sessions(trial: Trial, log: str, kills: int) -> None:
+    """Kills come within the time that an undisturbed commit takes."""
+    batches = [trial.batch(epoch) for epoch in range(kills + 1)]
+    with OtherProcess(trial.job("run_sessions", batches=batches, log=log)) as process:
+        took_s = float(_asked(process, "1"))
+        for epochs in range(2, kills + 2):
+            _asked(process, f"{epochs} {random.uniform(0, took_s)}")
+            _asked(process, f"{epochs}")
+            _judge_epochs(trial, epochs, f"a process was killed inside the commit of {epochs - 1}")
+
+
+def _asked(process: OtherProcess, line: str) -> str:
+    reply = process.ask(line)
+    if reply in ("", "failed"):
+        raise Breach("I4", f"a session can't go on after a crash: {process.errors()}")
+    return reply
+
+
+def _judge_epochs(trial: Trial, epochs: int, moment: str) -> None:
+    wanted, seen = Counter(range(epochs)), Counter(trial.ids())
+    if lost := wanted - seen:
+        raise Breach("I4", f"{moment}: lost {_some(lost)}")
+    if more := seen - wanted:
+        raise Breach("I1", f"{moment}: too many {_some(more)}")
+    if left := trial.target.leftovers():
+        raise Breach("I5", f"{moment}: left behind {_some(left)}")
+
+
+_STATEMENTS = frozenset({"execute", "executemany", "commit", "rollback"})
+
+
+@contextmanager
+def statements(module: Any, tick: Tick) -> Iterator[None]:
+    """
+    `Target.calls` for a DB-API module: `calls=partial(statements, sqlite3)`.
+
+    Every statement, commit and rollback of connections that are opened by `module.connect` goes
+    through the tick. In the end cursors and connections are closed, in this order: a cursor that is
+    left, in a traceback say, keeps the locks of a closed connection.
+    """
+    connect, opened = module.connect, _Opened()
+    module.connect = lambda *args, **named: _CountedConnection(
+        tick(opened.note, connect, *args, **named), tick, opened
+    )
+    try:
+        yield
+    finally:
+        module.connect = connect
+        opened.close()
+
+
+class _Opened:
+    """What a process has opened, and what its end closes."""
+
+    def __init__(self) -> None:
+        self._closables: list[Any] = []
+
+    def note(self, perform: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        result = perform(*args, **named)
+        if hasattr(result, "close"):
+            self._closables.append(result)
+        return result
+
+    def close(self) -> None:
+        for closable in reversed(self._closables):
+            # A cursor of a connection that the sink has closed.
+            with suppress(Exception):
+                closable.close()
+
+
+class _CountedConnection:
+    """A connection or a cursor, and the same for the cursors it gives."""
+
+    def __init__(self, real: Any, tick: Tick, opened: _Opened) -> None:
+        self._real = real
+        self._tick = tick
+        self._opened = opened
+
+    def cursor(self, *args: Any, **named: Any) -> _CountedConnection:
+        cursor = self._opened.note(self._real.cursor, *args, **named)
+        return _CountedConnection(cursor, self._tick, self._opened)
+
+    def close(self) -> None:
+        self._tick(self._real.close)
+
+    def __enter__(self) -> _CountedConnection:
+        self._real.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.commit() if kind is None else self.rollback()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        return partial(self._tick, self._opened.note, found) if name in _STATEMENTS else found

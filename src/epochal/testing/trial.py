@@ -1,11 +1,12 @@
 """
-A sink on trial: the few things that the conformance suite needs to know, and does again and again.
+`Target`: what the conformance suite must know about a sink. `Trial`: what it does with it.
 
-Rows are compared as a reader of the target sees them, never as the sink tells them.
+Rows are compared as a reader of the target sees them, never as the sink reports them.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -13,13 +14,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import pyarrow as pa
 
 from epochal.contract import Begin, Committer, Limits, Sink, Task
+from epochal.errors import Misconfigured
+from epochal.kit.promises import Cannot
 from epochal.terms import (
     NO_ROWS,
     EpochNumber,
@@ -27,21 +31,31 @@ from epochal.terms import (
     Handle,
     Identity,
     InDoubt,
+    Json,
     Receipt,
     SinkName,
     Uid,
 )
-from epochal.testing.elsewhere import READY, Errand
+from epochal.testing.other_process import READY, Job
 
 UID = Uid("aaaabbbbcccc")
 OTHER_UID = Uid("ddddeeeeffff")
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
-_ELSEWHERE_S = 180.0
+_OTHER_PROCESS_S = 180.0
+
+Row: TypeAlias = tuple[int, str | None]
+"""`id` and `name`."""
+Tick: TypeAlias = Callable[..., Any]
+"""Makes a call that it is given, `tick(function, *args, **named)`, or is a crash instead."""
 
 
 @dataclass(kw_only=True)
 class Target:
-    """What a sink's author tells the suite."""
+    """
+    A sink and what its author knows about its target.
+
+    Give `refused`, `unreachable` and `misconfigured`, or say in `cannot` why there is none.
+    """
 
     sink: Sink
     visible: Callable[[], Sequence[Mapping[str, Any]]]
@@ -51,13 +65,37 @@ class Target:
     schema: pa.Schema = SCHEMA
     """At least `id` (integer) and `name` (text, may be null)."""
     secrets: Sequence[str] = ()
-    """Words that may stand in no repr and no description."""
-    reaches_other_processes: bool = True
+    """Texts that may be in no repr and in no description."""
+    refused: Row | None = None
+    """A row that fits the schema and that the target never takes: it breaks a constraint, say."""
+    unreachable: Callable[[], AbstractContextManager[Sink]] | None = None
+    """
+    While it is entered: a sink like this one, whose target does not answer. For a server that is a
+    port where nobody listens, `lambda: nullcontext(MySink(port=1))`.
+    """
+    misconfigured: Mapping[str, Sink] = field(default_factory=dict)
+    """Sinks that `check` must refuse, by what is wrong: a missing table, a wrong password."""
+    calls: Callable[[Tick], AbstractContextManager[object]] | None = None
+    """
+    While it is entered, every call that the sink makes to its target goes through the tick; when it
+    is left, connections end as those of a dead process do. `crash.statements` does it for a DB-API
+    module. Without it the suite kills processes at random moments.
+    """
+    cannot: Mapping[Cannot, str] = field(default_factory=dict)
+    """What this sink can't do or show, each with the reason."""
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.cannot) - set(get_args(Cannot)))
+        if unknown or not all(self.cannot.values()):
+            raise Misconfigured(
+                f"Target(cannot={dict(self.cannot)})",
+                f"a reason for each of: {', '.join(get_args(Cannot))}",
+            )
 
 
 class Trial:
-    """One target and its verbs, shortened."""
+    """One target and the verbs of its sink, shortened."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -81,8 +119,8 @@ class Trial:
             run=run,
         )
 
-    def committer(self, **whose: Any) -> Committer:
-        committer = self.sink.committer(self.identity(**whose), self.target.limits)
+    def committer(self, of: Sink | None = None, **whose: Any) -> Committer:
+        committer = (of or self.sink).committer(self.identity(**whose), self.target.limits)
         self._opened.append(committer)
         return committer
 
@@ -97,15 +135,23 @@ class Trial:
             EpochNumber(epoch), partition=partition, attempt=self._attempts
         )
 
-    def task(self, handle: Handle, handout: Any = None) -> Task:
+    def begin(self, epoch: int, of: Sink | None = None, **whose: Any) -> Json:
+        return self.committer(of, **whose).begin(Begin(epoch=EpochNumber(epoch)))
+
+    def task(self, handle: Handle, **whose: Any) -> Task:
+        """What a task gets in a pipeline, with what the driver hands out for its epoch."""
+        whose = {"uid": handle.uid, "generation": handle.generation, **whose}
         return Task(
-            handle=handle, schema=self.target.schema, handout=handout, limits=self.target.limits
+            handle=handle,
+            schema=self.target.schema,
+            handout=self.begin(handle.epoch, **whose),
+            limits=self.target.limits,
         )
 
     def batch(self, *ids: int) -> pa.RecordBatch:
         return self.rows([(number, f"row {number}") for number in ids])
 
-    def rows(self, rows: Sequence[tuple[int, str | None]]) -> pa.RecordBatch:
+    def rows(self, rows: Sequence[Row]) -> pa.RecordBatch:
         columns: dict[str, list[Any]] = {
             field.name: [None] * len(rows) for field in self.target.schema
         }
@@ -117,9 +163,7 @@ class Trial:
         self, epoch: int, *batches: pa.RecordBatch, partition: int = 0, **whose: Any
     ) -> Receipt:
         """What a task does: a writer, its batches, a receipt."""
-        committer = self.committer(**whose)
-        handout = committer.begin(Begin(epoch=EpochNumber(epoch)))
-        writer = self.sink.writer(self.task(self.handle(epoch, partition, **whose), handout))
+        writer = self.sink.writer(self.task(self.handle(epoch, partition, **whose), **whose))
         for batch in batches:
             writer.write(batch)
         return writer.prepare()
@@ -144,7 +188,7 @@ class Trial:
             receipt = found.receipt or Receipt(handle=found.handle, fingerprint=NO_ROWS)
             self.abort(found.handle.epoch, receipt, **whose)
 
-    def seen(self) -> Counter[tuple[int, str | None]]:
+    def seen(self) -> Counter[Row]:
         return Counter((row["id"], row.get("name")) for row in self.target.visible())
 
     def ids(self) -> list[int]:
@@ -152,55 +196,93 @@ class Trial:
 
     # In another process
 
-    def commits_elsewhere(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        self._finish(
-            self._elsewhere(
-                Errand(verb="commit", epoch=EpochNumber(epoch), receipts=tuple(receipts))
-            )
-        )
+    def commit_in_other_process(self, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self._result(self.job("commit", epoch=EpochNumber(epoch), receipts=tuple(receipts)))
 
-    def prepares_elsewhere(self, handle: Handle, batch: pa.RecordBatch) -> Receipt:
-        errand = Errand(verb="prepare", task=self.task(handle), batch=batch)
-        found: Receipt = pickle.loads(  # noqa: S301  our own process wrote it
-            self._finish(self._elsewhere(errand))
-        )
+    def prepare_in_other_process(self, handle: Handle, batch: pa.RecordBatch) -> Receipt:
+        job = self.job("prepare", task=self.task(handle), batches=[batch])
+        found: Receipt = pickle.loads(self._result(job))  # noqa: S301  our own process wrote it
         return found
 
-    def dies_while_preparing(self, prepared: Handle, unfinished: Handle) -> None:
+    def peaks_in_other_process(self, task: Task, batches: Sequence[pa.RecordBatch]) -> list[int]:
+        """The most memory, in kibibytes, after the batches were written once and twice."""
+        result = self._result(self.job("measure_memory", task=task, batches=batches))
+        return [int(peak) for peak in result.split()]
+
+    def die_while_preparing(self, prepared: Handle, unfinished: Handle) -> None:
         """A process prepares one attempt, writes half of another, and gets SIGKILL."""
-        errand = Errand(
-            verb="prepare and wait",
+        job = self.job(
+            "prepare_and_wait",
             task=self.task(prepared),
             unfinished=self.task(unfinished),
-            batch=self.batch(1, 2, 3),
+            batches=[self.batch(1, 2, 3)],
         )
-        process = self._elsewhere(errand)
-        if process.stdout is None or process.stdout.readline().strip() != READY:
-            self._finish(process)
-            raise AssertionError("the other process did not prepare")
-        process.send_signal(signal.SIGKILL)
-        self._ended(process)
+        with OtherProcess(job) as process:
+            if process.reply() != READY.decode():
+                raise AssertionError(f"the other process did not prepare: {process.end()!r}")
+            process.kill()
 
-    def _elsewhere(self, errand: Errand) -> subprocess.Popen[bytes]:
-        carried = replace(
-            errand, sink=self.sink, identity=self.identity(), limits=self.target.limits
+    def job(self, verb: str, **given: Any) -> Job:
+        return Job(
+            verb=verb,
+            sink=self.sink,
+            identity=self.identity(),
+            limits=self.target.limits,
+            **given,
         )
+
+    def _result(self, job: Job) -> bytes:
+        with OtherProcess(job) as process:
+            return process.end()
+
+
+class OtherProcess:
+    """A Python of its own that does a job."""
+
+    def __init__(self, job: Job) -> None:
         with tempfile.NamedTemporaryFile(suffix=".pickle", delete=False) as file:
-            file.write(pickle.dumps(carried))
-        return subprocess.Popen(
-            [sys.executable, "-m", "epochal.testing.elsewhere", file.name],
+            file.write(pickle.dumps(job))
+        self._file = Path(file.name)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "epochal.testing.other_process", file.name],
+            # A sink that the caller can import can be imported there.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
 
-    def _finish(self, process: subprocess.Popen[bytes]) -> bytes:
-        out, told = self._ended(process)
-        if process.returncode != 0:
-            raise AssertionError(f"the other process failed: {told.decode()[-2000:]}")
+    def __enter__(self) -> OtherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        self._process.communicate()
+        self._file.unlink(missing_ok=True)
+
+    def ask(self, line: str) -> str:
+        if self._process.stdin is None:
+            raise AssertionError("the other process has no standard input")
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        return self.reply()
+
+    def reply(self) -> str:
+        if self._process.stdout is None:
+            raise AssertionError("the other process has no standard output")
+        return self._process.stdout.readline().decode().strip()
+
+    def end(self) -> bytes:
+        """All that it printed, once it is over."""
+        out, errors = self._process.communicate(timeout=_OTHER_PROCESS_S)
+        if self._process.returncode != 0:
+            raise AssertionError(f"the other process failed: {errors.decode()[-2000:]}")
         return out
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-        """What it said, once it is over; its errand is removed."""
-        said = process.communicate(timeout=_ELSEWHERE_S)
-        Path(str(process.args[-1])).unlink(missing_ok=True)  # type: ignore[index] # a list, as above
-        return said
+    def errors(self) -> str:
+        """The end of its standard error, once it is over."""
+        return self._process.communicate(timeout=_OTHER_PROCESS_S)[1].decode()[-2000:]
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)

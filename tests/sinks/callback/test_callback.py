@@ -17,6 +17,7 @@ from epochal.kit.spool.ledger import SpoolLedger
 from epochal.logs import MemoryLog
 from epochal.sinks.callback import Callback
 from epochal.sinks.callback.delivery import CallbackDelivery
+from epochal.sinks.callback.promises import PROMISES
 from epochal.terms import EpochNumber
 from epochal.testing.conformance import SinkConformance, Target, Trial
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
@@ -28,6 +29,7 @@ def target_at(folder: Path) -> Target:
         sink=Callback(keeper, spool=folder / "spool", name="called"),
         visible=keeper.rows,
         leftovers=lambda: left_in(folder / "spool"),
+        cannot=PROMISES[0].cannot,
     )
 
 

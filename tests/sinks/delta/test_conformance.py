@@ -11,6 +11,7 @@ import pyarrow as pa
 from sinks.delta.delta_stage import leftovers, made, rows
 
 from epochal.sinks.delta import Delta
+from epochal.sinks.delta.promises import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import SCHEMA
 
@@ -25,13 +26,20 @@ class _Conformance(SinkConformance):
     def make(self, tmp_path: Path) -> Target:
         folder = tmp_path / "table"
         made(folder, self.schema, partition_by=list(self.partitioned))
-        options = {"storage_options": {"secret_access_key": SECRET}, **self.options}
+        # A small buffer: memory must not grow once it is full.
+        options = {
+            "storage_options": {"secret_access_key": SECRET},
+            "buffer_bytes_max": 4 << 20,
+            **self.options,
+        }
         return Target(
             sink=Delta(folder, partition_by=self.partitioned or None, **options),
             visible=lambda: rows(folder),
             leftovers=lambda: leftovers(folder),
             schema=self.schema,
             secrets=[SECRET],
+            misconfigured={"a missing table": Delta(tmp_path / "nowhere", **options)},
+            cannot={**PROMISES[0].cannot, "be unreachable": "a table in a folder has no server"},
         )
 
 

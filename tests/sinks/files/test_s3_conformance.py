@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
 from servers.s3 import SECRET
 
 from epochal.logs import MemoryLog
-from epochal.sinks.files import read_epochs
+from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.promises import MANIFESTS, S3
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.crash import Setting, crash_at_every_call
 
@@ -27,6 +29,9 @@ class TestUploads(OnS3):
             visible=self.folder.rows,
             leftovers=self.folder.leftovers,
             secrets=[SECRET],
+            unreachable=lambda: unreachable(self.folder),
+            misconfigured={"a missing bucket": missing_bucket(self.folder)},
+            cannot=S3.cannot,
         )
 
 
@@ -38,7 +43,19 @@ class TestManifests(OnS3):
             visible=lambda: whole(folder),
             leftovers=lambda: [*folder.leftovers(), *unnamed(folder)],
             secrets=[SECRET],
+            unreachable=lambda: unreachable(folder, uploads="manifest"),
+            misconfigured={"a missing bucket": missing_bucket(folder, uploads="manifest")},
+            cannot=MANIFESTS.cannot,
         )
+
+
+def unreachable(folder, **options):
+    away = {**folder.server.options(), "endpoint_url": "http://127.0.0.1:1"}
+    return nullcontext(folder.sink(storage_options=away, **options))
+
+
+def missing_bucket(folder, **options):
+    return Files("s3://nowhere/out", storage_options=folder.server.options(), **options)
 
 
 def whole(folder):

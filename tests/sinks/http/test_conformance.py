@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
 from epochal.sinks.http import Http
+from epochal.sinks.http.promises import IDEMPOTENCY_KEY, TWO_PHASE
 from epochal.testing.conformance import SinkConformance, Target
 
 _numbers = itertools.count()
@@ -34,6 +36,11 @@ class _TwoPhase(SinkConformance):
             visible=lambda: receiver.rows(name),
             leftovers=lambda: left_at(receiver, name),
             secrets=[TOKEN],
+            unreachable=lambda: nullcontext(
+                Http("http://127.0.0.1:1", token=TOKEN, name=name, retries_max=0)
+            ),
+            misconfigured={"a wrong token": Http(receiver.url, token="wrong", name=name)},
+            cannot=TWO_PHASE.cannot,
         )
 
 
@@ -58,4 +65,5 @@ class TestIdempotencyKey(SinkConformance):
             visible=self._service.rows,
             leftovers=lambda: left_in(spool),
             secrets=["hunter2", "hunter3", "hunter4"],
+            cannot=IDEMPOTENCY_KEY.cannot,
         )

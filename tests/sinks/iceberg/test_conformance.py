@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from epochal.sinks.iceberg.promises import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 
 SECRET = "hunter2-s3cret"
@@ -30,4 +31,6 @@ class TestIceberg(SinkConformance):
             visible=lambda: warehouse.rows(name),
             leftovers=lambda: warehouse.leftovers(name),
             secrets=[SECRET],
+            misconfigured={"a missing table": warehouse.sink("shop.nowhere", **self.options)},
+            cannot={**PROMISES[0].cannot, "be unreachable": "the catalog and the table are files"},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,22 +12,11 @@ from typing import Any
 import pytest
 from kafka_place import open_transactions, read_topic
 
-from epochal.contract import Begin, Task
-from epochal.terms import Handle, sink_tag
+from epochal.terms import sink_tag
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import OTHER_UID, UID, Trial
 
 SECRET = "hunter2-s3cret"
-
-
-class HandingTrial(Trial):
-    """Every task gets what the driver hands out, as in a pipeline."""
-
-    def task(self, handle: Handle, handout: Any = None) -> Task:
-        whose = {"uid": handle.uid, "generation": handle.generation}
-        return super().task(
-            handle, handout or self.committer(**whose).begin(Begin(epoch=handle.epoch))
-        )
 
 
 class _Conformance(SinkConformance):
@@ -45,18 +35,23 @@ class _Conformance(SinkConformance):
             visible=lambda: [json.loads(m.value()) for m in read_topic(place.bootstrap, topic)],
             leftovers=lambda: open_transactions(place.client, tag),
             secrets=[SECRET],
+            refused=(2, "x" * 4_000_000),
+            unreachable=lambda: nullcontext(
+                place.sink(topic, bootstrap="127.0.0.1:1", **self.options)
+            ),
+            misconfigured={"a missing topic": place.sink("nowhere", **self.options)},
         )
 
     @pytest.fixture
     def trial(self, tmp_path: Path) -> Iterator[Trial]:
-        trial = HandingTrial(self.make(tmp_path))
+        trial = Trial(self.make(tmp_path))
         yield trial
         for uid in (UID, OTHER_UID):
             trial.sweep(uid=uid)
         trial.close()
 
     def test_the_newest_epoch_is_proven_per_uid_and_run(self, trial: Trial) -> None:
-        """As in the suite, except that a ledger not written yet looks like a lost one."""
+        """As in the suite, but that a ledger which nobody wrote yet can't be told from a lost."""
         trial.commit(3, trial.prepare(3, trial.batch(1), run="backfill"), run="backfill")
         trial.commit(4, trial.prepare(4, trial.batch(2), run="backfill"), run="backfill")
         trial.commit(9, trial.prepare(9, trial.batch(3), uid=OTHER_UID), uid=OTHER_UID)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,13 @@ from epochal.sinks.oracle.client import connect
 from epochal.testing.conformance import Target
 from epochal.testing.trial import Trial
 
+ON_H2 = MappingProxyType(
+    {
+        "reach other processes": "H2 and the stand-in are in the process of the tests",
+        "be unreachable": "the stand-in has no connection that could break",
+        "refuse rows": "the stand-in has H2's error codes, not Oracle's",
+    }
+)
 REAL = os.environ.get("EPOCHAL_ORACLE_DSN", "")
 
 
@@ -35,11 +43,6 @@ class _Conformance(TableConformance):
 
 
 class _OnH2(_Conformance):
-    # H2 and the stand-in live in this process: no other one reaches them.
-    test_another_process_commits_what_this_one_prepared = None
-    test_this_process_commits_what_another_one_prepared = None
-    test_what_a_killed_process_prepared_is_listed_and_can_be_aborted = None
-
     @pytest.fixture(autouse=True)
     def _at(self, orders) -> None:
         self._place = orders
@@ -51,7 +54,8 @@ class _OnH2(_Conformance):
             visible=lambda: [{"id": key, "name": name} for key, name in place.rows()],
             leftovers=place.leftovers,
             secrets=[SECRET],
-            reaches_other_processes=False,
+            misconfigured={"a missing table": place.sink("nowhere", **self.options)},
+            cannot=ON_H2,
         )
 
 
@@ -68,7 +72,10 @@ class _OnOracle(_Conformance):
     def _at(self) -> Iterator[None]:
         self._sink = Oracle(REAL, table="epochal_conformance", **self.options)
         self._admin = connect(self._sink.server)
-        self._ask("CREATE TABLE epochal_conformance (id NUMBER(19), name CLOB)")
+        self._ask(
+            "CREATE TABLE epochal_conformance (id NUMBER(19), name CLOB,"
+            " CHECK (DBMS_LOB.SUBSTR(name, 10) <> 'refused'))"
+        )
         yield
         for name in ("epochal_conformance", "epochal_ledger"):
             self._ask(f"DROP TABLE {name} PURGE")
@@ -80,7 +87,14 @@ class _OnOracle(_Conformance):
             return cursor.fetchall() if cursor.description else []
 
     def make(self, tmp_path: Path) -> Target:
-        return Target(sink=self._sink, visible=self._rows, leftovers=self._leftovers)
+        return Target(
+            sink=self._sink,
+            visible=self._rows,
+            leftovers=self._leftovers,
+            refused=(2, "refused"),
+            misconfigured={"a missing table": replace(self._sink, table="nowhere")},
+            cannot={"be unreachable": "not tried on a server of somebody else"},
+        )
 
     def _rows(self) -> list[dict[str, Any]]:
         oracledb.defaults.fetch_lobs = False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from kit.sql.conformance import TableConformance
+from kit.sql.conformance import CHECK, REFUSED, TableConformance
 
 from epochal.testing.conformance import Target
 
@@ -25,13 +26,20 @@ class _Conformance(TableConformance):
 
     def make(self, tmp_path: Path) -> Target:
         place = self._place
-        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint {self.key}, name text)")
+        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint {self.key}, name text {CHECK})")
         url = place.server.url().replace("postgres@", f"postgres:{SECRET}@")
+        options = {"url": url, "pool_min": 0, **self.options}
         return Target(
-            sink=place.sink(url=url, pool_min=0, **self.options),
+            sink=place.sink(**options),
             visible=lambda: [{"id": key, "name": name} for key, name in place.rows()],
             leftovers=place.leftovers,
             secrets=[SECRET],
+            refused=REFUSED,
+            unreachable=lambda: nullcontext(
+                place.sink(**{**options, "url": "postgresql://postgres@127.0.0.1:1/postgres"})
+            ),
+            misconfigured={"a missing table": place.sink("nowhere", **options)},
+            cannot=self.cannot,
         )
 
 
