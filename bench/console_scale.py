@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench.harness import Comparison, say, stopwatch
-from epochal.coordinator.reading import newest_record
+from epochal.coordinator.journal import newest_record
 from epochal.logs import open_log, record_name
 from epochal.protocol.records import encode
 from epochal.session import Session

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench.harness import Comparison, stopwatch
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 from epochal.session import Session
 from epochal.sinks.memory import Memory
 from epochal.terms import EpochNumber
@@ -61,7 +61,7 @@ def _epochs_per_s(watch: _DecideToVisible) -> float:
             sinks=[Memory()],
             log=Path(folder) / "log",
             schema=SCHEMA,
-            around=Surroundings(watch=watch),
+            environment=Environment(on_step=watch),
         ) as session,
         stopwatch() as seconds,
     ):

@@ -19,7 +19,7 @@ from typing import Any
 
 from greenlet import greenlet
 
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 from epochal.errors import EpochalError
 from epochal.terms import Uid
 from epochal.testing.driver import Crash, Driver, one_after_the_other
@@ -67,7 +67,7 @@ class OwnClock:
         self._time_s += seconds
 
 
-def settled_surroundings(name: str) -> Surroundings:
+def settled_environment(name: str) -> Environment:
     """Time, chance and names that depend on nothing but the driver's own history."""
     spent = [0]
 
@@ -75,12 +75,12 @@ def settled_surroundings(name: str) -> Surroundings:
         spent[0] += 1
         return f"{name}{spent[0]}"
 
-    return Surroundings(
+    return Environment(
         clock=OwnClock(),
-        chance=lambda: 0.0,
+        random=lambda: 0.0,
         nonce=nonce,
-        mint=lambda: Uid(name.lower() * 12),
-        together=one_after_the_other,
+        new_uid=lambda: Uid(name.lower() * 12),
+        parallel=one_after_the_other,
     )
 
 

@@ -33,7 +33,7 @@ from epochal.errors import EpochalError, OutcomeUnknown, TryAgain, Unsettled
 from epochal.terms import EpochNumber, SinkName
 from epochal.testing.crash import Breach
 from epochal.testing.driver import Driver, Partitions, ends_by_the_rules
-from proof.behaviour import ROOT, Answer, Behaviour, Failure, Reply, settled_surroundings
+from proof.behaviour import ROOT, Answer, Behaviour, Failure, Reply, settled_environment
 from proof.calls import SPARK, Call, Send, SimLog, SimSink, SimSpark
 from proof.judge import OTHER
 from proof.scenarios import SCENARIOS, Scenario
@@ -313,7 +313,7 @@ class Explorer:
                 read=self._read(name),
                 epochs=len(self._source.epochs),
                 limits=self._scenario.limits,
-                around=settled_surroundings(name),
+                environment=settled_environment(name),
             )
 
         return build

@@ -26,13 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 250
 TIMEOUT_S = 300
 
-CARRYING = "src/epochal/coordinator/carrying.py"
-CLEARING = "src/epochal/coordinator/clearing.py"
+CLEANUP = "src/epochal/coordinator/cleanup.py"
+COMMIT = "src/epochal/coordinator/commit.py"
 COORDINATOR = "src/epochal/coordinator/coordinator.py"
-EXAMINING = "src/epochal/coordinator/examining.py"
 JOURNAL = "src/epochal/coordinator/journal.py"
-SWEEPING = "src/epochal/coordinator/sweeping.py"
-VOICE = "src/epochal/coordinator/voice.py"
+REHEARSAL = "src/epochal/coordinator/rehearsal.py"
 ADMISSION = "src/epochal/protocol/admission.py"
 INVARIANTS = "src/epochal/protocol/invariants.py"
 RECOVERY = "src/epochal/protocol/recovery.py"
@@ -73,8 +71,8 @@ MUTANTS = (
         "no list after put",
         (
             JOURNAL,
-            "        self._require_still_newest(number)\n        self._number = number\n",
-            "        self._number = number\n",
+            "            self._require_still_newest(number)\n        except",
+            "        except",
         ),
     ),
     mutant(
@@ -96,38 +94,38 @@ MUTANTS = (
     mutant(
         "no fence check before abort",
         (
-            CLEARING,
-            "        self._voice.journal.require_newest()\n        self._targets.at_once(",
+            CLEANUP,
+            "        self._journal.require_newest()\n        self._targets.at_once(",
             "        self._targets.at_once(",
         ),
     ),
     mutant(
         "no fence check before a sweep",
         (
-            CLEARING,
-            "        self._voice.journal.require_newest()\n        state",
+            CLEANUP,
+            "        self._journal.require_newest()\n        state",
             "        state",
         ),
     ),
     mutant(
         "losers not aborted",
-        (SWEEPING, "        committer.abort(epoch, receipts)\n", ""),
+        (CLEANUP, "        committer.abort(epoch, receipts)\n", ""),
     ),
     mutant(
-        "good order claimed with something left",
-        (COORDINATOR, "        if self._clearing.is_clear and not", "        if not"),
+        "STOP written with something left",
+        (COORDINATOR, "        if self._cleanup.is_clear and not", "        if not"),
     ),
     mutant(
         "a failed start makes up for a crash",
         (
-            VOICE,
-            "            self.found_good_order = before is None or before.is_stopped\n",
-            "            self.found_good_order = True\n",
+            JOURNAL,
+            "                self.was_stopped_cleanly = before is None or before.is_stopped\n",
+            "                self.was_stopped_cleanly = True\n",
         ),
     ),
     mutant(
         "a target that hangs is called again after a note",
-        (VOICE, "        self.is_silent = was_silent\n", "        self.is_silent = False\n"),
+        (JOURNAL, "        self.is_halted = was_halted\n", "        self.is_halted = False\n"),
     ),
     mutant(
         "a log that was moved away is not missed",
@@ -153,8 +151,8 @@ MUTANTS = (
     mutant(
         "unanswered put treated as failed and aborted",
         (
-            CLEARING,
-            "            if self._voice.is_silent:\n                return\n",
+            CLEANUP,
+            "            if self._journal.is_halted:\n                return\n",
             "",
         ),
     ),
@@ -174,14 +172,14 @@ MUTANTS = (
     mutant(
         "rehearse after decide",
         (
-            EXAMINING,
+            REHEARSAL,
             "        self._rehearse(state, epoch, receipts)\n        # Last, as",
             "        # Last, as",
         ),
         (
             COORDINATOR,
             "        self._move(Move.DECIDE)\n",
-            "        self._examiner._rehearse(self.state, decision.epoch, receipts)\n"
+            "        self._rehearsal._rehearse(self.state, decision.epoch, receipts)\n"
             "        self._move(Move.DECIDE)\n",
         ),
     ),
@@ -195,7 +193,7 @@ MUTANTS = (
     ),
     mutant(
         "offsets not compared before deciding",
-        (EXAMINING, "if began_with.digest != now.digest:", "if began_with.digest is now:"),
+        (REHEARSAL, "if began_with.digest != now.digest:", "if began_with.digest is now:"),
     ),
     mutant(
         "decision overwritten",
@@ -208,10 +206,10 @@ MUTANTS = (
     mutant(
         "lost receipts dropped",
         (
-            CARRYING,
-            "            self.lost |= _lost_by_sink(receipts, result.handles)\n"
-            "            self._waiting |= receipts.keys() - self.lost.keys()\n",
-            "            pass\n",
+            COMMIT,
+            "                self.lost |= _lost_by_sink(group, result.handles)\n"
+            "                self._waiting |= group.keys() - self.lost.keys()\n",
+            "                pass\n",
         ),
     ),
     mutant(
@@ -221,26 +219,37 @@ MUTANTS = (
     mutant(
         "unknown taken for done",
         (
-            CARRYING,
-            "            if not all(receipts.values()) or Proof.UNKNOWN in proofs.values():\n"
-            "                raise\n",
-            "",
+            COMMIT,
+            "return all(group.values()) and Proof.UNKNOWN not in proofs.values()",
+            "return True",
         ),
     ),
     mutant(
         "unknown taken for lost",
-        (CARRYING, "if proof is Proof.ABORTED)", "if proof is not Proof.COMMITTED)"),
+        (COMMIT, "if proof is Proof.ABORTED)", "if proof is not Proof.COMMITTED)"),
     ),
     mutant(
         "what is done is not noted",
-        (CARRYING, "                self.note_done(done)\n", "                pass\n"),
+        (COMMIT, "                self.note_done(done)\n", "                pass\n"),
     ),
     mutant(
         "settled although a sink failed",
         (
-            CARRYING,
+            COMMIT,
             "            remaining = {sink: remaining[sink] for sink in failed}\n",
             "            remaining = {}\n",
+        ),
+    ),
+    mutant(
+        "decided although a target's deadline has passed",
+        (COORDINATOR, "            self._rehearsal.require_time(self._open_epoch)\n", ""),
+    ),
+    mutant(
+        "a retargeted sink keeps its newest epoch",
+        (
+            STATE,
+            "sink: epoch for sink, epoch in state.newest_committed.items() if sink in staying",
+            "sink: epoch for sink, epoch in state.newest_committed.items() if staying",
         ),
     ),
     mutant(

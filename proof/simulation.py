@@ -27,7 +27,7 @@ from typing import Any
 from greenlet import greenlet
 
 from epochal.contract import Limits
-from epochal.coordinator import Gate, PreparedEpoch, Surroundings
+from epochal.coordinator import Environment, Gate, PreparedEpoch
 from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
 from epochal.terms import EpochNumber, SinkName, Uid
 from epochal.testing.crash import Breach
@@ -293,12 +293,12 @@ class Simulation:
             epochs=len(self._world.source.epochs),
             limits=LIMITS,
             gates=[self._gate(name)],
-            around=Surroundings(
+            environment=Environment(
                 clock=self._clock,
-                chance=own.random,
+                random=own.random,
                 nonce=lambda: next(nonces),
-                mint=lambda: Uid("".join(own.choice(_LETTERS) for _ in range(12))),
-                together=one_after_the_other,
+                new_uid=lambda: Uid("".join(own.choice(_LETTERS) for _ in range(12))),
+                parallel=one_after_the_other,
             ),
         )
 

@@ -19,8 +19,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink, Task, Writer
-from epochal.coordinator import Coordinator, Gate, Metrics, Surroundings, this_driver
-from epochal.coordinator.starting import described
+from epochal.coordinator import Coordinator, Environment, Gate, Metrics, this_driver
+from epochal.coordinator.targets import described
 from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
@@ -55,7 +55,7 @@ class Session:
         gates: Iterable[Gate] = (),
         limits: Limits = DEFAULT_LIMITS,
         run: str | None = None,
-        around: Surroundings | None = None,
+        environment: Environment | None = None,
     ) -> None:
         _require_whole_rows(sinks)
         log = open_log(str(log)) if isinstance(log, str | Path) else log
@@ -63,7 +63,7 @@ class Session:
         self._schema = schema
         self._limits = limits
         self._coordinator = Coordinator(
-            log=log, sinks=sinks, gates=gates, limits=limits, around=around
+            log=log, sinks=sinks, gates=gates, limits=limits, environment=environment
         )
         attach(self._coordinator.tracker, log, limits)
         self._writers: dict[SinkName, Writer] = {}

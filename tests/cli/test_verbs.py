@@ -19,7 +19,7 @@ JOB = """
 import os, sys, time
 import pyarrow as pa
 import epochal as ep
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 
 SCHEMA = pa.schema([("id", pa.int64())])
 sinks = [ep.Files("out/orders", name="orders"), ep.Files("out/audit", name="audit", format="csv")]
@@ -33,7 +33,11 @@ def made():
 
 def session(watch=lambda step, epoch: None):
     return ep.Session(
-        "shop", sinks=sinks, schema=SCHEMA, log="chk/epochal/log", around=Surroundings(watch=watch)
+        "shop",
+        sinks=sinks,
+        schema=SCHEMA,
+        log="chk/epochal/log",
+        environment=Environment(on_step=watch),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from epochal.contract import Limits
-from epochal.coordinator import Coordinator, Surroundings
+from epochal.coordinator import Coordinator, Environment
 from epochal.errors import OutcomeUnknown
 from epochal.protocol.admission import Position, Start
 from epochal.terms import EpochNumber, Offsets, SinkName, Uid
@@ -57,13 +57,13 @@ class Bench:
             ],
             gates=gates,
             limits=limits or self.limits,
-            around=Surroundings(
+            environment=Environment(
                 clock=self.clock,
-                chance=lambda: 0.0,
+                random=lambda: 0.0,
                 nonce=lambda: next(spent),
-                mint=lambda: Uid(name.lower() * 12),
-                together=one_after_the_other,
-                watch=lambda step, epoch: self.watched.append((step, epoch)),
+                new_uid=lambda: Uid(name.lower() * 12),
+                parallel=one_after_the_other,
+                on_step=lambda step, epoch: self.watched.append((step, epoch)),
             ),
         )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from epochal.contract import Begin
-from epochal.coordinator import Coordinator
+from epochal.coordinator import Coordinator, Environment
 from epochal.coordinator.journal import Journal
 from epochal.errors import (
     Fenced,
@@ -417,9 +417,7 @@ def history(epochs, bench):
     )
     state = settled(sinks_done(decided(state, decision), frozenset({"x"})))
     log = MemoryLog()
-    journal = Journal(
-        log, clock=bench.clock, limits=bench.limits, chance=lambda: 0.0, nonce=lambda: "n"
-    )
+    journal = Journal(log, limits=bench.limits, environment=Environment(clock=bench.clock))
     log.put_if_absent(epochs, b"the record before")
     journal._number = epochs
     for _ in range(bench.limits.log_records_kept):

@@ -1,8 +1,11 @@
 """The rules of the sequence: list after put, nonces, no gap is an end, nothing is overwritten."""
 
+from dataclasses import replace
+
 import pytest
 
 from epochal.contract import Limits
+from epochal.coordinator import Environment
 from epochal.coordinator.journal import Journal
 from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.logs import MemoryLog
@@ -51,9 +54,8 @@ def clock():
 
 def journal(log, clock, name="a"):
     spent = iter(range(10**6))
-    return Journal(
-        log, clock=clock, limits=LIMITS, chance=lambda: 0.0, nonce=lambda: f"{name}{next(spent)}"
-    )
+    environment = Environment(clock=clock, random=lambda: 0.0, nonce=lambda: f"{name}{next(spent)}")
+    return Journal(log, limits=LIMITS, environment=environment)
 
 
 def follow(before):
@@ -139,7 +141,7 @@ def test_somebody_elses_record_in_the_slot_is_not_taken_for_ones_own(log, clock)
                 new_state = new.claim(follow)
             super().sleep(seconds)
 
-    old._clock = Overtaking()
+    old._environment = replace(old._environment, clock=Overtaking())
     with pytest.raises(Fenced):
         old.append(RecordKind.STOP, stopped(state))
     assert journal(log, clock, "c").peek() == new_state
@@ -176,30 +178,30 @@ def test_a_record_gone_between_listing_and_reading_is_looked_for_again(log, cloc
     assert own.peek().generation == 1
 
 
-def test_tidying_keeps_the_newest_and_never_touches_what_is_above(log, clock):
+def test_deleting_old_records_keeps_the_newest_and_never_touches_what_is_above(log, clock):
     own = journal(log, clock)
     state = own.claim(follow)
     for _ in range(9):
         own.append(RecordKind.PROGRESS, state)
-    own.tidy()
+    own.delete_old_records()
     assert list(log.numbers()) == [8, 9, 10]
 
 
-def test_a_zombie_that_tidies_removes_nothing_that_is_needed(log, clock):
+def test_a_zombie_that_deletes_old_records_removes_nothing_that_is_needed(log, clock):
     old, new = journal(log, clock), journal(log, clock, "b")
     state = old.claim(follow)
     for _ in range(5):
         old.append(RecordKind.PROGRESS, state)
     latest = new.claim(follow)
-    old.tidy()
+    old.delete_old_records()
     assert journal(log, clock, "c").peek() == latest
 
 
-def test_a_failure_to_tidy_costs_nothing(log, clock):
+def test_a_failure_to_delete_old_records_costs_nothing(log, clock):
     own = journal(log, clock)
     own.claim(follow)
     log.before["numbers"] = [OSError("down")]
-    own.tidy()
+    own.delete_old_records()
 
 
 def test_a_torn_record_is_refused_by_name_and_stays_as_it_is(log, clock):

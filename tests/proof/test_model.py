@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.coordinator import carrying, coordinator, sweeping
+from epochal.coordinator import cleanup, coordinator
+from epochal.coordinator.commit import Commit
 from epochal.coordinator.coordinator import Coordinator
-from epochal.coordinator.examining import Examiner
 from epochal.coordinator.journal import Journal
-from epochal.coordinator.voice import Voice
-from epochal.errors import OutcomeUnknown
+from epochal.coordinator.rehearsal import Rehearsal
+from epochal.errors import PreparedLost
 from epochal.protocol import invariants, recovery, state
 from epochal.protocol.admission import Admission
 from epochal.terms import Proof
+from proof.calls import SimCommitter
 from proof.model import explore, main
 from proof.scenarios import SCENARIOS
 
@@ -94,11 +95,15 @@ def test_without_a_nonce_somebody_elses_record_is_taken_for_ones_own(monkeypatch
 
 
 def test_an_unanswered_decision_taken_for_failed_and_aborted_stands_all_the_same(monkeypatch):
-    def append(self, kind, after):
-        self.journal.append(kind, after)
-        self.keep(after)
+    real = Journal.append
 
-    monkeypatch.setattr(Voice, "append", append)
+    def append(self, *facts, **more):
+        try:
+            real(self, *facts, **more)
+        finally:
+            self.is_halted = False
+
+    monkeypatch.setattr(Journal, "append", append)
     trace = objects("I5", "faults")
     assert any(step.startswith("lands late") for step in trace)
 
@@ -110,8 +115,8 @@ def test_claims_outside_the_sequence_let_a_superseded_driver_decide(monkeypatch)
         number, before = self._newest()
         if before is None:
             return real(self, follow, *kind)
-        self._number = number
-        return follow(before)
+        self._number, self._state = number, follow(before)
+        return self._state
 
     monkeypatch.setattr(Journal, "claim", claim)
     objects("any", "takeover", "faults")
@@ -133,7 +138,7 @@ def test_deciding_what_was_not_rehearsed_is_found(monkeypatch):
     def examine(self, state, epoch, receipts, frame):
         self._tracker.prepared(receipts)
 
-    monkeypatch.setattr(Examiner, "examine", examine)
+    monkeypatch.setattr(Rehearsal, "examine", examine)
     objects("I3", "faults")
 
 
@@ -156,46 +161,33 @@ def test_aborting_what_a_decision_names_loses_rows(monkeypatch):
 
 
 def test_losers_that_nobody_aborts_stay(monkeypatch):
-    monkeypatch.setattr(sweeping, "abort_judged", lambda committer, judged, state: None)
+    monkeypatch.setattr(cleanup, "abort_judged", lambda committer, judged, state: None)
     objects("I5", "attempts")
 
 
 def test_an_unknown_outcome_taken_for_done_drops_a_decision(monkeypatch):
-    def commit(self, committer, receipts):
-        try:
-            committer.commit(self.epoch, receipts)
-        except OutcomeUnknown:
-            return
-
-    monkeypatch.setattr(carrying.Carrier, "_commit", commit)
+    monkeypatch.setattr(Commit, "_is_proven", lambda self, group: True)
     objects("any", "faults")
 
 
 def test_an_unknown_outcome_taken_for_lost_writes_rows_twice(monkeypatch):
-    real = carrying.Carrier._commit
+    real = SimCommitter.outcome
 
-    class Hasty:
-        def __init__(self, committer):
-            self._committer = committer
+    def outcome(self, epoch, receipt):
+        proof = real(self, epoch, receipt)
+        return Proof.ABORTED if proof is Proof.UNKNOWN else proof
 
-        def outcome(self, epoch, receipt):
-            proof = self._committer.outcome(epoch, receipt)
-            return Proof.ABORTED if proof is Proof.UNKNOWN else proof
-
-    def commit(self, act, receipts):
-        hasty = {sink: Hasty(committer) for sink, committer in self.committers.items()}
-        real(replace(self, committers=hasty), act, receipts)
-
-    monkeypatch.setattr(carrying.Carrier, "_commit", commit)
+    monkeypatch.setattr(SimCommitter, "outcome", outcome)
     objects("I4", "crash-then-late")
 
 
 def test_lost_rows_that_are_dropped_are_missed(monkeypatch):
-    def sort(self, receipts, result, failed):
-        if result is not None and not isinstance(result, carrying.PreparedLost):
-            failed |= dict.fromkeys(receipts, result)
+    real = Commit._failed
 
-    monkeypatch.setattr(carrying.Carrier, "_sort", sort)
+    def failed(self, groups, results):
+        return real(self, groups, [None if isinstance(r, PreparedLost) else r for r in results])
+
+    monkeypatch.setattr(Commit, "_failed", failed)
     objects("I4", "thrown-away")
 
 
@@ -223,5 +215,5 @@ def test_a_decided_epoch_that_is_written_again_is_found(monkeypatch):
 
 
 def test_a_start_that_does_not_carry_out_what_is_decided_gets_stuck(monkeypatch):
-    monkeypatch.setattr(Coordinator, "_recover", lambda self: self._clearing.sweep())
+    monkeypatch.setattr(Coordinator, "_recover", lambda self: self._cleanup.sweep())
     objects("any", "faults")

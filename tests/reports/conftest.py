@@ -13,7 +13,7 @@ from servers.postgres import running_server
 
 from epochal import Limits, Memory, Pipeline, Session
 from epochal.config.resolve_target import Reached
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 from epochal.logs import open_log
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -79,7 +79,7 @@ class Shop:
             schema=SCHEMA,
             log=self.log_path,
             limits=limits or self.limits,
-            around=Surroundings(watch=watch),
+            environment=Environment(on_step=watch),
         )
 
     def run(self, epochs=3, rows=2) -> None:

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from epochal import Kafka, Limits
 from epochal.contract import Begin, Task
-from epochal.coordinator.reading import newest_record
-from epochal.coordinator.starting import identity_of
+from epochal.coordinator.journal import newest_record
+from epochal.coordinator.targets import identity_of
 from epochal.errors import Refused
 from epochal.reports import resolve
 from epochal.reports.doctor import diagnose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epochal.coordinator.reading import newest_record
+from epochal.coordinator.journal import newest_record
 from epochal.errors import Refused
 from epochal.protocol.state import GivenUp, RecordKind
 from epochal.reports import resolve

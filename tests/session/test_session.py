@@ -11,8 +11,8 @@ import pytest
 
 import epochal as ep
 from epochal.contract import Task, Writer
-from epochal.coordinator import Surroundings, read_state
-from epochal.coordinator.voice import Voice
+from epochal.coordinator import Environment, read_state
+from epochal.coordinator.journal import Journal
 from epochal.logs import MemoryLog
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
@@ -216,7 +216,7 @@ def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(
         if step == "decided":
             sink._place.store()._prepared.clear()
 
-    with open_session(log, sink, around=Surroundings(watch=lose_the_rows)) as session:
+    with open_session(log, sink, environment=Environment(on_step=lose_the_rows)) as session:
         session.begin(0)
         session.write(rows(1))
         with pytest.raises(ep.Unsettled, match="written again"):
@@ -226,18 +226,18 @@ def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(
 
 
 def test_ctrl_c_in_the_moment_of_the_decision_does_not_take_it_back(log, sink, monkeypatch):
-    def speak(voice, is_silent):
-        was_silent = voice.__dict__.get("silent", False)
-        voice.__dict__["silent"] = is_silent
-        if was_silent and not is_silent:
+    def interrupt(journal, is_halted):
+        was_halted = journal.__dict__["is_halted"]
+        journal.__dict__["is_halted"] = is_halted
+        if was_halted and not is_halted:
             raise KeyboardInterrupt
 
     session = open_session(log, sink)
     session.begin(0)
     session.write(rows(1))
-    watched = property(lambda voice: voice.__dict__.get("silent", False), speak)
+    watched = property(lambda journal: journal.__dict__["is_halted"], interrupt)
     with monkeypatch.context() as patched:
-        patched.setattr(Voice, "is_silent", watched, raising=False)
+        patched.setattr(Journal, "is_halted", watched, raising=False)
         with pytest.raises(KeyboardInterrupt):
             session.commit()
     session.close()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import epochal as ep
 from epochal.contract import Sink
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 ROWS = 50
@@ -40,7 +40,11 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     session = ep.Session(
-        "orders", sinks=sinks(at), log=at["log"], schema=SCHEMA, around=Surroundings(watch=watch)
+        "orders",
+        sinks=sinks(at),
+        log=at["log"],
+        schema=SCHEMA,
+        environment=Environment(on_step=watch),
     )
     with session:
         while session.next_epoch < epochs:

@@ -24,7 +24,7 @@ import pytest
 from cluster_driver import EPOCHS, SINKS, Note
 
 from epochal.contract import Limits
-from epochal.coordinator.reading import read_state
+from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.ledger import ledgers

@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, functions
 from spark_stage import Killer, Source, ids, run_to_end
 
-from epochal.coordinator.surroundings import mint_uid
+from epochal.coordinator.environment import new_uid
 from epochal.sinks.memory import Memory
 from epochal.spark import epoch as runner
 from epochal.spark.pipeline import Pipeline
@@ -63,7 +63,7 @@ def test_the_judge_of_leftovers_sees_one(source: Source, checkpoint: Path, kille
     killer.at = ("prepared", 0)
     assert killer.run(pipeline, source.stream, checkpoint)
     assert _left_behind(pipeline, sink) != []
-    stranger = Identity(pipeline="plain", uid=mint_uid(), sink=sink.name, generation=Generation(1))
+    stranger = Identity(pipeline="plain", uid=new_uid(), sink=sink.name, generation=Generation(1))
     assert not sink.committer(stranger, pipeline.limits).in_doubt()
 
 

@@ -30,7 +30,7 @@ from servers.receiver import ReceiverServer
 import epochal as ep
 from epochal.contract import DEFAULT_LIMITS, Sink
 from epochal.coordinator import Coordinator
-from epochal.coordinator.starting import described
+from epochal.coordinator.targets import described
 from epochal.logs import open_log
 from epochal.protocol.admission import Start
 from epochal.spark.task import PrepareTask

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from epochal.config.resolve_target import log_at
-from epochal.coordinator import life
+from epochal.coordinator import by_hand
 from epochal.protocol.admission import Unfinished
 from epochal.protocol.state import State
 from epochal.spark.checkpoint import open_checkpoint
@@ -40,7 +40,7 @@ def adopt(
     """
     found = open_checkpoint(checkpoint)
     _print_state(
-        life.adopt(
+        by_hand.adopt(
             log_at(checkpoint),
             location=found.location,
             query_id=found.query_id,
@@ -67,7 +67,7 @@ def fork(
     """
     location = open_checkpoint(checkpoint).location
     _print_state(
-        life.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive)
+        by_hand.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive)
     )
 
 
@@ -76,7 +76,7 @@ def rename(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's new name.")],
 ) -> None:
     """Rename the pipeline of a checkpoint."""
-    _print_state(life.rename(log_at(checkpoint), pipeline=name))
+    _print_state(by_hand.rename(log_at(checkpoint), pipeline=name))
 
 
 def _print_state(state: State) -> None:

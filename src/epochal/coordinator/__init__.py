@@ -1,9 +1,12 @@
-"""Carries out what the protocol asks: begin, gather, gate, decide, commit, settle, recover."""
+"""The coordinator: claims, rehearses, decides, commits, settles, recovers, as `protocol` asks.
+
+`Coordinator.conclude` is the life of an epoch from its receipts to its commit; start reading there.
+"""
 
 from epochal.coordinator.coordinator import Coordinator
+from epochal.coordinator.environment import Environment, this_driver
 from epochal.coordinator.gates import Gate, PreparedEpoch
-from epochal.coordinator.reading import read_state
-from epochal.coordinator.surroundings import Surroundings, this_driver
+from epochal.coordinator.journal import read_state
 from epochal.coordinator.tracker import (
     EpochFigures,
     InDoubtFigures,
@@ -17,6 +20,7 @@ from epochal.coordinator.tracker import (
 
 __all__ = [
     "Coordinator",
+    "Environment",
     "EpochFigures",
     "Gate",
     "InDoubtFigures",
@@ -25,7 +29,6 @@ __all__ = [
     "Metrics",
     "PreparedEpoch",
     "SinkFigures",
-    "Surroundings",
     "Tracker",
     "Trouble",
     "read_state",

@@ -1,48 +1,57 @@
 """
-The coordinator: carries out what the protocol asks, for one driver and one pipeline.
+`Coordinator`: carries out what the protocol asks, for one driver and one pipeline.
 
-    start      claim, recover what is decided, abort what is not
+    start      claim, carry out what is decided, abort what is not
     begin      may this epoch go on (I10)?
-    examine    rehearse and gates, for what is prepared while a late sink is still to come
-    conclude   rehearse, gates, decide (the commit point), commit every sink, settle
+    examine    rehearse and ask gates, for what is prepared before the last sinks prepare
+    conclude   rehearse, ask gates, decide (the commit point), commit every sink, settle
     abort      throw the open epoch away
     rewrite    prepare again what a target lost after the decision
-    stop       leave in good order
+    stop       abort what is open, clear up, write STOP, close
 
-Spark's doors and the session call these verbs, one after the other and never at the same time.
-After an error the coordinator says nothing more to the log: whoever goes on starts anew, and so
-claims.
+The Spark pipeline and the session call these verbs, one after the other and never at the same time.
+After an error that leaves an outcome unknown the journal is halted, and this coordinator neither
+appends nor aborts any more: only a new start, which claims, goes on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from epochal.contract import DEFAULT_LIMITS, Begin, EpochLog, Limits, Rows, Sink
-from epochal.coordinator.carrying import Carrier, Lost
-from epochal.coordinator.clearing import Clearing
-from epochal.coordinator.examining import Examiner, require_same_offsets
+from epochal.coordinator.cleanup import Cleanup
+from epochal.coordinator.commit import (
+    Commit,
+    Lost,
+    raise_if_lost,
+    replace_lost,
+    require_rewritable,
+)
+from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
 from epochal.coordinator.journal import Journal
-from epochal.coordinator.rejecting import takers
-from epochal.coordinator.rewriting import raise_if_lost, replaced, require_rewritable
-from epochal.coordinator.starting import by_name, follow, identity_changed, identity_of
-from epochal.coordinator.surroundings import Surroundings
-from epochal.coordinator.targets import Targets
+from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
+from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
-from epochal.coordinator.voice import Voice
 from epochal.errors import EpochalError, Misconfigured, Unsettled
-from epochal.protocol.admission import Admission, Start, admit_epoch, admit_marks
+from epochal.protocol.admission import (
+    Admission,
+    Start,
+    admit_epoch,
+    admit_marks,
+    admit_start,
+    newborn,
+)
 from epochal.protocol.machine import Move, Phase, advance
 from epochal.protocol.recovery import Judgement
 from epochal.protocol.state import (
     RecordKind,
     State,
     bound,
+    claimed,
     decided,
     settled,
     sinks_done,
@@ -58,6 +67,7 @@ from epochal.terms import (
     Offsets,
     Receipts,
     SinkName,
+    Uid,
 )
 
 if TYPE_CHECKING:
@@ -77,48 +87,39 @@ class Coordinator:
         sinks: Sequence[Sink],
         gates: Iterable[Gate] = (),
         limits: Limits = DEFAULT_LIMITS,
-        around: Surroundings | None = None,
+        environment: Environment | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        """`tracker` is one that outlives this coordinator, and is not closed with it."""
-        self._around = around or Surroundings()
+        """A `tracker` that is given outlives this coordinator, and is not closed with it."""
+        self._environment = environment = environment or Environment()
         self._limits = limits
         self._sinks = by_name(sinks)
-        clock = self._around.clock
-        self.tracker = tracker or Tracker(clock)
+        self.tracker = tracker or Tracker(environment.clock)
         self._is_tracker_own = tracker is None
-        self._voice = Voice(
-            Journal(
-                log,
-                clock=clock,
-                limits=limits,
-                chance=self._around.chance,
-                nonce=self._around.nonce,
-            )
-        )
+        self._journal = Journal(log, limits=limits, environment=environment)
         self._targets = Targets(
-            self._sinks,
-            alone=takers(self._sinks),
-            limits=limits,
-            together=self._around.together,
-            let_go=self._voice.fall_silent,
+            self._sinks, limits=limits, environment=environment, on_hang=self._journal.halt
         )
-        self._examiner = Examiner(
+        self._rehearsal = Rehearsal(
             self._sinks,
             self._targets,
             gates=gates,
             limits=limits,
-            around=self._around,
+            environment=environment,
             tracker=self.tracker,
         )
-        self._clearing = Clearing(
-            self._voice, self._targets, limits=limits, clock=clock, note=self.tracker.swept
+        self._cleanup = Cleanup(
+            self._journal,
+            self._targets,
+            limits=limits,
+            clock=environment.clock,
+            note=self.tracker.swept,
         )
         self._phase = Phase.IDLE
         self._epoch: EpochNumber | None = None
         self._lost: Lost = {}
 
-    # What the doors ask
+    # What callers ask
 
     @property
     def phase(self) -> Phase:
@@ -127,7 +128,7 @@ class Coordinator:
     @property
     def state(self) -> State:
         """What the log holds, and what this driver has settled since."""
-        return self._voice.state
+        return self._journal.state
 
     @property
     def lost(self) -> Lost:
@@ -137,7 +138,7 @@ class Coordinator:
     @property
     def left_for_a_person(self) -> Sequence[Judgement]:
         """What the last sweep found and must not touch."""
-        return self._clearing.left
+        return self._cleanup.left
 
     def identity(self, sink: SinkName) -> Identity:
         return identity_of(self.state, sink)
@@ -154,18 +155,18 @@ class Coordinator:
         Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
 
         Everything that can refuse without the claim does so before it: a driver with a wrong
-        password must not push a healthy one aside.
+        password must not fence a healthy one.
         """
-        uid = self._around.mint()
-        hoped = follow(self._voice.journal.peek(), start, uid)
-        self._targets.open(hoped)
+        uid = self._environment.new_uid()
+        expected = _claimed(self._journal.peek(), start, uid)
+        self._targets.open(expected)
         abilities = self._targets.check(schemas or {})
-        self._voice.claim(lambda before: follow(before, start, uid))
-        if identity_changed(hoped, self.state):
+        self._journal.claim(lambda before: _claimed(before, start, uid))
+        if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
             self._targets.open(self.state)
-        self._clearing.is_clear = self._voice.found_good_order
+        self._cleanup.is_clear = self._journal.was_stopped_cleanly
         self.tracker.claimed(self.state)
-        self._around.watch("claimed", None)
+        self._environment.on_step("claimed", None)
         self._compare_marks(start.run)
         self._recover()
         return abilities
@@ -178,10 +179,10 @@ class Coordinator:
         offsets: Offsets = NO_OFFSETS,
     ) -> Admission:
         """Open an epoch, or learn that it is decided already and only its rows must be drained."""
-        self._voice.require_voice(epoch)
+        self._journal.require_not_halted(epoch)
         admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
         is_replay = admission is Admission.REPLAY
-        # To drain a decided epoch that is not carried out would tell the engine that it is done.
+        # Draining a decided epoch that is not carried out would make the engine take it for done.
         if self.state.unsettled is not None and not (is_replay and self._lost):
             raise Unsettled(
                 f"epoch {epoch} can't begin: {self.state.unsettled.epoch} is decided and not "
@@ -189,28 +190,28 @@ class Coordinator:
                 "start again once the target answers; the decided epoch is carried out first",
             )
         if is_replay:
-            require_rewritable(epoch, self._lost, self._examiner.takers)
+            require_rewritable(epoch, self._lost, self._rehearsal.reject_sinks)
             if self._lost:
-                self._clearing.expect_prepared()
+                self._cleanup.expect_prepared()
             self._targets.begin(self._begins(epoch, offsets, self._lost))
             return admission
         self._epoch = epoch
         self._move(Move.BEGIN)
-        self._examiner.begin()
+        self._rehearsal.begin()
         try:
             if query_id is not None:
-                self._voice.keep(bound(self.state, query_id))
-            self._clearing.sweep_if_due()
+                self._journal.remember(bound(self.state, query_id))
+            self._cleanup.sweep_if_due()
             self._targets.begin(self._begins(epoch, offsets, self._targets.committers))
         except Exception as error:
             self.abort({}, because=error)
             raise
-        self._around.watch("begun", epoch)
+        self._environment.on_step("begun", epoch)
         return admission
 
     def preparing(self) -> None:
         """Rows are on their way to the sinks."""
-        self._clearing.expect_prepared()
+        self._cleanup.expect_prepared()
         self._move(Move.PREPARE)
 
     def examine(self, receipts: Receipts, *, frame: Rows = None) -> None:
@@ -219,9 +220,9 @@ class Coordinator:
         ones prepare. An epoch that is refused here is aborted, and why is raised.
         """
         try:
-            self._examiner.examine_early(self.state, self._open_epoch, receipts, frame)
+            self._rehearsal.examine_early(self.state, self._open_epoch, receipts, frame)
         except Exception as error:
-            self.abort({**receipts, **self._examiner.refused}, because=error)
+            self.abort({**receipts, **self._rehearsal.rejected}, because=error)
             raise
 
     def conclude(
@@ -235,12 +236,12 @@ class Coordinator:
         """Decide the open epoch and carry the decision out, or abort it and raise why."""
         try:
             self._move(Move.GATHER)
-            self._examiner.examine(self.state, self._open_epoch, receipts, frame)
-            receipts = {**receipts, **self._examiner.refused}
+            self._rehearsal.examine(self.state, self._open_epoch, receipts, frame)
+            receipts = {**receipts, **self._rehearsal.rejected}
             require_same_offsets(self._open_epoch, began_with, offsets())
-            self._examiner.require_time(self._open_epoch)
+            self._rehearsal.require_time(self._open_epoch)
         except Exception as error:
-            self.abort({**receipts, **self._examiner.refused}, because=error)
+            self.abort({**receipts, **self._rehearsal.rejected}, because=error)
             raise
         self._decide(receipts, began_with)
         self._carry_out()
@@ -248,14 +249,14 @@ class Coordinator:
 
     def abort(self, receipts: Receipts, *, because: BaseException | None = None) -> None:
         """
-        Throw the open epoch away. Only a fenced driver's abort raises: what can't be cleared now is
-        listed by its target and cleared later (I5).
+        Throw the open epoch away. Raises only where this driver is fenced: what can't be cleared
+        now is listed by its target and cleared later (I5).
         """
         if because is not None:
             self.tracker.troubled(because)
         self._move(Move.ABORT)
         try:
-            self._clearing.clear(self._open_epoch, receipts)
+            self._cleanup.clear(self._open_epoch, receipts)
         finally:
             self._move(Move.CLEAR)
 
@@ -265,7 +266,7 @@ class Coordinator:
         if decision is None or not self._lost:
             return
         try:
-            state, surplus = replaced(
+            state, surplus = replace_lost(
                 self.state,
                 decision,
                 again,
@@ -274,43 +275,42 @@ class Coordinator:
                 targets=self._targets,
             )
         except Exception:
-            self._clearing.clear(self._open_epoch, again)
+            self._cleanup.clear(self._open_epoch, again)
             raise
-        self._voice.append(RecordKind.REWRITE, state)
+        self._journal.append(RecordKind.REWRITE, state)
         self._lost = {}
-        self._clearing.clear(self._open_epoch, surplus)
+        self._cleanup.clear(self._open_epoch, surplus)
         self._carry_out()
         raise_if_lost(self._open_epoch, self._lost)
 
     def stop(self) -> None:
         """
-        Leave in good order: nothing open, losers cleared, SETTLED written, all closed.
+        Stop cleanly: nothing open, losers cleared, STOP or SETTLED written, everything closed.
 
-        Where losers could not be cleared, STOP is not said: a start that leaves their sink out is
-        then refused, as nobody would list them any more (I5).
+        Where losers could not be cleared, STOP is not written: a start without their sink is then
+        refused, as no later sweep would list them (I5).
         """
         try:
             if self._phase in _OPEN:
                 self.abort({})
-            elif self._phase in _ENDED and not self._clearing.is_clear:
-                self._clearing.clear(self._open_epoch, {})
-            if self._voice.has_claimed and not self._voice.is_silent:
-                self._say_last_word()
+            elif self._phase in _ENDED and not self._cleanup.is_clear:
+                self._cleanup.clear(self._open_epoch, {})
+            if self._journal.has_claimed and not self._journal.is_halted:
+                self._write_stop()
         except EpochalError as error:
-            place = self._voice.journal.place
-            logger.warning("%s: could not stop in good order: %s", place, error)
+            logger.warning("%s: did not stop cleanly: %s", self._journal.place, error)
         finally:
             self._close()
 
-    def _say_last_word(self) -> None:
-        if self._clearing.is_clear and not self.state.is_stopped:
-            self._voice.append(RecordKind.STOP, stopped(self.state))
-        elif self._voice.has_news:
-            self._voice.append(RecordKind.SETTLED, self.state)
+    def _write_stop(self) -> None:
+        if self._cleanup.is_clear and not self.state.is_stopped:
+            self._journal.append(RecordKind.STOP, stopped(self.state))
+        elif self._journal.has_unwritten_state:
+            self._journal.append(RecordKind.SETTLED, self.state)
 
     def _close(self) -> None:
         self._targets.close()
-        self._voice.journal.close()
+        self._journal.close()
         if self._is_tracker_own:
             self.tracker.close()
 
@@ -327,8 +327,8 @@ class Coordinator:
             self.tracker.prepared(self.state.unsettled.receipts)
             self._carry_out()
             if not self._lost:
-                self._voice.append(RecordKind.SETTLED, self.state)
-        self._clearing.sweep()
+                self._journal.append(RecordKind.SETTLED, self.state)
+        self._cleanup.sweep()
 
     # One epoch
 
@@ -353,32 +353,31 @@ class Coordinator:
             self.tracker.enter(self._epoch, self._phase)
 
     def _decide(self, receipts: Receipts, offsets: Offsets) -> None:
-        """The commit point. Whatever goes wrong here, nothing may be aborted by this driver."""
+        """The commit point. If anything goes wrong here, this driver must abort nothing."""
         decision = Decision(
             epoch=self._open_epoch,
             generation=self.state.generation,
             offsets=offsets,
             receipts={sink: tuple(some) for sink, some in receipts.items()},
-            decided_at=self._around.clock.now(),
+            decided_at=self._environment.clock.now(),
         )
-        self._voice.append(RecordKind.COMMIT, decided(self.state, decision))
+        self._journal.append(RecordKind.COMMIT, decided(self.state, decision))
         self._move(Move.DECIDE)
-        self._around.watch("decided", decision.epoch)
+        self._environment.on_step("decided", decision.epoch)
 
     def _carry_out(self) -> None:
         epoch = self._open_epoch
         self._move(Move.COMMIT)
-        carrier = Carrier(
+        commit = Commit(
             epoch=epoch,
-            committers=self._targets.committers,
-            acts=self._targets.acts,
+            targets=self._targets,
             limits=self._limits,
-            around=replace(self._around, together=self._targets.together),
+            environment=self._environment,
             note_done=self._note_done,
             timing=partial(self.tracker.timing, phase=Phase.COMMITTING),
         )
         try:
-            self._lost = carrier.carry_out(self.state.pending)
+            self._lost = commit.carry_out(self.state.pending)
         except BaseException as error:
             self.tracker.troubled(error)
             self._move(Move.FAIL)
@@ -388,9 +387,22 @@ class Coordinator:
             return
         for sink in self.state.last.rows if self.state.last else ():
             self.tracker.sink_committed(sink)
-        self._voice.keep(settled(sinks_done(self.state, frozenset(self.state.pending))))
+        self._journal.remember(settled(sinks_done(self.state, frozenset(self.state.pending))))
         self._move(Move.SETTLE)
-        self._around.watch("settled", epoch)
+        self._environment.on_step("settled", epoch)
 
     def _note_done(self, sinks: frozenset[SinkName]) -> None:
-        self._voice.append(RecordKind.PROGRESS, sinks_done(self.state, sinks))
+        self._journal.append(RecordKind.PROGRESS, sinks_done(self.state, sinks))
+
+
+def _claimed(before: State | None, start: Start, uid: Uid) -> State:
+    """The state of this driver's claim, after the newest state of the log."""
+    if before is not None:
+        admit_start(before, start)
+    return claimed(
+        newborn(start, uid) if before is None else before,
+        driver=start.driver,
+        sinks=start.sinks,
+        query_id=start.query_id,
+        run=start.run,
+    )

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Committer, Limits, Operable, Sink
-from epochal.coordinator.starting import by_name
-from epochal.coordinator.surroundings import mint_uid
+from epochal.coordinator.environment import new_uid
+from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
@@ -39,7 +39,7 @@ def diagnose(reached: Reached, *, now: float | None = None) -> DoctorReport:
     driver = None
     if state is not None:
         driver = driver_report(state, live_of(reached.require_log()), now=now)
-    identity = state or State(uid=mint_uid(), pipeline=reached.pipeline or "", location="")
+    identity = state or State(uid=new_uid(), pipeline=reached.pipeline or "", location="")
     sinks = [] if reached.sinks is None else list(by_name(reached.sinks).values())
     diagnoses = [_diagnose(sink, identity, state, reached.limits) for sink in sinks]
     problems = [

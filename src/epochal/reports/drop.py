@@ -12,9 +12,9 @@ import time
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Dropped, EpochLog, Operable, Sink
-from epochal.coordinator import resolving
-from epochal.coordinator.starting import by_name
-from epochal.coordinator.sweeping import abort_judged
+from epochal.coordinator import by_hand
+from epochal.coordinator.cleanup import abort_judged
+from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
@@ -37,7 +37,7 @@ def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropRepor
     state = require_record(log).record.state
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
     _require_nothing_decided(state)
-    state = resolving.as_successor(state) if dry_run else resolving.take_over(log, reached.limits)
+    state = by_hand.as_successor(state) if dry_run else by_hand.take_over(log, reached.limits)
     # Again: a driver that seemed dead may have decided before the claim.
     _require_nothing_decided(state)
     removed, left = _at_targets(reached, state, dry_run=dry_run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from epochal.contract import EpochLog
-from epochal.coordinator.reading import kept_records
+from epochal.coordinator.journal import kept_records
 from epochal.errors import Misconfigured
 from epochal.protocol.state import Record, RecordKind
 from epochal.reports.model import NOT_QUERIED, EpochReport, EpochsReport, ReceiptReport

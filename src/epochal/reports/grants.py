@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from epochal.config.resolve_target import Reached
-from epochal.coordinator.starting import by_name
+from epochal.coordinator.targets import by_name
 from epochal.errors import Misconfigured
 from epochal.reports.model import GrantsReport
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Committer, Limits, Sink
-from epochal.coordinator.starting import by_name, identity_of
+from epochal.coordinator.targets import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State

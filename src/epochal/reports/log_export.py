@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from epochal.contract import EpochLog
-from epochal.coordinator.reading import Numbered, kept_records
+from epochal.coordinator.journal import Numbered, kept_records
 from epochal.protocol.records import encode
 from epochal.reports.model import ExportReport
 from epochal.reports.status import no_log

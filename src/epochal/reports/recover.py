@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from epochal.config.resolve_target import Reached
 from epochal.contract import EpochLog
 from epochal.coordinator import Coordinator, this_driver
-from epochal.coordinator.starting import described
+from epochal.coordinator.targets import described
 from epochal.errors import Unsettled
 from epochal.protocol.admission import Start
 from epochal.protocol.recovery import Verdict

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Sink
-from epochal.coordinator import life, resolving
-from epochal.coordinator.starting import by_name
+from epochal.coordinator import by_hand
+from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.state import GivenUp, State
 from epochal.reports.inspect import committer_of, error_text
@@ -30,7 +30,7 @@ def finish(
     evidence = _evidence(reached, state, sink, epoch)
     if not dry_run:
         note = f"{by} finished sink {sink!r} of epoch {epoch}: {'; '.join(evidence)}"
-        resolving.finish(
+        by_hand.finish(
             reached.require_log(),
             declared,
             epoch=EpochNumber(epoch),
@@ -80,7 +80,7 @@ def give_up(
             because=given_up.because,
             evidence="; ".join(evidence),
         )
-        life.give_up(reached.require_log(), with_evidence)
+        by_hand.give_up(reached.require_log(), with_evidence)
     return _report(
         reached,
         action="give-up",
@@ -103,14 +103,14 @@ def abort(
     state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="abort")
     declared = _declared(reached, sink)
     # The state after the claim that precedes the abort.
-    successor = resolving.as_successor(state)
+    successor = by_hand.as_successor(state)
     with committer_of(declared, successor, reached.limits) as committer:
-        judgement = resolving.require_abortable(successor, sink, committer, name)
+        judgement = by_hand.require_abortable(successor, sink, committer, name)
     age = "" if judgement.found.age_s is None else f", prepared {judgement.found.age_s:.0f} s ago"
     evidence = [f"{name} on {sink!r}{age}: {judgement.because}"]
     if not dry_run:
         note = f"{by} aborted {name} on sink {sink!r}: {judgement.because}"
-        resolving.abort_undecided(
+        by_hand.abort_undecided(
             reached.require_log(), declared, name=name, note=note, limits=reached.limits
         )
     handle = judgement.found.handle

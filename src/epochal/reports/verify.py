@@ -18,7 +18,7 @@ from typing import Any
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Operable, Recount, Sink
-from epochal.coordinator.starting import by_name
+from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
 from epochal.protocol.state import State, Total
 from epochal.reports.inspect import committer_of, error_text

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from epochal.contract import Sink
-from epochal.coordinator.rejecting import takers
+from epochal.coordinator.rejected_rows import reject_sinks
 from epochal.errors import EpochalError
 from epochal.protocol.state import LastEpoch, State, Total
 from epochal.reports.inspect import error_text
@@ -46,7 +46,7 @@ def against_source(
 
 def _incomparable(name: SinkName, sinks: Mapping[SinkName, Sink], state: State) -> str:
     """Return why a sink's total is not the source's rows for it; empty if it is."""
-    if name in takers(sinks):
+    if name in reject_sinks(sinks):
         return "it receives rows that other targets refuse, and none of the source"
     if state.last is None or name not in state.totals:
         return "the log has no total for it"

@@ -25,17 +25,17 @@ from epochal.clock import SystemClock
 from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
 from epochal.coordinator import (
     Coordinator,
+    Environment,
     EpochFigures,
     Gate,
     Metrics,
-    Surroundings,
     Tracker,
-    life,
+    by_hand,
     this_driver,
 )
-from epochal.coordinator.rejecting import check_schemas
-from epochal.coordinator.starting import by_name, described
-from epochal.coordinator.surroundings import Watch, mint_uid, watch_nothing
+from epochal.coordinator.environment import OnStep, ignore_step, new_uid
+from epochal.coordinator.rejected_rows import check_schemas
+from epochal.coordinator.targets import by_name, described
 from epochal.errors import EpochalError, Misconfigured
 from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Position, Start, Unfinished
@@ -86,7 +86,7 @@ class Pipeline:
         fingerprint: bool = True,
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
-        watch: Watch = watch_nothing,
+        watch: OnStep = ignore_step,
     ) -> None:
         if not name:
             raise Misconfigured("a pipeline needs a name", 'Pipeline("orders", sinks=[…])')
@@ -262,7 +262,7 @@ class Pipeline:
             sinks=self.sinks,
             gates=self.gates,
             limits=self.limits,
-            around=Surroundings(watch=self._watch),
+            environment=Environment(on_step=self._watch),
         )
         if self._metrics_port is not None:
             serve_metrics(self._metrics_port, self._metrics_host)
@@ -313,7 +313,7 @@ class Pipeline:
         schemas = {} if df is None else dict(self._schemas(df))
         abilities = {}
         for name, sink in by_name(self.sinks).items():
-            who = Identity(pipeline=self.name, uid=mint_uid(), sink=name, generation=Generation(0))
+            who = Identity(pipeline=self.name, uid=new_uid(), sink=name, generation=Generation(0))
             committer = sink.committer(who, self.limits)
             try:
                 abilities[name] = tuple(committer.check(schemas.get(name)))
@@ -357,7 +357,7 @@ class Pipeline:
         """Go on with a checkpoint that was moved here, or that other code ran meanwhile."""
         spark = _session_or_none()
         found = open_checkpoint(checkpoint, spark)
-        life.adopt(
+        by_hand.adopt(
             self._log_of(checkpoint, spark),
             location=found.location,
             query_id=found.query_id,
@@ -371,7 +371,7 @@ class Pipeline:
         will carry out what is decided.
         """
         spark = _session_or_none()
-        life.fork(
+        by_hand.fork(
             self._log_of(checkpoint, spark),
             location=open_checkpoint(checkpoint, spark).location,
             is_original_alive=original_lives,
@@ -379,7 +379,7 @@ class Pipeline:
 
     def rename(self, checkpoint: Location) -> None:
         """Let a checkpoint belong to this pipeline under its present name."""
-        life.rename(self._log_of(checkpoint, _session_or_none()), pipeline=self.name)
+        by_hand.rename(self._log_of(checkpoint, _session_or_none()), pipeline=self.name)
 
     # Notebooks
 

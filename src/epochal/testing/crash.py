@@ -47,8 +47,8 @@ from epochal.contract import (
     Task,
     Writer,
 )
-from epochal.coordinator import Surroundings
-from epochal.coordinator.starting import by_name
+from epochal.coordinator import Environment
+from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
 from epochal.logs import MemoryLog
 from epochal.session import Session
@@ -314,7 +314,7 @@ def _drive(setting: Setting, tick: Countdown) -> None:
         read=lambda epoch: setting.epochs[epoch],
         epochs=len(setting.epochs),
         limits=setting.limits,
-        around=Surroundings(together=one_after_the_other),
+        environment=Environment(parallel=one_after_the_other),
         schema=setting.schema,
         location="crash test",
         pipeline="crash test",
@@ -430,7 +430,7 @@ def _session(trial: Trial, log: EpochLog) -> Session:
         log=log,
         schema=trial.target.schema,
         limits=trial.target.limits,
-        around=Surroundings(together=one_after_the_other),
+        environment=Environment(parallel=one_after_the_other),
     )
 
 

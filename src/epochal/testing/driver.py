@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from epochal.contract import EpochLog, Limits, Sink, Task
-from epochal.coordinator import Coordinator, Gate, Surroundings
-from epochal.coordinator.starting import described
+from epochal.coordinator import Coordinator, Environment, Gate
+from epochal.coordinator.targets import described
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.protocol.admission import Admission, Position, Start
 from epochal.protocol.machine import Phase
@@ -103,7 +103,7 @@ def one_after_the_other(
     slow_s: float,  # noqa: ARG001
     give_up_s: float,  # noqa: ARG001
 ) -> Sequence[BaseException | None]:
-    """`Surroundings.together` without threads, for runs that must repeat themselves."""
+    """`Environment.parallel` without threads, for runs that must repeat themselves."""
     return [_error_of(job) for job in jobs]
 
 
@@ -124,7 +124,7 @@ class Driver:
     """The rows of an epoch; a source that is not deterministic gives others each time."""
     epochs: int
     limits: Limits = Limits()
-    around: Surroundings = field(default_factory=Surroundings)
+    environment: Environment = field(default_factory=Environment)
     gates: Iterable[Gate] = ()
     schema: Any = None
     location: str = "the checkpoint"
@@ -139,7 +139,7 @@ class Driver:
             sinks=self.sinks,
             gates=self.gates,
             limits=self.limits,
-            around=self.around,
+            environment=self.environment,
         )
         try:
             position = self.engine.position()

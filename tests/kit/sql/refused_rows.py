@@ -21,9 +21,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from epochal.broker.embedded import broker
 from epochal.contract import Limits, Task
-from epochal.coordinator import Coordinator, Surroundings, read_state
-from epochal.coordinator.rejecting import Deliveries
-from epochal.coordinator.starting import described
+from epochal.coordinator import Coordinator, Environment, read_state
+from epochal.coordinator.rejected_rows import RejectedRows
+from epochal.coordinator.targets import described
 from epochal.errors import EpochalError, InvariantBroken, TryAgain, Unsettled
 from epochal.kit.sql.rejects import SetApart
 from epochal.logs import MemoryLog
@@ -142,7 +142,7 @@ def session(family: Family, log: MemoryLog, *, dies_at: str = "", **more: Any) -
         log=log,
         schema=SCHEMA,
         limits=QUICK,
-        around=Surroundings(together=one_after_the_other, watch=watch),
+        environment=Environment(parallel=one_after_the_other, on_step=watch),
         **more,
     )
 
@@ -200,7 +200,7 @@ def test_a_lost_connection_after_the_decision_leaves_out_the_same_rows(family):
             family.cut_open_transactions()
 
     opened = session(family, MemoryLog())
-    opened._coordinator._around = replace(opened._coordinator._around, watch=cut)
+    opened._coordinator._environment = replace(opened._coordinator._environment, on_step=cut)
     with opened:
         write(opened, *family.mixed)
     assert family.seen() == family.whole
@@ -292,7 +292,7 @@ def test_a_crash_at_any_call_leaves_every_row_where_it_belongs_once(families):
 
 
 def test_the_judge_objects_where_refused_rows_are_not_taken_elsewhere(families, monkeypatch):
-    monkeypatch.setattr(Deliveries, "deliver", lambda *_args, **_named: None)
+    monkeypatch.setattr(RejectedRows, "deliver", lambda *_args, **_named: None)
     with pytest.raises(Breach, match=r"lost 1 rows"):
         crash_at_every_call(settings_of(families), second=False, effects_only=True)
 
@@ -316,7 +316,7 @@ def coordinator_of(family: Family, log: MemoryLog, dies_at: str = "") -> Coordin
         log=log,
         sinks=sinks,
         limits=QUICK,
-        around=Surroundings(together=one_after_the_other, watch=watch),
+        environment=Environment(parallel=one_after_the_other, on_step=watch),
     )
     start = Start(pipeline="family", location="here", sinks=described(sinks))
     made.start(start, {sinks[0].name: SCHEMA})

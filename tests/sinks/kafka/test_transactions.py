@@ -12,7 +12,7 @@ import pytest
 from kafka_place import Life, Place, some
 
 from epochal.contract import Limits, Task
-from epochal.coordinator import Surroundings
+from epochal.coordinator import Environment
 from epochal.errors import (
     EpochalError,
     Misconfigured,
@@ -486,7 +486,7 @@ def test_an_epoch_that_timed_out_after_its_decision_is_written_again_when_it_is_
             epochs=2,
             schema=some(1).schema,
             limits=Limits(retry_backoff_ms=(1,), sweep_every_s=0.0),
-            around=Surroundings(watch=watch),
+            environment=Environment(on_step=watch),
         )
 
     def die_once_decided(step: str, epoch: int | None) -> None:

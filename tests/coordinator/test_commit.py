@@ -1,13 +1,16 @@
-"""Carrying a decision out: again and again until it is done, by proof and not by hope."""
+"""A decision is committed again and again until it is done, by proof (I4, I9)."""
 
+import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from epochal.contract import Limits
-from epochal.coordinator import Surroundings
-from epochal.coordinator.carrying import Carrier
-from epochal.coordinator.waiting import backoff, in_threads
+from epochal.coordinator import Environment
+from epochal.coordinator.commit import Commit
+from epochal.coordinator.retry import backoff, in_threads
+from epochal.coordinator.targets import Targets
 from epochal.errors import Fenced, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain, Unsettled
 from epochal.terms import (
     EpochNumber,
@@ -63,14 +66,17 @@ def noted():
 @pytest.fixture
 def carry(clock, noted):
     def carried(pending=None, **committers):
-        carrier = Carrier(
+        environment = Environment(clock=clock, random=lambda: 1.0, parallel=one_after_the_other)
+        targets = Targets({}, limits=LIMITS, environment=environment)
+        targets.committers = {SinkName(name): some for name, some in committers.items()}
+        commit = Commit(
             epoch=EpochNumber(3),
-            committers={SinkName(name): some for name, some in committers.items()},
+            targets=targets,
             limits=LIMITS,
-            around=Surroundings(clock=clock, chance=lambda: 1.0, together=one_after_the_other),
+            environment=environment,
             note_done=noted.append,
         )
-        return carrier.carry_out(
+        return commit.carry_out(
             pending or {SinkName(name): (receipt(SinkName(name)),) for name in committers}
         )
 
@@ -90,7 +96,7 @@ def test_retries_wait_longer_each_time_and_then_steadily(carry, clock):
     assert clock.monotonic() == pytest.approx(0.1 + 0.5 + 2.0 + 2.0)
 
 
-def test_half_of_each_wait_is_left_to_chance():
+def test_half_of_each_wait_is_random():
     assert next(backoff((100,), lambda: 0.0)) == pytest.approx(0.05)
     assert next(backoff((100,), lambda: 1.0)) == pytest.approx(0.1)
 
@@ -158,8 +164,6 @@ def test_a_lost_sink_does_not_keep_another_from_being_retried(carry):
 
 
 def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
-    import threading
-
     forever = threading.Event()
 
     def fails():
@@ -170,3 +174,13 @@ def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
     assert results[0] is None
     assert isinstance(results[1], TryAgain)
     assert isinstance(results[2], OutcomeUnknown)
+
+
+def test_jobs_that_hang_share_one_deadline():
+    forever = threading.Event()
+    began_s = time.monotonic()
+    results = in_threads([forever.wait] * 10, slow_s=0.05, give_up_s=0.2)
+    spent_s = time.monotonic() - began_s
+    forever.set()
+    assert all(isinstance(result, OutcomeUnknown) for result in results)
+    assert spent_s < 1.0

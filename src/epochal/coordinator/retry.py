@@ -1,9 +1,10 @@
-"""How long to wait before the next attempt, and doing several things at a time."""
+"""Waits between attempts (`backoff`), and calls to several targets at once (`in_threads`)."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Protocol
@@ -21,24 +22,24 @@ class StillRunning(OutcomeUnknown):
     code = "still-running"
 
 
-class Together(Protocol):
-    """Runs jobs at the same time and gives each one's error, or None, in their order."""
+class RunParallel(Protocol):
+    """Runs jobs at the same time; returns each one's error, or None, in their order."""
 
     def __call__(
         self, jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
     ) -> Sequence[Result]: ...
 
 
-def backoff(waits_ms: Sequence[int], chance: Callable[[], float]) -> Iterator[float]:
+def backoff(waits_ms: Sequence[int], random: Callable[[], float]) -> Iterator[float]:
     """
-    Seconds to wait before each further attempt: as listed, the last one again and again.
+    Seconds to wait before each further attempt: as listed, then the last one for ever.
 
-    Half of each wait is left to chance, so that drivers that failed together don't retry together.
+    Half of each wait is random, so that drivers that failed together don't retry together.
     """
     at = 0
     while True:
         wait_s = waits_ms[min(at, len(waits_ms) - 1)] / 1000
-        yield wait_s / 2 + wait_s / 2 * chance()
+        yield wait_s / 2 + wait_s / 2 * random()
         at += 1
 
 
@@ -46,37 +47,41 @@ def in_threads(
     jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
 ) -> Sequence[Result]:
     """
-    Each job in a daemon thread: one that hangs can be reported and left, and does not keep the
-    process from ending. The target then has the last word, at the next start (I9).
+    Run each job in a daemon thread. One that hangs is reported and left behind, and does not keep
+    the process from ending; what became of it is asked of the target at the next start (I9).
     """
     results: list[Result] = [StillRunning(f"no answer within {give_up_s:.0f} s") for _ in jobs]
 
     def run(at: int, job: Callable[[], None]) -> None:
         try:
             job()
-        except Exception as error:  # noqa: BLE001  whatever it is, the caller sorts it
+        except Exception as error:  # noqa: BLE001  the caller sorts errors of any class
             results[at] = error
         else:
             results[at] = None
 
     threads = [
         threading.Thread(
-            target=copy_context().run,  # so that its log lines know what they are about
+            target=copy_context().run,  # so that its log lines carry pipeline, epoch and sink
             args=(run, *item),
             name=f"epochal-{item[0]}",
             daemon=True,
         )
         for item in enumerate(jobs)
     ]
+    began_s = time.monotonic()
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(min(slow_s, give_up_s))
-    late = [thread for thread in threads if thread.is_alive()]
-    if late:
+    if late := _alive_at(began_s + min(slow_s, give_up_s), threads):
         logger.warning(
             "%d of %d targets have not answered after %.0f s", len(late), len(jobs), slow_s
         )
-    for thread in late:
-        thread.join(max(0.0, give_up_s - slow_s))
+        _alive_at(began_s + give_up_s, late)
     return tuple(results)
+
+
+def _alive_at(deadline_s: float, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+    """Wait for all of them until one common deadline; returns those that still run then."""
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]

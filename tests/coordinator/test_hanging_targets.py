@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from epochal.contract import Limits
-from epochal.coordinator import Coordinator, Surroundings, read_state
-from epochal.coordinator.waiting import StillRunning, in_threads
+from epochal.coordinator import Coordinator, Environment, read_state
+from epochal.coordinator.retry import StillRunning, in_threads
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
@@ -84,7 +84,7 @@ def interrupted_once_asked(
 
 def test_a_committer_that_is_at_work_when_ctrl_c_comes_is_not_called_again():
     sink = HangingSink()
-    coordinator = begun(sink, Limits(), around=Surroundings(together=interrupted_once_asked))
+    coordinator = begun(sink, Limits(), environment=Environment(parallel=interrupted_once_asked))
     with pytest.raises(KeyboardInterrupt):
         coordinator.conclude({sink.name: ()})
     coordinator.stop()
@@ -122,7 +122,7 @@ def test_what_is_done_beside_a_target_that_hangs_is_noted_and_no_more_is_said():
     coordinator.preparing()
     with pytest.raises(Unsettled, match="hanging"):
         coordinator.conclude({"hanging": (), "other": ()})
-    with pytest.raises(Unsettled, match="has not answered"):
+    with pytest.raises(Unsettled, match="did not answer"):
         coordinator.begin(EpochNumber(1))
     coordinator.stop()
     state = read_state(log)

@@ -1,13 +1,13 @@
-"""Sinks that become visible together are rehearsed, committed and retried as one."""
+"""Sinks that share a transaction are rehearsed, committed and retried as one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from epochal.contract import Limits
-from epochal.coordinator import Surroundings
-from epochal.coordinator.acting import acts_of, due
-from epochal.coordinator.carrying import Carrier
+from epochal.coordinator import Environment
+from epochal.coordinator.commit import Commit
+from epochal.coordinator.targets import Targets, shared_transactions
 from epochal.errors import InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.sinks.memory import Memory
 from epochal.terms import (
@@ -26,6 +26,7 @@ from proof.calls import SimSink
 
 X, Y, Z = SinkName("x"), SinkName("y"), SinkName("z")
 LIMITS = Limits(commit_retry_max_s=10.0, retry_backoff_ms=(100,))
+ENVIRONMENT = Environment(random=lambda: 1.0, parallel=one_after_the_other)
 
 
 def receipt(sink):
@@ -42,13 +43,17 @@ class Keyed:
     name: str
     transaction_key: str | None
     prepares_last: bool = False
+    rejects_to: "Keyed | None" = None
 
 
 @dataclass
 class Member:
     proof: Proof = Proof.UNKNOWN
 
+    shared_with: list = field(default_factory=list)
+
     def share(self, members):
+        self.shared_with += members
         return Script()
 
     def outcome(self, epoch, receipt):
@@ -77,40 +82,63 @@ def sinks(*keyed):
     return {name: Keyed(name, key, *late) for name, key, *late in keyed}
 
 
+def targets_of(committers, shared):
+    targets = Targets({}, limits=LIMITS, environment=ENVIRONMENT)
+    targets.committers, targets.shared = committers, shared
+    return targets
+
+
 def carry(script, *, proofs=(Proof.UNKNOWN, Proof.UNKNOWN), pending=ALL):
     noted = []
     committers = {X: Member(proofs[0]), Y: Member(proofs[1]), Z: Member()}
-    acts = acts_of(sinks((X, "k"), (Y, "k"), (Z, None)), committers)
-    carrier = Carrier(
+    commit = Commit(
         epoch=EpochNumber(3),
-        committers=committers,
-        acts={names: script if len(names) > 1 else act for names, act in acts.items()},
+        targets=targets_of(committers, {X: script, Y: script}),
         limits=LIMITS,
-        around=Surroundings(clock=OwnClock(), chance=lambda: 1.0, together=one_after_the_other),
+        environment=replace(ENVIRONMENT, clock=OwnClock()),
         note_done=noted.append,
     )
-    return carrier.carry_out(pending), noted
+    return commit.carry_out(pending), noted
 
 
-def test_sinks_of_one_key_act_together_in_their_order_and_others_alone():
-    keyed = sinks((X, "k"), (Y, None), (Z, "k"), ("late", "k", True), ("taker", "k"))
-    acts = acts_of(keyed, {name: Member() for name in keyed}, alone={"taker"})
-    assert list(acts) == [(X, Z), (Y,), ("late",), ("taker",)]
+def shared_of(keyed):
+    members = {name: Member() for name in keyed}
+    return members, shared_transactions(keyed, members)
 
 
-def test_only_what_is_asked_for_is_given_to_an_act():
-    keyed = sinks((X, "k"), (Y, None), (Z, "k"))
-    acts = acts_of(keyed, {name: Member() for name in keyed})
-    assert [list(some) for _, some in due(acts, {Z: ALL[Z]})] == [[Z]]
+def test_sinks_of_one_key_share_a_transaction_and_late_ones_stay_alone():
+    keyed = sinks((X, "k"), (Y, None), (Z, "k"), ("late", "k", True), ("rejects", "k"))
+    keyed[Y].rejects_to = keyed["rejects"]
+    members, shared = shared_of(keyed)
+    assert list(shared) == [X, Z]
+    assert shared[X] is shared[Z]
+    assert members[X].shared_with == [members[X], members[Z]]
+
+
+def test_a_key_that_only_one_sink_has_is_no_shared_transaction():
+    assert shared_of(sinks((X, "k"), (Y, "other"), (Z, None)))[1] == {}
+
+
+def test_receipts_are_grouped_by_transaction_and_only_those_given():
+    members, shared = shared_of(sinks((X, "k"), (Y, None), (Z, "k")))
+    targets = targets_of(members, shared)
+    assert [list(group) for group in targets.groups(ALL)] == [[X, Z], [Y]]
+    assert [list(group) for group in targets.groups({Z: ALL[Z]})] == [[Z]]
+
+
+def test_what_is_left_of_a_group_still_goes_through_its_transaction():
+    members, shared = shared_of(sinks((X, "k"), (Y, None), (Z, "k")))
+    targets_of(members, shared).commit(EpochNumber(3), {Z: ALL[Z]})
+    assert shared[Z].commits == [(Z,)]
 
 
 def test_a_key_without_the_verb_is_a_defect_of_the_sink():
     keyed = sinks((X, "k"), (Y, "k"))
     with pytest.raises(InvariantBroken, match="can't share"):
-        acts_of(keyed, {name: object() for name in keyed})
+        shared_transactions(keyed, {name: object() for name in keyed})
 
 
-def test_those_who_act_together_are_retried_together_and_noted_together():
+def test_sinks_of_one_transaction_are_retried_together_and_noted_together():
     script = Script([TryAgain("busy"), None])
     assert carry(script) == ({}, [{Z}])
     assert script.commits == [(X, Y), (X, Y)]
@@ -142,7 +170,7 @@ def test_a_sink_without_receipts_is_not_proven_by_its_neighbour():
     assert len(script.commits) == 2
 
 
-def test_the_shipped_sinks_without_a_key_act_alone():
+def test_the_shipped_sinks_without_a_key_commit_alone():
     memory = Memory(name="m")
     assert (memory.transaction_key, memory.rejects_to) == (None, None)
     simulated = SimSink(name=X, send=lambda _: None, actor="a")

@@ -1,10 +1,11 @@
 """
-Rows that a target refuses, on their way to another sink of the same epoch.
+`RejectedRows`: rows that one target rejects, prepared at another sink of the same epoch.
 
-They are few and known only once the refusing sink was rehearsed, so the driver itself writes them,
-as one more task of the sink that gets them. Their partition stands for the sink that refused them;
-it lies above all that an engine counts up to. The receipt's fingerprint is of the refused rows
-alone, so that a rehearsal of rows that were written again can be held against it.
+They are few, and known only once the rejecting sink was rehearsed, so the driver itself writes
+them, as one more task of the sink that gets them (`Sink.rejects_to`). Their partition number stands
+for the sink that rejected them, and is above all partition numbers of an engine. The fingerprint of
+their receipt is of the rejected rows alone: after rows were written again, a rehearsal must reject
+the same ones.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochal.contract import Committer, Limits, Rejecting, Sink, Task, prepare_rows
-from epochal.coordinator.surroundings import Surroundings
-from epochal.coordinator.waiting import backoff
+from epochal.coordinator.environment import Environment
+from epochal.coordinator.retry import backoff
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.protocol.invariants import broken
 from epochal.terms import (
@@ -39,18 +40,18 @@ FIRST_PARTITION = 9_000_000
 _PARTITIONS = 1_000_000
 
 
-def partition_of(refusing: SinkName) -> int:
-    return FIRST_PARTITION + int(sink_tag(refusing), 16) % _PARTITIONS
+def partition_of(rejecting: SinkName) -> int:
+    return FIRST_PARTITION + int(sink_tag(rejecting), 16) % _PARTITIONS
 
 
-def takers(sinks: Mapping[SinkName, Sink]) -> frozenset[SinkName]:
-    """The sinks that get nothing but what others refuse."""
+def reject_sinks(sinks: Mapping[SinkName, Sink]) -> frozenset[SinkName]:
+    """The sinks that get nothing but rows that others reject."""
     return frozenset(sink.rejects_to.name for sink in sinks.values() if sink.rejects_to is not None)
 
 
-def rejecting(name: SinkName, committer: Committer) -> Rejecting:
+def _rejecting(name: SinkName, committer: Committer) -> Rejecting:
     if not isinstance(committer, Rejecting):
-        raise broken("I3", f"{name} has rejects_to and can't say which rows its target refuses")
+        raise broken("I3", f"{name} has rejects_to and can't say which rows its target rejects")
     return committer
 
 
@@ -59,31 +60,31 @@ def check_schemas(
     committers: Mapping[SinkName, Committer],
     schemas: Mapping[SinkName, pa.Schema],
 ) -> Mapping[SinkName, pa.Schema]:
-    """What each sink is to be checked with: those that get refused rows, with how they are told."""
-    told = {
-        sink.rejects_to.name: rejecting(name, committers[name]).rejected_schema
+    """The schema of the rows that each sink gets, that of rejected rows included."""
+    rejected = {
+        sink.rejects_to.name: _rejecting(name, committers[name]).rejected_schema
         for name, sink in sinks.items()
         if sink.rejects_to is not None
     }
-    return {**schemas, **told}
+    return {**schemas, **rejected}
 
 
-class Deliveries:
-    """What the sinks of one epoch refuse, prepared at the sinks that get it."""
+class RejectedRows:
+    """Prepares the rejected rows of one epoch after the other."""
 
     def __init__(
-        self, sinks: Mapping[SinkName, Sink], *, limits: Limits, around: Surroundings
+        self, sinks: Mapping[SinkName, Sink], *, limits: Limits, environment: Environment
     ) -> None:
         self._sinks = sinks
         self._limits = limits
-        self._around = around
+        self._environment = environment
         self._attempts = 0
-        self.takers = takers(sinks)
+        self.reject_sinks = reject_sinks(sinks)
         self.receipts: dict[SinkName, tuple[Receipt, ...]] = {}
-        """Of the open epoch: of every taker, also where nothing was refused (I8)."""
+        """Of the open epoch: of every reject sink, also where nothing was rejected (I8)."""
 
     def begin(self) -> None:
-        self.receipts = dict.fromkeys(self.takers, ())
+        self.receipts = dict.fromkeys(self.reject_sinks, ())
 
     def deliver(
         self,
@@ -94,16 +95,17 @@ class Deliveries:
         identity: Callable[[SinkName], Identity],
         handout: Callable[[SinkName], Json],
     ) -> None:
-        """Take what a sink has just refused to the one that it names."""
+        """Prepare what a sink has just rejected at the sink that `rejects_to` names."""
         named = self._sinks[sink].rejects_to
-        rows = None if named is None else rejecting(sink, committer).rejected(epoch)
+        rows = None if named is None else _rejecting(sink, committer).rejected(epoch)
         if named is None or rows is None:
             return
         to = self._sinks[named.name]
-        waits = backoff(self._limits.retry_backoff_ms, self._around.chance)
+        waits = backoff(self._limits.retry_backoff_ms, self._environment.random)
         for attempts_left in reversed(range(len(self._limits.retry_backoff_ms) + 1)):
+            self._attempts += 1
             handle = identity(to.name).handle(
-                epoch, partition=partition_of(sink), attempt=self._next_attempt()
+                epoch, partition=partition_of(sink), attempt=self._attempts
             )
             task = Task(
                 handle=handle, schema=rows.schema, handout=handout(to.name), limits=self._limits
@@ -115,19 +117,14 @@ class Deliveries:
                 # What a lost attempt left is cleared like that of any other task (I5).
                 if not attempts_left:
                     raise
-                self._around.clock.sleep(next(waits))
+                self._environment.clock.sleep(next(waits))
             else:
                 self.receipts[to.name] += (replace(receipt, fingerprint=fingerprint_of(rows)),)
                 return
 
-    def _next_attempt(self) -> int:
-        """No two of one driver are equal; another process of it began when the clock was lower."""
-        self._attempts = max(self._attempts + 1, int(self._around.clock.now() * 1000))
-        return self._attempts
-
 
 def fingerprint_of(rows: pa.Table | None) -> Fingerprint:
-    """Of the rows as they were given to the sink; reasons are worded by the target."""
+    """Of the rows as they were given to the sink; the reasons are the target's and may change."""
     if rows is None:
         return NO_ROWS
     texts = rows.column("row").to_pylist()
@@ -137,12 +134,12 @@ def fingerprint_of(rows: pa.Table | None) -> Fingerprint:
 
 def require_same(sink: Sink, committer: Committer, decision: Decision) -> None:
     """
-    Rows that are written again are refused as they were when the epoch was decided: those that the
-    decision took to the other sink must be left out, and no other ones.
+    After rows were written again, the same ones must be rejected as when the epoch was decided: the
+    decision brought these, and no others, to the other sink.
     """
     if sink.rejects_to is None:
         return
-    now = fingerprint_of(rejecting(sink.name, committer).rejected(decision.epoch))
+    now = fingerprint_of(_rejecting(sink.name, committer).rejected(decision.epoch))
     decided = sum(
         (
             receipt.fingerprint
@@ -153,9 +150,9 @@ def require_same(sink: Sink, committer: Committer, decision: Decision) -> None:
     )
     if now != decided:
         raise Unsettled(
-            f"epoch {decision.epoch}: {sink.name} lost its prepared rows, and refuses {now.rows} "
-            f"of them now that they are written again; {decided.rows} were refused and taken to "
+            f"epoch {decision.epoch}: {sink.name} lost its prepared rows, and rejects {now.rows} "
+            f"of them now that they are written again; {decided.rows} were rejected and brought to "
             f"{sink.rejects_to.name} when the epoch was decided, and they are not the same",
-            "the table has changed since: mend it so that it takes what it took then, and start "
+            "the table has changed since: change it back so that it takes the same rows, and start "
             "again",
         )

@@ -1,0 +1,168 @@
+"""
+`Cleanup`: abort what no decision names, delete old proofs and old records (I5).
+
+Twice: right after an epoch is aborted, from its receipts; and in a sweep, from what the targets
+themselves list, as a killed task hands back no receipt. What can't be cleared now is still listed
+by its target and cleared by a later sweep. Only a driver that is fenced, or finds an invariant
+broken, raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from epochal.contract import Clock, Committer, Limits
+from epochal.coordinator.journal import Journal
+from epochal.coordinator.targets import Targets
+from epochal.errors import EpochalError, Fenced, InvariantBroken
+from epochal.protocol.invariants import require_unnamed
+from epochal.protocol.recovery import Judgement, Verdict, judge
+from epochal.protocol.state import State
+from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Receipt, Receipts, SinkName
+
+logger = logging.getLogger("epochal")
+
+Note = Callable[[SinkName, Sequence[Judgement], int], None]
+"""Called per sink with what is in doubt there, and how much of it is left for a person."""
+
+
+class Cleanup:
+    def __init__(
+        self, journal: Journal, targets: Targets, *, limits: Limits, clock: Clock, note: Note
+    ) -> None:
+        self._journal = journal
+        self._targets = targets
+        self._limits = limits
+        self._clock = clock
+        self._note = note
+        self._swept_s = 0.0
+        self.is_clear = False
+        """Nothing of this driver or of those before it is in doubt at any target."""
+        self.left: tuple[Judgement, ...] = ()
+        """What the last sweep found and must not touch."""
+
+    def expect_prepared(self) -> None:
+        """Tasks prepare from here on, so the targets are no longer known to be clear."""
+        self.is_clear = False
+
+    def clear(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        """Abort receipts that no decision names, then whatever else the targets list."""
+        for step in (partial(self._abort, epoch, receipts), self.sweep):
+            # An unanswered decision may yet stand, and a hanging target must not be called.
+            if self._journal.is_halted:
+                return
+            try:
+                step()
+            except (Fenced, InvariantBroken) as error:
+                self._journal.halt(error)
+                raise
+            except Exception as error:  # noqa: BLE001  or it would hide why the epoch is aborted
+                logger.warning("epoch %s: not all could be cleared yet: %s", epoch, _text(error))
+
+    def _abort(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        self._journal.require_newest()
+        self._targets.at_once(
+            [
+                partial(self._targets.committers[sink].abort, epoch, some)
+                for sink, some in receipts.items()
+            ],
+            give_up_s=self._limits.abort_timeout_s,
+        )
+
+    def sweep_if_due(self) -> None:
+        if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
+            return
+        try:
+            self.sweep()
+        except (Fenced, InvariantBroken):
+            raise
+        except (EpochalError, OSError) as error:
+            logger.warning("%s: not all could be cleared yet: %s", self._journal.place, error)
+
+    def sweep(self) -> None:
+        """Abort what no decision names, as the targets list it, and delete old proofs."""
+        self._swept_s = self._clock.monotonic()
+        self._journal.require_newest()
+        state = self._journal.state
+        committers = self._targets.committers
+        self.left = self._sweep_all(committers, state)
+        self.is_clear = True
+        if state.last is not None:
+            for committer in committers.values():
+                committer.prune(state.last.epoch)
+        self._journal.delete_old_records()
+
+    def _sweep_all(
+        self, committers: Mapping[SinkName, Committer], state: State
+    ) -> tuple[Judgement, ...]:
+        """
+        Abort what may be aborted; returns what is left for a person.
+
+        The first error is raised once all were asked: while one target does not answer, rows that
+        are prepared at another one, and may block others there, are aborted all the same.
+        """
+        left: list[Judgement] = []
+        errors: list[Exception] = []
+        for sink, committer in committers.items():
+            try:
+                left += self._sweep_one(sink, committer, state)
+            except (Fenced, InvariantBroken):
+                raise
+            except Exception as error:  # noqa: BLE001  raised below, of any class
+                errors.append(error)
+        for one in left:
+            logger.error("%s is left for a person: %s", one.found.name, one.because)
+        if errors:
+            raise errors[0]
+        return tuple(left)
+
+    def _sweep_one(self, sink: SinkName, committer: Committer, state: State) -> list[Judgement]:
+        judged = [judge(found, state) for found in committer.in_doubt()]
+        _warn_of_old(sink, judged, self._limits.in_doubt_alarm_s)
+        left = [one for one in judged if one.verdict is Verdict.LEAVE]
+        # Before and after: where an abort fails, all that was found is still in doubt.
+        self._note(sink, judged, len(left))
+        abort_judged(committer, judged, state)
+        self._note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(left))
+        return left
+
+
+def abort_judged(committer: Committer, judged: Sequence[Judgement], state: State) -> None:
+    """Abort those of the verdict ABORT, after one last look that no decision names them (I5)."""
+    by_epoch: dict[EpochNumber, list[Receipt]] = defaultdict(list)
+    for one in judged:
+        handle = one.found.handle
+        if one.verdict is not Verdict.ABORT or handle is None:
+            continue
+        require_unnamed(handle, state.generation, state.named)
+        by_epoch[handle.epoch].append(_receipt(one.found))
+    for epoch, receipts in by_epoch.items():
+        logger.info("epoch %s: aborting %d attempts that no decision names", epoch, len(receipts))
+        committer.abort(epoch, receipts)
+
+
+def _receipt(found: InDoubt) -> Receipt:
+    if found.receipt is not None:
+        return found.receipt
+    if found.handle is None:
+        raise ValueError(f"{found.name} has no handle")
+    return Receipt(handle=found.handle, fingerprint=NO_ROWS)
+
+
+def _warn_of_old(sink: SinkName, judged: list[Judgement], alarm_s: float) -> None:
+    for one in judged:
+        age_s = one.found.age_s
+        if age_s is not None and age_s > alarm_s and one.verdict is not Verdict.COMMIT:
+            logger.warning(
+                "sink %s: %s has been prepared without a decision for %.0f minutes",
+                sink,
+                one.found.name,
+                age_s / 60,
+            )
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, EpochalError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,54 @@
+"""`Environment`: clock, randomness, threads and ids that a coordinator is given.
+
+Production uses the defaults. Simulation and model checker replace all of them, so that a run can be
+repeated call by call.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from epochal.clock import SystemClock
+from epochal.contract import Clock
+from epochal.coordinator.retry import RunParallel, in_threads
+from epochal.terms import EpochNumber, Uid
+
+OnStep = Callable[[str, EpochNumber | None], None]
+"""Called after every step of an epoch; an exception that it raises stops the driver there."""
+
+_UID_BYTES = 8
+_UID_LETTERS = 12
+
+
+def new_uid() -> Uid:
+    letters = base64.b32encode(secrets.token_bytes(_UID_BYTES)).decode().lower()
+    return Uid(letters[:_UID_LETTERS])
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def this_driver() -> str:
+    """The name of this process in the epoch log: for people."""
+    return f"{socket.gethostname()} pid {os.getpid()}"
+
+
+def ignore_step(step: str, epoch: EpochNumber | None) -> None:
+    """The default of `Environment.on_step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    clock: Clock = field(default_factory=SystemClock)
+    random: Callable[[], float] = random.random
+    nonce: Callable[[], str] = new_nonce
+    new_uid: Callable[[], Uid] = new_uid
+    parallel: RunParallel = in_threads
+    on_step: OnStep = ignore_step
