@@ -28,8 +28,8 @@ class EpochalError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        told = f"{self.message} [{self.code}]"
-        return f"{told}\nhint: {self.hint}" if self.hint else told
+        text = f"{self.message} [{self.code}]"
+        return f"{text}\nhint: {self.hint}" if self.hint else text
 
     def to_line(self) -> str:
         """This error as one line of text, for channels that carry nothing else."""
@@ -131,7 +131,7 @@ class CorruptRecord(InvariantBroken):
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How to go on after `error`. What a driver library throws unsorted may be transient."""
+    """How to go on after `error`. An `OSError` of a driver library may be transient."""
     if isinstance(error, EpochalError):
         return error.outcome
     return Outcome.RETRYABLE if isinstance(error, (OSError, TimeoutError)) else Outcome.FATAL

@@ -1,9 +1,9 @@
 """
 The same guarantees without Spark, in one process: begin, write, commit or abort.
 
-A session is for programs that produce rows themselves: a consumer loop, a test, a script. Whoever
-feeds it says which epoch the rows belong to and where in the source they come from; after a crash
-the program asks `next_epoch` and goes on there. An epoch that turns out to be decided already takes
+A session is for programs that produce rows themselves: a consumer loop, a test, a script. The
+program numbers its epochs and says where in the source their rows come from; after a crash it asks
+for `next_epoch` and goes on there. An epoch that turns out to be decided already takes
 its rows again and writes none of them.
 """
 

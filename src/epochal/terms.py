@@ -1,4 +1,4 @@
-"""The words every room shares, as frozen values.
+"""The terms that all packages share, as frozen values.
 
 A handle names one attempt of one task for one sink in one epoch (I6). Its written form is what a
 target lists when it is asked what is in doubt: a gid, an XID, a folder, an object key. It is plain
@@ -19,7 +19,7 @@ Uid = NewType("Uid", str)
 EpochNumber = NewType("EpochNumber", int)
 """One micro-batch of a pipeline: Spark's batch id."""
 Generation = NewType("Generation", int)
-"""Which driver may speak; a lower one is fenced."""
+"""Which driver may decide; a lower one is fenced."""
 SinkName: TypeAlias = str
 """A name that users choose: plain text, so that they need no constructor for it."""
 SinkTag = NewType("SinkTag", str)
@@ -151,7 +151,7 @@ class Offsets:
     text: str = ""
     """The same for people, cut to a bounded length."""
     sources: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Each source's end, whole, in the engine's own words: not kept in the log."""
+    """Each source's end, whole, as the engine writes it: not kept in the log."""
 
 
 NO_OFFSETS = Offsets(digest="")
@@ -171,7 +171,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Under whose name a sink works at its target."""
+    """The name under which a sink works at its target."""
 
     pipeline: str
     uid: Uid
@@ -208,7 +208,7 @@ class InDoubt:
     receipt: Receipt | None = None
     """Enough of a receipt to abort it; None where the name alone does."""
     blocks: str = ""
-    """Who or what waits at the target as long as this is there; empty where nothing does."""
+    """What it blocks at the target as long as it is there; empty where nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,5 +230,5 @@ class Ability:
 
 
 def quantity(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 row`, `2,000 rows`: how messages and tables tell a number of things."""
+    """`1 row`, `2,000 rows`: how messages and tables show a number of things."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

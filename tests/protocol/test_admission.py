@@ -124,7 +124,7 @@ def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, 
     crashed = replace(done, is_stopped=False)
     moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
     asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, 0))
-    told = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop in good order")
+    told = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop cleanly")
     assert "epochal adopt /chk" in told.hint
     let_go = adopted(crashed, location="/chk", query_id="query", expected=None)
     admit_start(let_go, asked)

@@ -1,13 +1,12 @@
 """
-Gates: a user's word on a prepared epoch, before it is decided.
+Gates: functions of the user that may refuse a prepared epoch before it is decided.
 
 A gate sees what every sink has prepared and, where the engine can show them, the rows. It lets an
 epoch pass by returning None or True. False, a reason as text, or any exception refuses it: the
 epoch is aborted, the query stops with the gate's message, and nothing became visible.
 
-Where a sink prepares late, because its prepared rows are in the way of others, gates are asked
-before it does. One that asks about such a sink breaks off there, and is asked again when the
-answer is known.
+Where a sink prepares last, because its prepared rows block others, gates are asked before it does.
+A gate that asks about such a sink is broken off there, and asked again when the answer is known.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from epochal.terms import EpochNumber, Receipt, Receipts, SinkName
 
 
 class AskedTooEarly(BaseException):
-    """A gate wants to know what is not prepared yet. No gate's own `except` may swallow it."""
+    """A gate asked about a sink that is not prepared yet. Its own `except` must not catch this."""
 
 
 class Early(Mapping[SinkName, Sequence[Receipt]]):
-    """What is prepared while other sinks are still to come: nobody may take it for all."""
+    """What is prepared while other sinks are still to come: can't be iterated or counted."""
 
     def __init__(self, prepared: Receipts, awaited: frozenset[SinkName]) -> None:
         self._prepared = prepared
@@ -46,7 +45,7 @@ class Early(Mapping[SinkName, Sequence[Receipt]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEpoch:
-    """What a gate is asked about."""
+    """The prepared epoch that a gate is given."""
 
     number: EpochNumber
     prepared: Receipts
@@ -79,13 +78,13 @@ def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> Sequence[Gate]:
     early = []
     for gate in gates:
         try:
-            told = _ask(gate, epoch)
+            answer = _ask(gate, epoch)
         except AskedTooEarly:
             early.append(gate)
             continue
-        if told is None or told is True:
+        if answer is None or answer is True:
             continue
-        reason = told if isinstance(told, str) else "it returned False"
+        reason = answer if isinstance(answer, str) else "it returned False"
         raise GateRefused(
             f"epoch {epoch.number}: gate {_name(gate)} refused: {reason}",
             "nothing became visible; the epoch is tried again at the next start",
@@ -101,7 +100,7 @@ def _ask(gate: Gate, epoch: PreparedEpoch) -> bool | str | None:
     except Exception as error:
         raise GateRefused(
             f"epoch {epoch.number}: gate {_name(gate)} failed: {type(error).__name__}: {error}",
-            "nothing became visible; mend the gate, then start again",
+            "nothing became visible; repair the gate, then start again",
         ) from error
 
 

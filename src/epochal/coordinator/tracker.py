@@ -1,9 +1,9 @@
 """
-What an operator may ask about epochs: phases, rows, bytes, how long each phase took.
+`Tracker`: figures of epochs for operators: phases, rows, bytes, how long each phase took.
 
-Figures of a bounded number of epochs are kept; counters run from the start of this driver. Whoever
-wants more (a history, metrics, traces) listens: listeners are told after the fact, on the driver's
-own thread, so they only take note, and what they raise is logged and changes nothing.
+Figures of a bounded number of epochs are kept; counters run from the start of this driver. History,
+metrics and traces are listeners: they are called after the fact, on the driver's own thread, must
+not wait, and an exception that they raise is logged and changes nothing.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class InDoubtFigures:
 
 
 class Listener(Protocol):
-    """Takes note of what one driver does. Called on the driver's thread: quick, and never waits."""
+    """Receives what one driver does. Called on the driver's thread: quick, and never waits."""
 
     def claimed(self, state: State) -> None:
-        """This driver speaks for the pipeline from here on."""
+        """This driver has claimed the pipeline."""
 
     def troubled(self, trouble: Trouble) -> None:
         """Something went wrong, in an epoch or between two."""
@@ -99,7 +99,7 @@ class Listener(Protocol):
         """An epoch came to rest. The figures are the listener's own to keep."""
 
     def close(self) -> None:
-        """The driver leaves."""
+        """The driver stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +172,16 @@ class Tracker:
         self._last_error: BaseException | None = None
         self._pipeline = ""
 
-    # What the coordinator tells
+    # What the coordinator reports
 
     def listen(self, listener: Listener) -> None:
-        """From here on `listener` is told, until `close`."""
+        """Call `listener` from here on, until `close`."""
         self._listeners.append(listener)
 
     def claimed(self, state: State) -> None:
         self._pipeline = state.pipeline
         ABOUT.set({"pipeline": self._pipeline})
-        self._tell(lambda listener: listener.claimed(state))
+        self._notify(lambda listener: listener.claimed(state))
 
     def enter(self, epoch: EpochNumber, phase: Phase) -> None:
         ABOUT.set({"pipeline": self._pipeline, "epoch": epoch})
@@ -196,7 +196,7 @@ class Tracker:
             self._arrive(self._epochs[-1], phase)
             ended = deepcopy(self._epochs[-1]) if phase in ENDS and self._listeners else None
         if ended is not None:
-            self._tell(lambda listener: listener.ended(ended))
+            self._notify(lambda listener: listener.ended(ended))
 
     def prepared(self, receipts: Receipts) -> None:
         with self._lock:
@@ -226,7 +226,7 @@ class Tracker:
                     seconds[phase] = seconds.get(phase, 0.0) + spent_s
 
     def troubled(self, error: BaseException) -> None:
-        """Told once an error, however many layers pass it on."""
+        """Reported once per error, however many layers pass it on."""
         if error is self._last_error:
             return
         self._last_error = error
@@ -234,7 +234,7 @@ class Tracker:
         with self._lock:
             if self._epochs and self._epochs[-1].phase not in ENDS:
                 self._epochs[-1].trouble = trouble
-        self._tell(lambda listener: listener.troubled(trouble))
+        self._notify(lambda listener: listener.troubled(trouble))
 
     def swept(self, sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
         """What a target listed as in doubt."""
@@ -243,10 +243,10 @@ class Tracker:
         self._in_doubt[sink] = InDoubtFigures(count=len(judged), oldest_since=oldest, left=left)
 
     def close(self) -> None:
-        self._tell(lambda listener: listener.close())
+        self._notify(lambda listener: listener.close())
         self._listeners = []
 
-    # What anybody asks
+    # What anybody may ask
 
     def last_epochs(self, count: int = EPOCHS_KEPT) -> Sequence[EpochFigures]:
         """The newest epochs, oldest first, as they stand."""
@@ -304,12 +304,12 @@ class Tracker:
         if phase in ENDS:
             figures.finished_at = self._clock.now()
 
-    def _tell(self, tell: Callable[[Listener], None]) -> None:
+    def _notify(self, notify: Callable[[Listener], None]) -> None:
         for listener in self._listeners:
             try:
-                tell(listener)
-            except Exception as error:  # noqa: BLE001  whoever takes notes must not stop an epoch
-                logger.warning("%s could not take note: %s", type(listener).__name__, error)
+                notify(listener)
+            except Exception as error:  # noqa: BLE001  a listener must not stop an epoch
+                logger.warning("%s failed: %s", type(listener).__name__, error)
 
 
 def _trouble(error: BaseException) -> Trouble:

@@ -1,11 +1,40 @@
 """
-Which start and which epoch may go on (I10).
+Admission of starts and epochs (I10): same uid, same query, same offsets, the next number.
 
-Rows are lost or repeated without a trace when a log, a checkpoint and a target that don't belong
-together are brought together: a checkpoint that was copied, reset or restored, a second pipeline
-pointed at the first one's folder, other code that ran a few batches meanwhile. Each function here
-compares what a driver brings with what the log or a target remembers, and refuses with the facts
-and the ways out. Nothing here guesses what the user meant.
+Rows are lost or repeated silently when a log, a checkpoint and a target that don't belong together
+are combined: a checkpoint that was copied, reset or restored, a second pipeline on the folder of
+the first, other code that ran a few batches meanwhile. Each function here compares what a driver
+brings with what the log or a target holds, and refuses with the facts and the ways out. Nothing
+guesses what the user meant.
+
+The engine's checkpoint, the log and the targets advance one after the other, so a crash leaves them
+at most one epoch apart. "plan" and "finish" are Spark's `offsets/7` and `commits/7`:
+
+    engine plans 7 | tasks prepare | log: COMMIT 7 | targets commit 7 | engine finishes 7
+                   ^ a             ^ b             ^ c                ^ d
+
+    crash at   engine's next epoch   log expects    admitted as
+    a, b       7                     7              FRESH: rows are written; what was prepared is
+                                                    named by no decision and aborted (I5)
+    c, d       7                     8              REPLAY: 7 is decided; its rows are drained and
+                                                    not written, after the start has committed it
+    later      8                     8              FRESH
+
+So only the expected epoch and the one before it are admitted. Everything else is refused:
+
+    engine   log expects   what happened
+    5        8             the checkpoint was restored from a backup, or rolled back
+    0        8             it was reset: Spark has another query id
+    12       8             other code ran 8 to 11, or the log was restored
+    7        8             and other offsets than the decision has: 7 now means other rows
+
+And of the targets, by the newest epoch that each proves for this uid:
+
+    target   log            what happened
+    9        8 is next      the log was restored: the target has an epoch that the log lost
+    4        settled 7      the target was restored or emptied: 5 to 7 are gone there
+    3, by    new            the checkpoint was reset, or two pipelines have the same name
+    another uid
 """
 
 from __future__ import annotations
@@ -86,17 +115,17 @@ def newborn(start: Start, uid: Uid) -> State:
     )
 
 
-def after_unfinished(word: Unfinished, position: Position, location: str) -> EpochNumber:
+def after_unfinished(unfinished: Unfinished, position: Position, location: str) -> EpochNumber:
     """Where to go on after a batch that other code planned and did not finish."""
     planned = position.upcoming
-    if word is Unfinished.ASK:
+    if unfinished is Unfinished.ASK:
         raise Refused(
             f"{location}: batch {planned} was planned by code other than epochal and not "
             "finished; whether its rows arrived can't be known here",
             'look into the targets, then say unfinished="skip" if its rows are there, '
             'or unfinished="redo" if they are not',
         )
-    return EpochNumber(planned + 1) if word is Unfinished.SKIP else planned
+    return EpochNumber(planned + 1) if unfinished is Unfinished.SKIP else planned
 
 
 def admit_start(state: State, start: Start) -> None:
@@ -107,8 +136,8 @@ def admit_start(state: State, start: Start) -> None:
     _same_sinks(state, start)
     if not start.fence and not state.is_stopped:
         raise Refused(
-            f"{state.location}: generation {state.generation} ({state.driver}) did not stop in "
-            "good order and may still be running; fence_on_start is off",
+            f"{state.location}: generation {state.generation} ({state.driver}) did not stop "
+            "cleanly and may still be running; fence_on_start is off",
             "stop that driver, or start with fence_on_start=True to take over from it",
         )
 
@@ -185,11 +214,11 @@ def _same_sinks(state: State, start: Start) -> None:
         )
     removed = [sink for sink in state.sinks if sink not in start.sinks]
     _none_left_in_doubt(state, removed, "is no longer among the sinks", "remove it")
-    for sink, told in start.sinks.items():
+    for sink, declared in start.sinks.items():
         known = state.sinks.get(sink)
-        if known is None or known.get("target") == told.get("target"):
+        if known is None or known.get("target") == declared.get("target"):
             continue
-        moved = f"wrote to {known.get('target')} so far and now names {told.get('target')}"
+        moved = f"wrote to {known.get('target')} so far and now names {declared.get('target')}"
         if sink in state.pending or sink not in start.retarget:
             raise Refused(
                 f"sink {sink!r} {moved}",
@@ -200,10 +229,10 @@ def _same_sinks(state: State, start: Start) -> None:
 
 
 def _none_left_in_doubt(state: State, sinks: Sequence[SinkName], fact: str, then: str) -> None:
-    """Nobody lists any more what was left where a sink no longer is (I5)."""
+    """After a sink is removed or retargeted, no sweep lists its old target any more (I5)."""
     if sinks and not state.is_stopped:
         raise Refused(
-            f"{', '.join(sinks)} {fact}, and the last driver did not stop in good order: what it "
+            f"{', '.join(sinks)} {fact}, and the last driver did not stop cleanly: what it "
             "left prepared there could not be cleared",
             f"start once with the sink as it was and stop, then {then}; if that target is gone for "
             f"good: `epochal adopt {state.location}` lets go of what was there",
@@ -213,24 +242,24 @@ def _none_left_in_doubt(state: State, sinks: Sequence[SinkName], fact: str, then
 def admit_marks(
     state: State, marks: Mapping[SinkName, Sequence[Mark] | None], run: str | None
 ) -> None:
-    """Compare the log with what each target proves. None is a target that can't tell."""
+    """Compare the log with what each target proves. None: the target keeps no proof."""
     for sink, proven in marks.items():
         if proven is None:
             continue
         own = max((mark.epoch for mark in proven if mark.uid == state.uid), default=None)
-        _no_other_life(state, sink, proven, run)
+        _no_other_uid(state, sink, proven, run)
         _log_not_older(state, sink, own)
         _target_not_older(state, sink, own)
 
 
-def _no_other_life(state: State, sink: SinkName, proven: Sequence[Mark], run: str | None) -> None:
-    # A life that has decided an epoch, or that this target knows, is not a new one.
+def _no_other_uid(state: State, sink: SinkName, proven: Sequence[Mark], run: str | None) -> None:
+    # A pipeline that has decided an epoch, or that this target knows, is not a new one.
     if state.last is not None or any(mark.uid == state.uid for mark in proven):
         return
     for mark in proven:
         if mark.run == run and mark.uid != state.forked_from:
             raise Refused(
-                f"sink {sink!r} already holds {_life(state, run)} up to epoch {mark.epoch} under "
+                f"sink {sink!r} already holds {_text(state, run)} up to epoch {mark.epoch} under "
                 f"another uid ({mark.uid}): the checkpoint was reset, or a second pipeline has the "
                 "same name",
                 'put the old checkpoint back; or give run="…" (a new key) to process everything '
@@ -238,7 +267,7 @@ def _no_other_life(state: State, sink: SinkName, proven: Sequence[Mark], run: st
             )
 
 
-def _life(state: State, run: str | None) -> str:
+def _text(state: State, run: str | None) -> str:
     return f"pipeline {state.pipeline!r}" if run is None else f"run {run!r} of {state.pipeline!r}"
 
 
@@ -256,7 +285,7 @@ def _target_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> 
     last = state.last
     if last is None or sink not in last.rows or sink in state.pending:
         return
-    if any(word.epoch == last.epoch and word.sink == sink for word in state.given_up):
+    if any(one.epoch == last.epoch and one.sink == sink for one in state.given_up):
         return
     if own is None or own < last.epoch:
         raise Refused(

@@ -62,7 +62,7 @@ def require_own_receipts(
     epoch: EpochNumber,
     sinks: Collection[SinkName],
 ) -> None:
-    """I3, I6: one winner per partition, of this driver and epoch, and a word from every sink."""
+    """I3, I6: one winner per partition, of this driver and epoch, and an entry for every sink."""
     if set(receipts) != set(sinks):
         missing, extra = set(sinks) - set(receipts), set(receipts) - set(sinks)
         raise broken(
@@ -86,7 +86,7 @@ def _require_one_winner(sink: SinkName, receipts: Sequence[Receipt]) -> None:
 
 
 def require_newest(mine: Generation, seen: Generation, where: str) -> None:
-    """I7: a trace of a later generation means that this driver is the zombie."""
+    """I7: a trace of a later generation means that this driver was superseded."""
     if seen > mine:
         raise Fenced(
             f"generation {seen} is at work ({where}); this driver is generation {mine}",

@@ -1,10 +1,14 @@
 """
-The life of one epoch, as a table.
+The phases of one epoch, as a transition table.
 
-Before DECIDED everything can be thrown away; from DECIDED on everything can be repeated, and the
-only way is forward. ABORTED needs no word from a target: an epoch without a decision is aborted by
+Before the decision everything can be thrown away; after it everything can be repeated, and the only
+way is forward. ABORTED needs no answer from a target: an epoch without a decision is aborted by
 definition (I2), and what it left behind is cleared when the target can be reached (I5). FAILED is a
-decided epoch that could not be carried out in this driver's life; the next start goes on with it.
+decided epoch that this driver could not carry out; the next start goes on with it.
+
+    idle → active → preparing → prepared → DECIDED → committing → committed → active …
+              └────────┴───────────┴→ aborting → aborted → active …
+                                                       committing → failed → committing …
 
 A phase changes only by a row of TABLE. The diagram in the documentation is drawn from it.
 """

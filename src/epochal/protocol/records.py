@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from epochal.errors import CorruptRecord
@@ -184,18 +185,8 @@ def _state_out(state: State) -> dict[str, Any]:
         "last": None if state.last is None else _last_out(state.last),
         "unsettled": None if state.unsettled is None else _decision_out(state.unsettled),
         "done": sorted(state.done),
-        "sinks": {sink: dict(told) for sink, told in state.sinks.items()},
-        "given_up": [
-            {
-                "epoch": word.epoch,
-                "sink": word.sink,
-                "kept_at": word.kept_at,
-                "by": word.by,
-                "because": word.because,
-                "evidence": word.evidence,
-            }
-            for word in state.given_up
-        ],
+        "sinks": {sink: dict(described) for sink, described in state.sinks.items()},
+        "given_up": [asdict(given_up) for given_up in state.given_up],
         "totals": _totals_out(state.totals),
         "newest_committed": dict(sorted(state.newest_committed.items())),
         "is_stopped": state.is_stopped,
@@ -242,8 +233,8 @@ def _state_in(read: Mapping[str, Any]) -> State:
         last=None if last is None else _last_in(last),
         unsettled=None if unsettled is None else _decision_in(unsettled),
         done=frozenset(SinkName(sink) for sink in read["done"]),
-        sinks={SinkName(sink): told for sink, told in read["sinks"].items()},
-        given_up=tuple(GivenUp(**word) for word in read["given_up"]),
+        sinks={SinkName(sink): described for sink, described in read["sinks"].items()},
+        given_up=tuple(GivenUp(**given_up) for given_up in read["given_up"]),
         totals=_totals_in(read["totals"]),
         newest_committed={
             SinkName(sink): EpochNumber(epoch) for sink, epoch in read["newest_committed"].items()

@@ -1,10 +1,28 @@
 """
-What becomes of what a start or a sweep finds (I4, I5), and of rows that a target lost.
+Verdicts on prepared work that a target lists (I4, I5), and replacements for rows that one lost.
 
-Three verdicts: commit what the unsettled decision names, abort what no decision names and no
-decision can name any more, leave for a person what can't be read. A driver aborts only up to its
-own generation: of a later one there is only one thing to learn, namely that it is itself the
-zombie.
+A handle that a target lists gets one of three verdicts: commit what the unsettled decision names,
+abort what no decision names and none can name any more, leave for a person what can't be read. A
+driver judges only generations up to its own; a handle of a later one shows that this driver was
+superseded, and it stops (I7):
+
+    driver of generation 4, decided: epoch 7 = {g4-e7-p0-t1, g4-e7-p1-t2}
+    g4-e7-p0-t1   COMMIT   the decision names it
+    g4-e7-p0-t9   ABORT    a speculative copy that lost: the decision names t1
+    g3-e7-p0-t1   ABORT    of a driver before this one, whose decision never came
+    g4-e8-p0-t3   ABORT    the epoch is not decided
+    g5-e8-p0-t1   Fenced   a later driver is at work
+    other uid     LEAVE    another pipeline's
+
+Lost rows are replaced by those of a replay where the sums of row hashes prove them equal
+(`plan_rewrite`). Sums don't depend on order and can be added, so equal rows in another split are
+still equal:
+
+    decided              p0: 3 rows, sum a    p1: 2 rows, sum b
+    all lost, replayed   p0: 5 rows, sum a+b               equal: the new receipts stand
+    p1 lost, replayed    p0': 3 rows, a       p1': 2, b    equal: p0 p1' stand, p0' is surplus
+    p1 lost, replayed    p0': 5 rows, a+b                  refused: p0 is visible already, and no
+                                                           part of the replay is just p1
 """
 
 from __future__ import annotations
@@ -33,7 +51,7 @@ class Judgement:
 
 
 def judge(found: InDoubt, state: State) -> Judgement:
-    """What to do with something that a target lists. Raises Fenced on a later generation."""
+    """The verdict on something that a target lists. Raises Fenced on a later generation."""
     handle = found.handle
     if handle is None:
         return Judgement(
@@ -97,12 +115,12 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
         return
     raise Unsettled(
         f"sink {sink!r} lost prepared rows of a decided epoch, and they can't be written again: "
-        f"{what} was {_told(decided)} when it was decided and is {_told(again)} now",
+        f"{what} was {_text(decided)} when it was decided and is {_text(again)} now",
         "the source or the query gives other rows on a replay (or fingerprints are off): bring the "
-        "rows back by hand, then `epochal resolve give-up` says where they are",
+        "rows back by hand, then `epochal resolve give-up` records where they are",
     )
 
 
-def _told(fingerprint: Fingerprint) -> str:
+def _text(fingerprint: Fingerprint) -> str:
     hashed = "not hashed" if fingerprint.hash_sum is None else f"sum {fingerprint.hash_sum:016x}"
     return f"{quantity(fingerprint.rows, 'row')}, {hashed}"

@@ -1,10 +1,19 @@
 """
-What the epoch log remembers, and how each record changes it.
+`State`: what the epoch log holds, and how each record changes it.
 
-Every record carries the whole state, so the newest record is all there is to read, and anything
-below it may be deleted. A state is never edited: each function here returns the one that follows.
-SETTLED has no record of its own in steady state; it is the absence of `unsettled` in whatever comes
-next.
+Every record carries the whole state, so only the newest record is read, and all below it may be
+deleted. A state is never edited: each function here returns the next one. In steady state there is
+one record per epoch: that an epoch is settled is written with the decision of the next one.
+
+    record   kind     expected   unsettled        newest_committed
+    11       claim    7          -                orders 6
+    12       commit   8          7: orders …      orders 6
+                      8          - (in memory)    orders 7
+    13       commit   9          8: orders …      orders 7
+    14       stop     9          -                orders 8
+
+A driver that crashes after record 12 leaves 7 unsettled: the next start commits it again, which a
+target does once (I7), and writes SETTLED.
 """
 
 from __future__ import annotations
@@ -36,7 +45,7 @@ FIRST_EPOCH = EpochNumber(0)
 
 
 class RecordKind(Enum):
-    """Why a record was written: for people; the state alone says what is true."""
+    """Why a record was written: for people; only the state counts."""
 
     CLAIM = "claim"
     COMMIT = "commit"
@@ -62,7 +71,7 @@ class LastEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A person's word that one sink of one decided epoch will not be carried out (I4)."""
+    """A person's decision not to carry one decided epoch out on one sink (I4)."""
 
     epoch: EpochNumber
     sink: SinkName
@@ -71,7 +80,7 @@ class GivenUp:
     by: str
     because: str
     evidence: str = ""
-    """What the target could prove when the word was given."""
+    """What the target could prove at that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +121,7 @@ class State:
     retargeted, forked or renamed, whose target proves nothing yet; giving up and adopting leave it.
     """
     is_stopped: bool = True
-    """The driver of this generation let go of the pipeline in good order."""
+    """The driver of this generation stopped cleanly: nothing of it is left in doubt."""
 
     @property
     def expected(self) -> EpochNumber:
@@ -144,11 +153,11 @@ class State:
 class Record:
     kind: RecordKind
     nonce: str
-    """Tells a writer whose put went unanswered whether the record in the slot is its own."""
+    """Shows a writer whose put was not answered whether the record in the slot is its own."""
     written_at: float
     state: State
     note: str = ""
-    """A person's word and the evidence it rests on: for people."""
+    """Who did it, why, and on what evidence, where a person did: for people."""
 
 
 def claimed(
@@ -159,7 +168,7 @@ def claimed(
     query_id: str | None,
     run: str | None,
 ) -> State:
-    """A new driver takes over: from here on nobody of an earlier generation decides (I7)."""
+    """A new driver takes over: from here on no earlier generation decides (I7)."""
     staying = [sink for sink in state.sinks if not _moves(state, sink, sinks)]
     return replace(
         state,
@@ -246,15 +255,15 @@ def rewritten(state: State, sink: SinkName, receipts: Sequence[Receipt]) -> Stat
     return replace(state, unsettled=renewed)
 
 
-def gave_up(state: State, word: GivenUp) -> State:
+def gave_up(state: State, given_up: GivenUp) -> State:
     unsettled = _require_unsettled(state)
-    if word.epoch != unsettled.epoch or word.sink not in state.pending:
-        raise broken("I4", f"{word.sink} of epoch {word.epoch} has nothing left to give up")
+    if given_up.epoch != unsettled.epoch or given_up.sink not in state.pending:
+        raise broken("I4", f"{given_up.sink} of epoch {given_up.epoch} has nothing left to give up")
     return replace(
         state,
-        given_up=(*state.given_up, word),
-        done=state.done | {word.sink},
-        totals=_uncounted(state, word.sink, unsettled.receipts[word.sink]),
+        given_up=(*state.given_up, given_up),
+        done=state.done | {given_up.sink},
+        totals=_uncounted(state, given_up.sink, unsettled.receipts[given_up.sink]),
     )
 
 
