@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from epochal.errors import InvariantBroken
-from epochal.packing import Packing
 from epochal.terms import (
     NO_OFFSETS,
     Ability,
@@ -92,7 +91,7 @@ class Task:
     again.
     """
     is_packed: bool = False
-    """Batches have one column, `row`, of rows as the sink's `packing` lays them out."""
+    """Batches have one column, `row`: bytes as the sink's `row_layout` (`kit.row_layout`) asks."""
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -427,17 +426,6 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> Shape: ...
-
-
-@runtime_checkable
-class Packs(Protocol):
-    """A sink whose tasks can take rows as bytes, which the engine lays out where it can."""
-
-    def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
-        """
-        How a row is laid out, None where these rows must come as columns. Called on the driver for
-        every epoch; its tasks are told in `Task.is_packed` whether it was done.
-        """
 
 
 class EpochLog(Protocol):

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from packing_reference import laid_out
 from pyspark.sql import DataFrame, SparkSession
+from row_layout_reference import laid_out
 
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
@@ -48,7 +48,7 @@ INSTANTS = ["0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", "9999-12-31 23:
 def both_ways(frame: DataFrame) -> tuple[list[bytes], list[bytes]]:
     """The rows as Spark lays them out, and as Python does, both sorted."""
     schema = arrow_schema(SINK, frame.schema)
-    layout = SINK.packing(schema, None)
+    layout = SINK.row_layout(schema, None)
     assert layout is not None
     there = packed(frame, SINK, schema, None, extra_column=None)
     assert there is not None

@@ -1,5 +1,5 @@
 """
-Rows laid out as bytes inside of the JVM, for sinks that ask for it (`epochal.packing`).
+Rows laid out as bytes inside of the JVM, for sinks that ask for it (`epochal.kit.row_layout`).
 
 The layout is built from Spark's own expressions, some of which have no name in SQL, so that its
 compiled code does the work. Where a release lacks one, or a type has no such form, the columns are
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, functions, types
 
-from epochal.contract import Packs, Sink
-from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
+from epochal.contract import Sink
+from epochal.kit.row_layout import Digits, Fixed, Flag, LaysOutRows, Number, Piece, RowLayout, Sized
 from epochal.spark.arrow_transfer import ROW
 from epochal.spark.jvm_expressions import UNAVAILABLE, JvmExpressions
 from epochal.spark.projection import quoted
@@ -32,7 +32,7 @@ _KEPT_MAX = 64
 _GROUP = 10_000
 _GROUPS_PER_LONG = 4
 
-_built: dict[tuple[str, Packing, str], Column] = {}
+_built: dict[tuple[str, RowLayout, str], Column] = {}
 """
 By application, packing and schema: building one takes many calls into the JVM, too many for every
 epoch.
@@ -47,7 +47,7 @@ def packed(
     The rows as bytes, and one more column in SQL; None where the sink does not ask for bytes, or
     Spark can't build them.
     """
-    packing = sink.packing(arrow, handout) if isinstance(sink, Packs) else None
+    packing = sink.row_layout(arrow, handout) if isinstance(sink, LaysOutRows) else None
     if packing is None:
         return None
     try:
@@ -59,7 +59,7 @@ def packed(
         return None
 
 
-def _built_once(frame: DataFrame, packing: Packing) -> Column:
+def _built_once(frame: DataFrame, packing: RowLayout) -> Column:
     key = (frame.sparkSession.sparkContext.applicationId, packing, frame.schema.json())
     with _building:
         if key not in _built:
@@ -74,7 +74,7 @@ class _Builder:
         self._expressions = JvmExpressions(frame.sparkSession)
         self._types = {field.name: field.dataType for field in frame.schema.fields}
 
-    def row(self, packing: Packing) -> Column:
+    def row(self, packing: RowLayout) -> Column:
         parts = [part for piece in _folded(packing) for part in self._parts(piece)]
         # spark.sql.function.concatBinaryAsString makes a string of it; else the cast is free.
         return functions.concat(*parts).cast("binary").alias(ROW)
@@ -146,7 +146,7 @@ class _Builder:
         return group
 
 
-def _folded(packing: Packing) -> list[Piece]:
+def _folded(packing: RowLayout) -> list[Piece]:
     """The same row in fewer parts: each part costs more than its bytes do."""
     folded: list[Piece] = []
     for piece in packing:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from packing_reference import laid_out
+from row_layout_reference import laid_out
 
 from epochal.contract import Task
-from epochal.packing import Packing
+from epochal.kit.row_layout import RowLayout
 from epochal.sinks.postgres import Postgres
 from epochal.terms import Receipt
 
@@ -19,14 +19,14 @@ class PackedPostgres(Postgres):
     """Rows that can't be laid out go the other way, as they do on Spark."""
 
     def writer(self, task: Task) -> Any:
-        packing = self.packing(task.schema, task.handout)
+        packing = self.row_layout(task.schema, task.handout)
         if packing is None:
             return super().writer(task)
         return _Packing(super().writer(replace(task, is_packed=True)), packing)
 
 
 class _Packing:
-    def __init__(self, writer: Any, packing: Packing) -> None:
+    def __init__(self, writer: Any, packing: RowLayout) -> None:
         self._writer = writer
         self._packing = packing
 

@@ -53,7 +53,7 @@ def packed(place):
 
 
 def is_laid_out(life, rows: pa.Table) -> bool:
-    return life.sink.packing(rows.schema, life.committer.begin(Begin(epoch=0))) is not None
+    return life.sink.row_layout(rows.schema, life.committer.begin(Begin(epoch=0))) is not None
 
 
 @BOTH

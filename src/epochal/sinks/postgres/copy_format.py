@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
+from epochal.kit.row_layout import Digits, Fixed, Flag, Number, Piece, RowLayout, Sized
 from epochal.sinks.postgres.catalog import from_json
 from epochal.sinks.postgres.plan import may_go_direct, plan, sent_fields
 from epochal.terms import Json
@@ -32,7 +32,7 @@ _DIGITS_MAX = 18
 _NEGATIVE = 0x4000
 
 
-def row_packing(sink: Postgres, schema: pa.Schema, handout: Json) -> Packing | None:
+def row_packing(sink: Postgres, schema: pa.Schema, handout: Json) -> RowLayout | None:
     """How the engine packs a row for the tasks, in the order of their COPY; None where it can't."""
     sent = sent_fields(schema, sink)
     read_as = {name: one.type.base for name, one in sent.items()}

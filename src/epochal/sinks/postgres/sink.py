@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from epochal.contract import Committer, Limits, Task, Writer
 from epochal.errors import Misconfigured
+from epochal.kit.row_layout import RowLayout
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import TableSink
-from epochal.packing import Packing
 from epochal.terms import Identity, Json, SinkName
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Postgres(TableSink):
 
     # What only the driver or only a task needs is imported there.
 
-    def packing(self, schema: pa.Schema, handout: Json) -> Packing | None:
+    def row_layout(self, schema: pa.Schema, handout: Json) -> RowLayout | None:
         from epochal.sinks.postgres.copy_format import row_packing  # noqa: PLC0415
 
         return row_packing(self, schema, handout)

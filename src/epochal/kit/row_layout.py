@@ -1,15 +1,20 @@
 """
-Rows as bytes: what a sink may ask of the engine, so that its tasks have only to pass them on.
+`RowLayout`: how one row is laid out as bytes, for sinks that have the engine do it.
 
-To hand the columns of a row from the engine over to a task costs more than to encode them. A sink
-whose target reads rows in a form of its own says how one is laid out; an engine that can do so lays
-every row out, and its tasks get one column of bytes in place of all others.
+Handing the columns of a row from the engine to a task costs more than encoding them. A sink whose
+target reads rows in a format of its own describes the layout of a row in pieces; an engine that can
+do so lays every row out, and its tasks get one column of bytes in place of all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from epochal.terms import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,9 @@ class Number:
     """How many bytes it takes; no fewer than the field's own."""
     plus: int = 0
     before: bytes
-    """What goes before a value."""
+    """Bytes before a value."""
     null: bytes
-    """What stands for none."""
+    """Bytes for NULL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +77,16 @@ class Digits:
 
 
 Piece: TypeAlias = Fixed | Number | Flag | Sized | Digits
-Packing: TypeAlias = tuple[Piece, ...]
-"""What a row is made of, in order."""
+RowLayout: TypeAlias = tuple[Piece, ...]
+"""The pieces of a row, in order."""
+
+
+@runtime_checkable
+class LaysOutRows(Protocol):
+    """A sink whose tasks can take rows as bytes, which the engine lays out where it can."""
+
+    def row_layout(self, schema: pa.Schema, handout: Json) -> RowLayout | None:
+        """
+        The layout of a row, None where these rows must come as columns. Called on the driver for
+        every epoch; `Task.is_packed` says whether the engine could do it.
+        """

@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.packing import Digits, Fixed, Flag, Number, Packing, Piece, Sized
+from epochal.kit.row_layout import Digits, Fixed, Flag, Number, Piece, RowLayout, Sized
 
 _INTEGERS = {2: ">h", 4: ">i", 8: ">q"}
 _FLOATS = {4: ">f", 8: ">d"}
 _DAY = dt.date(1970, 1, 1)
 
 
-def laid_out(rows: pa.RecordBatch, packing: Packing) -> pa.RecordBatch:
+def laid_out(rows: pa.RecordBatch, packing: RowLayout) -> pa.RecordBatch:
     """The one column that tasks get."""
     done = [b"".join(_bytes(piece, row) for piece in packing) for row in rows.to_pylist()]
     return pa.record_batch([pa.array(done, pa.binary())], names=["row"])
