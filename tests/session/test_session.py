@@ -208,13 +208,13 @@ def test_one_sink_that_cannot_prepare_leaves_nothing_in_the_other(log):
             session.commit()
         assert session.state is Phase.ABORTED
     assert ids(good) == []
-    assert not good._place.store()._prepared
+    assert not good._reference.store()._prepared
 
 
 def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(log, sink):
     def lose_the_rows(step: str, _epoch: object) -> None:
         if step == "decided":
-            sink._place.store()._prepared.clear()
+            sink._reference.store()._prepared.clear()
 
     with open_session(log, sink, environment=Environment(on_step=lose_the_rows)) as session:
         session.begin(0)
@@ -277,7 +277,7 @@ def test_ctrl_c_before_the_decision_takes_the_whole_epoch_with_it(log, fails):
         with pytest.raises(KeyboardInterrupt):
             _write_and_commit(session)
         assert session.state is Phase.ABORTED
-        assert not a._place.store()._prepared
+        assert not a._reference.store()._prepared
         with pytest.raises(ep.InvariantBroken, match="aborted"):
             session.commit()
     assert (ids(a), ids(b)) == ([], [])
