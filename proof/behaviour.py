@@ -115,7 +115,7 @@ class _Running:
             driver.run()
         except Crash:
             return
-        except BaseException as error:  # noqa: BLE001  sorted by whoever explores
+        except BaseException as error:  # noqa: BLE001  the explorer looks at it
             self.error = error
 
 

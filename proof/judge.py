@@ -1,5 +1,5 @@
 """
-Who looks on: the invariants as checks on a world, in every state and at rest.
+The judge: the invariants as checks on a world, in every state and at rest.
 
 The judge keeps what no driver has: the history. A record is *effective* if no higher slot had
 ever been filled when it landed; the newest effective record is the truth, and a decision exists
@@ -68,7 +68,7 @@ class Judge:
         """Every handle that an effective decision ever named, with its epoch."""
         self._expired: frozenset[str] = frozenset()
         self._latecomers: frozenset[str] = frozenset()
-        """Prepared behind the back of whoever spoke: no sweep can be blamed for missing them."""
+        """Prepared by an old driver after a newer one had claimed: a sweep may have missed them."""
         self._rehearsed: frozenset[tuple[str, int, frozenset[str]]] = frozenset()
         self._asked: dict[str, bool] = {}
         """Whether a driver has asked the log since it last did anything but clear up."""
@@ -83,7 +83,7 @@ class Judge:
         return other
 
     def key(self) -> Hashable:
-        """`_asked` follows from each driver's own calls, which whoever explores keys already."""
+        """`_asked` follows from each driver's own calls, which the explored state has."""
         return (
             self._top,
             frozenset(self._decided.items()),
@@ -223,7 +223,7 @@ class Judge:
         for sink in after.sinks:
             left = world.targets[sink].prepared.keys() - self._named.keys() - self._latecomers
             if left:
-                raise Breach("I5", f"{call}: stopped in good order, and {sink} holds {left}")
+                raise Breach("I5", f"{call}: stopped, and {sink} holds {left}")
 
     def _decides(self, world: World, call: Call, before: State, record: Record) -> None:
         decision, last = record.state.unsettled, record.state.last

@@ -14,7 +14,7 @@ a last driver starts and stops undisturbed, and the judge checks what is at rest
 
 Bounds are part of the claim, and are printed with it: each scenario names its drivers, sinks,
 tasks, epochs and faults. A crash is tried before every call that changes something: a crash
-elsewhere leaves the same world. States are told apart by a 64-bit hash of their content.
+elsewhere leaves the same world. States are distinguished by a 64-bit hash of their content.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROGRESS_EVERY_S = 5.0
 _LAST_CALLS_MAX = 2000
 
 _UNSEEN = frozenset({"offsets", "rehearse", "twice"})
-"""Nobody else can tell when these are called: no other order need be walked."""
+"""No other actor can observe when these are called, so one order of them is enough."""
 
 UNANSWERED = Failure(OutcomeUnknown)
 NOT_DONE = Failure(TryAgain)
@@ -73,7 +73,7 @@ class Trace:
     call: Call | None
     before: Trace | None
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         steps: list[str] = []
         at: Trace | None = self
         while at is not None:
@@ -138,7 +138,7 @@ class Explorer:
                 self._expand(state, stack)
             except Breach as breach:
                 walk.breach = breach
-                walk.trace = state.trace.told() if state.trace else []
+                walk.trace = state.trace.lines() if state.trace else []
                 walk.trace.append(f"→ {breach}")
                 break
             now_s = time.monotonic()

@@ -390,9 +390,9 @@ def objection(project: Path) -> str:
 def judged() -> int:
     logging.disable(logging.CRITICAL)
     for judge in (by_simulation, by_unit_tests, by_model, by_crashes, by_conformance):
-        told = judge()
-        if told:
-            print(f"objects: {told}")
+        found = judge()
+        if found:
+            print(f"objects: {found}")
             return 1
     return 0
 

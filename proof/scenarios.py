@@ -59,21 +59,21 @@ class Scenario:
 
     @property
     def bounds(self) -> str:
-        told = [
+        bounds = [
             f"{len(self.drivers)} drivers",
             f"{len(self.sinks)} sinks",
             f"{len(self.sizes)} epochs of {max(map(len, self.sizes))} tasks",
             f"{self.faults} faults",
         ]
         if self.faults:
-            told.append("each of: " + ", ".join(sorted(self.kinds)))
+            bounds.append("each of: " + ", ".join(sorted(self.kinds)))
         if self.expiries:
-            told.append(f"rows thrown away {self.expiries} times")
+            bounds.append(f"rows thrown away {self.expiries} times")
         if self.speculates:
-            told.append("second attempts")
+            bounds.append("second attempts")
         if not self.is_deterministic:
-            told.append("other rows on a replay")
-        return ", ".join(told)
+            bounds.append("other rows on a replay")
+        return ", ".join(bounds)
 
 
 _ONE = ((1,),)

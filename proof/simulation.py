@@ -278,7 +278,7 @@ class Simulation:
             driver.run()
         except Crash:
             pass
-        except BaseException as error:  # noqa: BLE001  sorted by whoever looks at the life
+        except BaseException as error:  # noqa: BLE001  the caller looks at the error of the life
             life.error = error
         life.is_over = True
 
@@ -344,8 +344,8 @@ class Simulation:
         if not life.is_over:
             return
         self._lives.remove(life)
-        told = "in good order" if life.error is None else repr(life.error)
-        self._note(f"{life.name} ends {told}")
+        end = "cleanly" if life.error is None else repr(life.error)
+        self._note(f"{life.name} ends {end}")
         if isinstance(life.error, Breach):
             raise life.error
         if life.error is not None and not ends_by_the_rules(life.error):

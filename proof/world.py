@@ -1,13 +1,13 @@
 """
-The outside of a simulated driver: what is left when every driver is dead.
+A world: the state outside of a simulated driver, which outlives it.
 
-Three rooms. The log holds numbered records. A target holds prepared rows, visible rows and a
+It has three parts. The log holds numbered records. A target holds prepared rows, visible rows and a
 ledger, per pipeline and uid, and commits handle by handle: the weakest shape a sink may have, as
-a reader may see an epoch half committed. The engine's checkpoint says which epochs are planned
-and finished.
+a reader may see an epoch half committed. Spark's checkpoint records which epochs are
+planned and finished.
 
-A world can be copied and has a key: two worlds with one key behave alike from then on. It is told
-of each call when a driver issues it and when its effect lands; both are shown to the judge.
+A world can be copied and has a key: two worlds with one key behave alike from then on. Each
+call is reported to it when a driver issues it and when its effect lands; the judge checks both.
 """
 
 from __future__ import annotations
@@ -226,10 +226,10 @@ class Target:
 
 class World:
     """
-    All rooms, and the judge that looks on.
+    Log, targets and checkpoint, and the judge that checks them.
 
-    A copy shares its rooms until one of them changes, and so does its key: whoever walks a million
-    worlds changes one room at a time.
+    A copy shares its parts, and their keys, until one of them changes: the model checker makes
+    millions of copies and changes one part at a time.
     """
 
     __slots__ = ("_borrowed", "_keys", "checkpoint", "judge", "log", "source", "targets")

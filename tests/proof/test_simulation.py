@@ -57,7 +57,7 @@ def test_all_kinds_of_trouble_come_up():
         "ends JobFailed",
         "ends OutcomeUnknown",
         "ends Unsettled",
-        "ends in good order",
+        "ends cleanly",
     ):
         assert trouble in told, trouble
 
