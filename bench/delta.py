@@ -18,11 +18,11 @@ from deltalake import DeltaTable
 from bench.files_parquet import ROUNDS, ROWS, write_source
 from bench.harness import Comparison, say, stopwatch
 from bench.postgres import TESTS
-from epochal.contract import Begin, Limits, Task
+from epochal.contract import Begin, Task
 from epochal.sinks.delta import Delta
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
-from epochal.terms import EpochNumber, Generation, Identity, Uid
+from epochal.terms import EpochNumber, Generation, Identity, Limits, Uid
 
 VERSIONS = 10_000
 WINDOW = 200

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Comparison, say, stopwatch
-from epochal.contract import Begin, Limits, Task
+from epochal.contract import Begin, Task
 from epochal.sinks.iceberg import Iceberg
-from epochal.terms import EpochNumber, Generation, Identity, Uid
+from epochal.terms import EpochNumber, Generation, Identity, Limits, Uid
 
 COMMITS = int(os.environ.get("EPOCHAL_BENCH_COMMITS", "10000"))
 SNAPSHOTS_KEPT = 20

@@ -20,7 +20,7 @@ import pyarrow as pa
 from bench.broker import apache
 from bench.harness import Comparison
 from epochal.clock import SystemClock
-from epochal.contract import Begin, Limits, Task
+from epochal.contract import Begin, Task
 from epochal.kafka import batches
 from epochal.kafka.batches import Columns
 from epochal.kafka.client import Ask, Client
@@ -32,7 +32,7 @@ from epochal.kafka.messages.produce import (
     TopicProduceData,
 )
 from epochal.sinks.kafka import Kafka
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, Uid
+from epochal.terms import EpochNumber, Generation, Identity, Limits, Receipt, Uid
 
 ROUNDS = 4
 BYTES_A_ROUND = 60_000_000

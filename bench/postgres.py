@@ -20,9 +20,9 @@ import psycopg
 import pyarrow as pa
 
 from bench.harness import Comparison, PeakMemory, say, stopwatch
-from epochal.contract import DEFAULT_LIMITS, Begin, Committer, Task
+from epochal.contract import Begin, Committer, Task
 from epochal.sinks.postgres import Postgres
-from epochal.terms import EpochNumber, Generation, Identity, Receipt, SinkName, Uid
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Generation, Identity, Receipt, SinkName, Uid
 
 ROWS = 1_000_000
 ROUNDS = 3

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epochal.contract import APPEND_ONLY, Begin, Limits, Select, Task
+from epochal.contract import APPEND_ONLY, Begin, Select, Task
 from epochal.protocol.admission import Position
 from epochal.terms import (
     Ability,
@@ -23,6 +23,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Mark,
     Offsets,
     Proof,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epochal.contract import Limits
+from epochal.terms import Limits
 
 ALL_KINDS = frozenset({"crash", "fail", "half", "late", "lost"})
 """

@@ -26,10 +26,9 @@ from typing import Any
 
 from greenlet import greenlet
 
-from epochal.contract import Limits
 from epochal.coordinator import Environment, Gate, PreparedEpoch
 from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
-from epochal.terms import EpochNumber, SinkName, Uid
+from epochal.terms import EpochNumber, Limits, SinkName, Uid
 from epochal.testing.crash import Breach
 from epochal.testing.driver import Crash, Driver, Partitions, ends_by_the_rules, one_after_the_other
 from proof.calls import SPARK, Call, SimLog, SimSink, SimSpark

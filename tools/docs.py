@@ -24,12 +24,11 @@ from typer.main import get_command
 import docs_sinks
 from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
-from epochal.contract import Limits
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import RULES
 from epochal.protocol.machine import TABLE, diagram
 from epochal.telemetry.instruments import INSTRUMENTS
-from epochal.terms import Outcome
+from epochal.terms import Limits, Outcome
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"

@@ -16,11 +16,11 @@ import epochal as ep
 from compat import MINORS
 from epochal.config import PipelineFile, json_schema
 from epochal.config.type_hints import Shape, named, shape_of
-from epochal.contract import Limits
 from epochal.kit.promises import Promises
 from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
 from epochal.kit.sink_base import SinkBase
 from epochal.registry import SINKS, SYNONYMS, function_names, sink_class
+from epochal.terms import Limits
 
 ROOT = Path(__file__).parent.parent
 _COMMON = tuple(one.name for one in dataclasses.fields(SinkBase))

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from epochal.contract import Limits
     from epochal.coordinator import PreparedEpoch
     from epochal.errors import (
         EpochalError,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from epochal.sinks.oracle import Oracle
     from epochal.sinks.postgres import Postgres
     from epochal.spark.pipeline import Pipeline
+    from epochal.terms import Limits
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _HOMES = {
     "Iceberg": "epochal.sinks.iceberg",
     "InvariantBroken": "epochal.errors",
     "Kafka": "epochal.sinks.kafka",
-    "Limits": "epochal.contract",
+    "Limits": "epochal.terms",
     "Memory": "epochal.sinks.memory",
     "Misconfigured": "epochal.errors",
     "OutcomeUnknown": "epochal.errors",

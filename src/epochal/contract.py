@@ -1,4 +1,4 @@
-"""The interfaces of a sink and of an epoch log.
+"""The interfaces of a sink.
 
 A sink has three parts. The `Sink` is what a user declares: plain values that can be pickled,
 nothing opened. Its `Writer` runs in a task on an executor and prepares rows. Its `Committer` runs
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from epochal.errors import InvariantBroken
 from epochal.terms import (
+    DEFAULT_LIMITS,
     NO_OFFSETS,
     Ability,
     EpochNumber,
@@ -27,6 +28,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Mark,
     Offsets,
     Proof,
@@ -39,46 +41,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Rows: TypeAlias = Any
-"""A DataFrame of the engine that runs the pipeline; this room knows no engine."""
+"""A DataFrame of the engine that runs the pipeline. Nothing here depends on an engine."""
 Select: TypeAlias = Sequence[str] | Callable[[Rows], Rows] | None
 
 APPEND_ONLY = frozenset({"append"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Every limit of an epoch, with its unit."""
-
-    commit_timeout_s: float = 30.0
-    """How long one attempt to commit one sink may take before it is reported as slow."""
-    commit_retry_max_s: float = 300.0
-    """How long a decided epoch is retried before the query stops, the epoch still decided."""
-    abort_timeout_s: float = 10.0
-    """How long an abort is waited for; what it leaves is cleared later."""
-    decide_retry_max_s: float = 60.0
-    """How long an unanswered write of a decision is asked after before the query stops."""
-    retry_backoff_ms: tuple[int, ...] = (100, 500, 2000)
-    """Waits between attempts, each with jitter; the last one repeats."""
-    buffer_rows: int = 100_000
-    """Rows a writer holds before it flushes them inside the transaction."""
-    in_doubt_alarm_s: float = 3600.0
-    """Prepared work without a decision that is older than this is reported loudly."""
-    sweep_every_s: float = 60.0
-    """How often, between epochs, targets are asked for what late attempts left behind (I5)."""
-    log_records_kept: int = 32
-    """Records of the epoch log kept below the newest, for people; none is ever needed."""
-    history_epochs_kept: int = 100_000
-    """Epochs whose figures are kept beside the log, for people; 0 keeps no history."""
-    fence_on_start: bool = True
-    """Take over from a driver that did not stop cleanly; False refuses to start instead."""
-
-
-DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a writer is told about the attempt it works for."""
+    """The attempt that a writer works for."""
 
     handle: Handle
     schema: pa.Schema
@@ -86,8 +57,8 @@ class Task:
     """What the driver's `Committer.begin` gave out for this epoch."""
     is_first: bool = False
     """
-    No other attempt of this task was or will be told this: it alone may use what the handout keeps
-    for its partition. Never true of retries, of speculative copies, and where a stage may run
+    Set for one attempt of a task only: it alone may use what the handout keeps for its
+    partition. Never true of retries, of speculative copies, and where a stage may run
     again.
     """
     is_packed: bool = False
@@ -192,7 +163,7 @@ class Committer(Protocol):
         """
         Throw away what these receipts name. Never called for a receipt that a decision names.
 
-        May be repeated. A handle that the target has committed is left alone, whoever asks.
+        May be repeated. A handle that the target has committed is left alone.
         """
 
     def in_doubt(self) -> Sequence[InDoubt]:
@@ -229,8 +200,8 @@ class Rejecting(Protocol):
     @property
     def rejected_schema(self) -> pa.Schema:
         """
-        How rejected rows are told: what the sink that gets them is checked with. One column, `row`,
-        is the row itself as text.
+        The columns of rejected rows, with which the sink that gets them is checked. One column,
+        `row`, is the row itself as text.
         """
 
     def rejected(self, epoch: EpochNumber) -> pa.Table | None:
@@ -238,8 +209,8 @@ class Rejecting(Protocol):
         The rows that the last `rehearse` set apart, each with the reason; None where there are
         none.
 
-        Asked once a rehearsal has passed. By then it is durable that they are set apart: whoever
-        commits these receipts, from whatever process, leaves out exactly these rows.
+        Asked once a rehearsal has passed. By then it is durable that they are set apart: a
+        commit of these receipts, from any process, leaves out exactly these rows.
         """
 
 
@@ -280,7 +251,7 @@ class Recount:
     epochs: Mapping[EpochNumber, int] | None = None
     """The same by epoch, where the target keeps the epoch of a row."""
     is_alone: bool = True
-    """False where rows of other writers can't be told apart and are counted in."""
+    """False where rows of other writers can't be distinguished and are counted in."""
     faults: Sequence[str] = ()
     """What is wrong by itself: a file that a manifest names and that is not there, say."""
 
@@ -375,10 +346,10 @@ class Sink(Protocol):
         """Kind, target and mode for the log and the operator: never a secret."""
 
     def writer(self, task: Task) -> Writer:
-        """Called on an executor, once an attempt."""
+        """Called on an executor, once per attempt."""
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        """Called on the driver, once a start, and by tools that reach a target without Spark."""
+        """Called on the driver, once per start, and by tools that reach a target without Spark."""
 
 
 def prepare_rows(sink: Sink, task: Task, batches: Iterable[pa.RecordBatch]) -> Receipt:
@@ -426,46 +397,3 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> Shape: ...
-
-
-class EpochLog(Protocol):
-    """
-    Numbered slots, each filled at most once by exactly one writer, durable on return.
-
-    The rules of the sequence (nonces, list after put, no gap is an end) are the journal's, above
-    this; a log only stores. Listing must show every put that returned before it began.
-    """
-
-    @property
-    def place(self) -> str:
-        """Where this log is, for messages. Never a secret."""
-
-    def put_if_absent(self, number: int, record: bytes) -> bool:
-        """
-        Fill a slot: True if this call filled it, False if it was taken already.
-
-        Raises `TryAgain` where nothing was written, `OutcomeUnknown` where that can't be known.
-        """
-
-    def numbers(self) -> Sequence[int]:
-        """All filled slots, in rising order."""
-
-    def read(self, number: int) -> bytes | None:
-        """The record in a slot, or None where the slot is empty."""
-
-    def delete(self, numbers: Sequence[int]) -> None:
-        """Empty slots. Those that are empty already are no error."""
-
-    def close(self) -> None: ...
-
-
-class Clock(Protocol):
-    """Time, as it is given to whoever may know it."""
-
-    def now(self) -> float:
-        """Seconds since 1970: for people."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go back: for waits and latencies."""
-
-    def sleep(self, seconds: float) -> None: ...

@@ -27,7 +27,7 @@ _FOLDER = "epochal/log"
 
 
 class StoredLog:
-    """The epoch log in any store. Implements `contract.EpochLog`; usable from any thread."""
+    """The epoch log in any store: the `EpochLog` of the journal. Usable from any thread."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

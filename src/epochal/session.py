@@ -18,15 +18,25 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink, Task, Writer
+from epochal.contract import Sink, Task, Writer
 from epochal.coordinator import Coordinator, Environment, Gate, Metrics, this_driver
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
 from epochal.errors import Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
 from epochal.telemetry.exporters import attach
-from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipt, Receipts, SinkName
+from epochal.terms import (
+    DEFAULT_LIMITS,
+    NO_OFFSETS,
+    EpochNumber,
+    Limits,
+    Offsets,
+    Receipt,
+    Receipts,
+    SinkName,
+)
 
 logger = logging.getLogger("epochal")
 

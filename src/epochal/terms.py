@@ -232,3 +232,34 @@ class Ability:
 def quantity(number: int, noun: str, plural: str | None = None) -> str:
     """`1 row`, `2,000 rows`: how messages and tables show a number of things."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Every limit of an epoch, with its unit."""
+
+    commit_timeout_s: float = 30.0
+    """How long one attempt to commit one sink may take before it is reported as slow."""
+    commit_retry_max_s: float = 300.0
+    """How long a decided epoch is retried before the query stops, the epoch still decided."""
+    abort_timeout_s: float = 10.0
+    """How long an abort is waited for; what it leaves is cleared later."""
+    decide_retry_max_s: float = 60.0
+    """How long an unanswered write of a decision is asked after before the query stops."""
+    retry_backoff_ms: tuple[int, ...] = (100, 500, 2000)
+    """Waits between attempts, each with jitter; the last one repeats."""
+    buffer_rows: int = 100_000
+    """Rows a writer holds before it flushes them inside the transaction."""
+    in_doubt_alarm_s: float = 3600.0
+    """Prepared work without a decision that is older than this is reported loudly."""
+    sweep_every_s: float = 60.0
+    """How often, between epochs, targets are asked for what late attempts left behind (I5)."""
+    log_records_kept: int = 32
+    """Records of the epoch log kept below the newest, for people; none is ever needed."""
+    history_epochs_kept: int = 100_000
+    """Epochs whose figures are kept beside the log, for people; 0 keeps no history."""
+    fence_on_start: bool = True
+    """Take over from a driver that did not stop cleanly; False refuses to start instead."""
+
+
+DEFAULT_LIMITS = Limits()

@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epochal.contract import Limits
 from epochal.coordinator import Coordinator, Environment
 from epochal.errors import OutcomeUnknown
 from epochal.protocol.admission import Position, Start
-from epochal.terms import EpochNumber, Offsets, SinkName, Uid
+from epochal.terms import EpochNumber, Limits, Offsets, SinkName, Uid
 from epochal.testing.driver import one_after_the_other
 from proof.behaviour import OwnClock
 from proof.calls import SimLog, SimSink

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epochal.contract import Limits
 from epochal.coordinator import Environment
 from epochal.coordinator.commit import Commit
 from epochal.coordinator.retry import backoff, in_threads
@@ -17,6 +16,7 @@ from epochal.terms import (
     Fingerprint,
     Generation,
     Identity,
+    Limits,
     Proof,
     Receipt,
     SinkName,

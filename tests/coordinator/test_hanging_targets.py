@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from epochal.contract import Limits
 from epochal.coordinator import Coordinator, Environment, read_state
 from epochal.coordinator.retry import StillRunning, in_threads
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
@@ -16,7 +15,7 @@ from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.sink import MemoryCommitter
-from epochal.terms import EpochNumber, Identity, InDoubt, Receipt
+from epochal.terms import EpochNumber, Identity, InDoubt, Limits, Receipt
 
 ZERO = EpochNumber(0)
 

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.contract import Limits
 from epochal.coordinator import Environment
 from epochal.coordinator.journal import Journal
 from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.logs import MemoryLog
 from epochal.protocol.state import RecordKind, State, claimed, stopped
-from epochal.terms import Uid
+from epochal.terms import Limits, Uid
 from proof.behaviour import OwnClock
 
 LIMITS = Limits(decide_retry_max_s=5.0, log_records_kept=2)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from epochal.contract import Limits
 from epochal.coordinator import Environment
 from epochal.coordinator.commit import Commit
 from epochal.coordinator.targets import Targets, shared_transactions
@@ -15,6 +14,7 @@ from epochal.terms import (
     Fingerprint,
     Generation,
     Identity,
+    Limits,
     Proof,
     Receipt,
     SinkName,

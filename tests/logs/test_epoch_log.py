@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.contract import EpochLog
+from epochal.coordinator.journal import EpochLog
 from epochal.logs import MemoryLog, StoredLog, checkpoint_log, open_log
 from epochal.storage.memory import MemoryStore
 

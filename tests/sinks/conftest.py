@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from epochal.contract import Committer, Limits, Sink, Task
+from epochal.contract import Committer, Sink, Task
 from epochal.terms import (
     EpochNumber,
     Generation,
     Handle,
     Identity,
+    Limits,
     Receipt,
     SinkName,
     Uid,

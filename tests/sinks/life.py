@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Committer, Limits, Sink, Task
-from epochal.terms import EpochNumber, Generation, Handle, Identity, Receipt, Uid
+from epochal.contract import Begin, Committer, Sink, Task
+from epochal.terms import EpochNumber, Generation, Handle, Identity, Limits, Receipt, Uid
 
 UID = Uid("abcdefgh2345")
 QUICK = Limits(retry_backoff_ms=(1, 5))

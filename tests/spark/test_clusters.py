@@ -23,13 +23,12 @@ import pyspark
 import pytest
 from cluster_driver import EPOCHS, SINKS, Note
 
-from epochal.contract import Limits
 from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.ledger import ledgers
 from epochal.storage.local import LocalStore
-from epochal.terms import Handle, Identity, SinkName
+from epochal.terms import Handle, Identity, Limits, SinkName
 
 SPARK_HOME = Path(pyspark.__file__).parent
 WORKERS = ("127.0.0.2", "127.0.0.3")

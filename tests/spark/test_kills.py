@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import victim
 
-from epochal.contract import Limits
 from epochal.logs import checkpoint_log
 from epochal.protocol.records import decode
 from epochal.protocol.state import State
 from epochal.sinks.files import Files, read_epochs
-from epochal.terms import Identity, SinkName
+from epochal.terms import Identity, Limits, SinkName
 
 DEATHS = (
     "plain claimed",

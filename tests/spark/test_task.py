@@ -8,11 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from epochal.contract import DEFAULT_LIMITS, Task
+from epochal.contract import Task
 from epochal.errors import InvariantBroken, RowRejected, TaskFailed, from_text
 from epochal.kit.sink_base import SinkBase
 from epochal.spark.task import CarriedError, PrepareTask, _text_batch, prepare
-from epochal.terms import EpochNumber, Fingerprint, Generation, Identity, Receipt, SinkName, Uid
+from epochal.terms import (
+    DEFAULT_LIMITS,
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Identity,
+    Receipt,
+    SinkName,
+    Uid,
+)
 
 SCHEMA = pa.schema([("id", pa.int64())])
 ARRIVING = SCHEMA.append(pa.field("hash", pa.int64()))

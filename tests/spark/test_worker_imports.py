@@ -28,13 +28,13 @@ from servers import mariadb, postgres
 from servers.receiver import ReceiverServer
 
 import epochal as ep
-from epochal.contract import DEFAULT_LIMITS, Sink
+from epochal.contract import Sink
 from epochal.coordinator import Coordinator
 from epochal.coordinator.targets import described
 from epochal.logs import open_log
 from epochal.protocol.admission import Start
 from epochal.spark.task import PrepareTask
-from epochal.terms import EpochNumber
+from epochal.terms import DEFAULT_LIMITS, EpochNumber
 from epochal.testing import broker
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -11,8 +11,9 @@ from typing import Literal
 from epochal.config.coerce import Coercer, Mistake, Mistakes
 from epochal.config.tree import Entries, Items, Node, Unreadable, parse
 from epochal.config.type_hints import PythonName
-from epochal.contract import DEFAULT_LIMITS, Limits, Sink
+from epochal.contract import Sink
 from epochal.errors import Misconfigured
+from epochal.terms import DEFAULT_LIMITS, Limits
 
 _PORT_MAX = 65535
 LISTS_OF_ONE = ("steps", "sinks", "gates")

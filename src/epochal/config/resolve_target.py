@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochal.config.pipeline import file_at, is_file, pipeline_of, session_of, stream_of
-from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
+from epochal.contract import Sink
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import Misconfigured
 from epochal.logs import checkpoint_log, open_log
 from epochal.registry import imported, is_import_path
 from epochal.spark.local_session import quiet_session
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from epochal.contract import EpochLog
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError
 from epochal.reports.discover import find_logs, found_log
 from epochal.reports.model import Health, PipelineReport, StatusReport, UnreadableReport

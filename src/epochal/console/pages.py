@@ -18,7 +18,7 @@ from epochal.console import charts
 from epochal.console.access import COOKIE, Sessions
 from epochal.console.actions import Actions
 from epochal.console.index import Index
-from epochal.contract import EpochLog
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError, Misconfigured
 from epochal.reports import to_json
 from epochal.reports.epochs import epoch_attempts, epoch_receipts, epochs

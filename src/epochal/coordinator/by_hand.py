@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from epochal.contract import DEFAULT_LIMITS, Committer, EpochLog, Limits, Sink
+from epochal.contract import Committer, Sink
 from epochal.coordinator.cleanup import abort_judged
 from epochal.coordinator.commit import Commit
 from epochal.coordinator.environment import Environment, this_driver
-from epochal.coordinator.journal import Journal
+from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.targets import Targets, identity_of
 from epochal.errors import Refused, Unsettled
 from epochal.protocol.admission import Position, Unfinished, after_unfinished
@@ -37,7 +37,7 @@ from epochal.protocol.state import (
     settled,
     sinks_done,
 )
-from epochal.terms import EpochNumber, SinkName
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits, SinkName
 
 # Identity
 

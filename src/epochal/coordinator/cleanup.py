@@ -14,14 +14,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from epochal.contract import Clock, Committer, Limits
+from epochal.clock import Clock
+from epochal.contract import Committer
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.targets import Targets
 from epochal.errors import EpochalError, Fenced, InvariantBroken
 from epochal.protocol.invariants import require_unnamed
 from epochal.protocol.recovery import Judgement, Verdict, judge
 from epochal.protocol.state import State
-from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Receipt, Receipts, SinkName
+from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Limits, Receipt, Receipts, SinkName
 
 logger = logging.getLogger("epochal")
 

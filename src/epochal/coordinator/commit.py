@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from epochal.contract import Limits, Sink
+from epochal.contract import Sink
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
@@ -40,7 +40,7 @@ from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Unsettled, outc
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.recovery import plan_rewrite
 from epochal.protocol.state import State, rewritten
-from epochal.terms import Decision, EpochNumber, Outcome, Proof, Receipts, SinkName
+from epochal.terms import Decision, EpochNumber, Limits, Outcome, Proof, Receipts, SinkName
 
 Lost = Mapping[SinkName, tuple[str, ...]]
 """Handles, by sink, whose prepared rows a target proves to have thrown away."""

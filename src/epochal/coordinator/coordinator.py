@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import DEFAULT_LIMITS, Begin, EpochLog, Limits, Rows, Sink
+from epochal.contract import Begin, Rows, Sink
 from epochal.coordinator.cleanup import Cleanup
 from epochal.coordinator.commit import (
     Commit,
@@ -32,7 +32,7 @@ from epochal.coordinator.commit import (
 )
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
-from epochal.coordinator.journal import Journal
+from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
 from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
@@ -58,12 +58,14 @@ from epochal.protocol.state import (
     stopped,
 )
 from epochal.terms import (
+    DEFAULT_LIMITS,
     NO_OFFSETS,
     Ability,
     Decision,
     EpochNumber,
     Identity,
     Json,
+    Limits,
     Offsets,
     Receipts,
     SinkName,

@@ -14,8 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from epochal.clock import SystemClock
-from epochal.contract import Clock
+from epochal.clock import Clock, SystemClock
 from epochal.coordinator.retry import RunParallel, in_threads
 from epochal.terms import EpochNumber, Uid
 

@@ -47,11 +47,10 @@ who writes at the new one: the driver stops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.retry import backoff
 from epochal.errors import (
@@ -65,7 +64,7 @@ from epochal.errors import (
 )
 from epochal.protocol.records import decode, encode
 from epochal.protocol.state import Record, RecordKind, State
-from epochal.terms import EpochNumber
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits
 
 logger = logging.getLogger("epochal")
 
@@ -73,6 +72,37 @@ T = TypeVar("T")
 
 _RACES_MAX = 100
 _TRANSIENT = (TryAgain, OutcomeUnknown, OSError)
+
+
+class EpochLog(Protocol):
+    """
+    Numbered slots, each filled at most once by exactly one writer, durable on return.
+
+    The rules of the sequence (nonces, list after put, no gap is an end) are the journal's; a log
+    only stores. Listing must show every put that returned before it began.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where this log is, for messages. Never a secret."""
+
+    def put_if_absent(self, number: int, record: bytes) -> bool:
+        """
+        Fill a slot: True if this call filled it, False if it was taken already.
+
+        Raises `TryAgain` where nothing was written, `OutcomeUnknown` where that can't be known.
+        """
+
+    def numbers(self) -> Sequence[int]:
+        """All filled slots, in rising order."""
+
+    def read(self, number: int) -> bytes | None:
+        """The record in a slot, or None where the slot is empty."""
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Empty slots. Those that are empty already are no error."""
+
+    def close(self) -> None: ...
 
 
 class Journal:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from epochal.contract import Deadline, Limits, Rows, Sink
+from epochal.contract import Deadline, Rows, Sink
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Early, Gate, PreparedEpoch, run_gates
 from epochal.coordinator.rejected_rows import RejectedRows
@@ -20,7 +20,7 @@ from epochal.coordinator.tracker import Tracker
 from epochal.errors import Refused, TryAgain
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.state import State
-from epochal.terms import EpochNumber, Offsets, Receipts, SinkName
+from epochal.terms import EpochNumber, Limits, Offsets, Receipts, SinkName
 
 _MARGIN_PART = 0.1
 """How much of the time for which a target keeps rows must be left, up to `commit_timeout_s`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochal.contract import Committer, Limits, Rejecting, Sink, Task, prepare_rows
+from epochal.contract import Committer, Rejecting, Sink, Task, prepare_rows
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.retry import backoff
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
@@ -28,6 +28,7 @@ from epochal.terms import (
     Fingerprint,
     Identity,
     Json,
+    Limits,
     Receipt,
     SinkName,
     sink_tag,

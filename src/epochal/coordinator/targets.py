@@ -15,22 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from epochal.contract import (
-    Begin,
-    Committer,
-    Deadline,
-    Limits,
-    SharedTransaction,
-    SharesTransaction,
-    Sink,
-)
+from epochal.contract import Begin, Committer, Deadline, SharedTransaction, SharesTransaction, Sink
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.rejected_rows import check_schemas, reject_sinks
 from epochal.coordinator.retry import Result, StillRunning
 from epochal.errors import Misconfigured
 from epochal.protocol.invariants import broken
 from epochal.protocol.state import State
-from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, Receipts, SinkName
+from epochal.terms import Ability, EpochNumber, Identity, Json, Limits, Receipt, Receipts, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from epochal.contract import Clock
+from epochal.clock import Clock
 from epochal.errors import EpochalError
 from epochal.protocol.machine import Phase
 from epochal.protocol.recovery import Judgement

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from epochal.contract import DEFAULT_LIMITS
 from epochal.coordinator import read_state
 from epochal.demo.source import part_sizes
 from epochal.demo.workspace import AMOUNTS, EVENTS, ORDERS, TABLE, TOPIC, Workspace
 from epochal.errors import EpochalError
 from epochal.logs import checkpoint_log
-from epochal.terms import Identity, SinkName
+from epochal.terms import DEFAULT_LIMITS, Identity, SinkName
 
 _BROKER_SILENCE_MAX_S = 60.0
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from epochal.contract import Clock
+from epochal.clock import Clock
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka import errors, versions
 from epochal.kafka.cluster import (

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from epochal.contract import Clock
+from epochal.clock import Clock
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka.messages.headers import RequestHeader, ResponseHeader
 from epochal.kafka.primitives import Malformed, Message, Part, Request

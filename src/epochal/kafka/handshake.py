@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from functools import cache
 
-from epochal.contract import Clock
+from epochal.clock import Clock
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka import errors, versions
 from epochal.kafka.cluster import Address

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Committer,
         Deadline,
         Dropped,
-        Limits,
         Operable,
         Recount,
         Select,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         Identity,
         InDoubt,
         Json,
+        Limits,
         Mark,
         Offsets,
         Proof,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
 
 _CONTRACT = (
-    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Dropped", "Limits", "Operable", "Recount",
+    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Dropped", "Operable", "Recount",
     "Select", "Sink", "Task", "Writer",
 )  # fmt: skip
 _ERRORS = (
@@ -70,8 +70,8 @@ _ERRORS = (
     "PreparedLost", "RowRejected", "TryAgain",
 )  # fmt: skip
 _TERMS = (
-    "Ability", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json", "Mark",
-    "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
+    "Ability", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json", "Limits",
+    "Mark", "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
 )  # fmt: skip
 _SECRETS = ("EnvironmentSecret", "FileSecret", "HeldSecret", "Secret", "env", "file")
 

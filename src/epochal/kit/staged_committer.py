@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from epochal.contract import Begin, Dropped, Limits
+from epochal.contract import Begin, Dropped
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.sink_base import CommitterBase
 from epochal.terms import (
@@ -43,6 +43,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Mark,
     Proof,
     Receipt,

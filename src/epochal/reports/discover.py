@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epochal.config.resolve_target import log_at
-from epochal.contract import EpochLog
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import Misconfigured
 from epochal.logs import open_log, record_number
 from epochal.storage import Store, open_store

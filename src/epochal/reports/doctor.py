@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Committer, Limits, Operable, Sink
+from epochal.contract import Committer, Operable, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
@@ -27,7 +27,7 @@ from epochal.reports.model import (
     SinkDiagnosis,
 )
 from epochal.reports.status import live_of, require_record
-from epochal.terms import Ability, Mark, quantity
+from epochal.terms import Ability, Limits, Mark, quantity
 
 CLOCK_SKEW_MAX_S = 5.0
 

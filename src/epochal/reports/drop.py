@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Dropped, EpochLog, Operable, Sink
+from epochal.contract import Dropped, Operable, Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.cleanup import abort_judged
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.recovery import Verdict, judge

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from epochal.contract import EpochLog
-from epochal.coordinator.journal import kept_records
+from epochal.coordinator.journal import EpochLog, kept_records
 from epochal.errors import Misconfigured
 from epochal.protocol.state import Record, RecordKind
 from epochal.reports.model import NOT_QUERIED, EpochReport, EpochsReport, ReceiptReport

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Committer, Limits, Sink
+from epochal.contract import Committer, Sink
 from epochal.coordinator.targets import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
 from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkInspection
-from epochal.terms import Generation, InDoubt, SinkName
+from epochal.terms import Generation, InDoubt, Limits, SinkName
 
 _LATER = "of a later driver"
 AFTER_COMMIT = "judged after the commit"

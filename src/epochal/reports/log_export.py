@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from epochal.contract import EpochLog
-from epochal.coordinator.journal import Numbered, kept_records
+from epochal.coordinator.journal import EpochLog, Numbered, kept_records
 from epochal.protocol.records import encode
 from epochal.reports.model import ExportReport
 from epochal.reports.status import no_log

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import EpochLog
 from epochal.coordinator import Coordinator, this_driver
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
 from epochal.errors import Unsettled
 from epochal.protocol.admission import Start

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from epochal.contract import EpochLog
-from epochal.coordinator.journal import Numbered, newest_record
+from epochal.coordinator.journal import EpochLog, Numbered, newest_record
 from epochal.errors import EpochalError, Refused
 from epochal.protocol.state import State
 from epochal.reports.discover import find_logs

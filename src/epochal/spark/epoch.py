@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import Limits, Sink
+from epochal.contract import Sink
 from epochal.coordinator import Coordinator
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
 from epochal.spark.plan_analysis import PlanFacts
-from epochal.terms import NO_OFFSETS, EpochNumber, Offsets, Receipts
+from epochal.terms import NO_OFFSETS, EpochNumber, Limits, Offsets, Receipts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

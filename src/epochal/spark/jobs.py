@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-    from epochal.contract import Limits, Sink
+    from epochal.contract import Sink
+    from epochal.terms import Limits
 
 logger = logging.getLogger("epochal")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from epochal.clock import SystemClock
-from epochal.contract import DEFAULT_LIMITS, EpochLog, Limits, Sink
+from epochal.contract import Sink
 from epochal.coordinator import (
     Coordinator,
     Environment,
@@ -34,6 +34,7 @@ from epochal.coordinator import (
     this_driver,
 )
 from epochal.coordinator.environment import OnStep, ignore_step, new_uid
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name, described
 from epochal.errors import EpochalError, Misconfigured
@@ -48,7 +49,7 @@ from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.spark.query_options import QueryOptions, read_options
 from epochal.spark.versions import require_classic, require_streaming, require_supported
 from epochal.telemetry.exporters import attach, serve_metrics
-from epochal.terms import EpochNumber, Generation, Identity, SinkName
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Generation, Identity, Limits, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,11 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from epochal import arrow_values
-from epochal.contract import Limits, Sink, Task, prepare_rows
+from epochal.contract import Sink, Task, prepare_rows
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
 from epochal.protocol.records import receipt_out
 from epochal.spark.arrow_transfer import PACKED, as_declared
-from epochal.terms import FINGERPRINT_MODULUS, EpochNumber, Fingerprint, Identity, Json, Receipt
+from epochal.terms import (
+    FINGERPRINT_MODULUS,
+    EpochNumber,
+    Fingerprint,
+    Identity,
+    Json,
+    Limits,
+    Receipt,
+)
 
 RECEIPT_COLUMN = "receipt"
 RECEIPT_SCHEMA = f"{RECEIPT_COLUMN} string"

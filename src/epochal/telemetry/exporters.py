@@ -13,11 +13,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from epochal.contract import EpochLog, Limits
 from epochal.coordinator import Listener, Tracker
+from epochal.coordinator.journal import EpochLog
 from epochal.telemetry.history_writer import record_history
 from epochal.telemetry.instruments import Meters
 from epochal.telemetry.metrics import measure
+from epochal.terms import Limits
 
 if TYPE_CHECKING:
     from epochal.telemetry.otel import Push

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, InDoubtFigures, SinkFigures, Trouble
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import CorruptRecord
 from epochal.logs import StoredLog
 from epochal.protocol.machine import Phase

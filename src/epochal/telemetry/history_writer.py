@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import attrgetter
 
-from epochal.contract import EpochLog
 from epochal.coordinator import EpochFigures, Tracker, Trouble
+from epochal.coordinator.journal import EpochLog
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.storage import Store

@@ -27,11 +27,11 @@ from pathlib import Path
 
 import pytest
 
-from epochal.contract import Limits, Sink
+from epochal.contract import Sink
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.promises import Cannot
 from epochal.protocol.records import receipt_in, receipt_out
-from epochal.terms import EpochNumber, Proof, Receipt
+from epochal.terms import EpochNumber, Limits, Proof, Receipt
 from epochal.testing.crash import crash_inside_commit
 from epochal.testing.trial import OTHER_UID, UID, Target, Trial
 

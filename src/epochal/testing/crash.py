@@ -37,22 +37,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from epochal.contract import (
-    Committer,
-    EpochLog,
-    Limits,
-    Select,
-    SharedTransaction,
-    Sink,
-    Task,
-    Writer,
-)
+from epochal.contract import Committer, Select, SharedTransaction, Sink, Task, Writer
 from epochal.coordinator import Environment
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
 from epochal.logs import MemoryLog
 from epochal.session import Session
-from epochal.terms import EpochNumber, Identity, Json, SinkName
+from epochal.terms import EpochNumber, Identity, Json, Limits, SinkName
 from epochal.testing.driver import (
     Checkpoint,
     Crash,

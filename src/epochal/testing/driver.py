@@ -14,13 +14,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from epochal.contract import EpochLog, Limits, Sink, Task
+from epochal.contract import Sink, Task
 from epochal.coordinator import Coordinator, Environment, Gate
+from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.protocol.admission import Admission, Position, Start
 from epochal.protocol.machine import Phase
-from epochal.terms import EpochNumber, Offsets, Receipt, Receipts, SinkName
+from epochal.terms import EpochNumber, Limits, Offsets, Receipt, Receipts, SinkName
 
 _ATTEMPTS_MAX = 2
 _OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epochal.contract import Limits, Sink, Task
+from epochal.contract import Sink, Task
 from epochal.session import Session
-from epochal.terms import EpochNumber, Identity, Receipt
+from epochal.terms import EpochNumber, Identity, Limits, Receipt
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, get_args
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Committer, Limits, Sink, Task
+from epochal.contract import Begin, Committer, Sink, Task
 from epochal.errors import Misconfigured
 from epochal.kit.promises import Cannot
 from epochal.terms import (
@@ -32,6 +32,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Receipt,
     SinkName,
     Uid,

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
-from epochal.contract import Limits
 from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
 from epochal.logs import MemoryLog
-from epochal.terms import EpochNumber, Proof
+from epochal.terms import EpochNumber, Limits, Proof
 from epochal.testing.driver import Checkpoint, Driver, JobFailed
 
 

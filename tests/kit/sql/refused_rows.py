@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from epochal.broker.embedded import broker
-from epochal.contract import Limits, Task
+from epochal.contract import Task
 from epochal.coordinator import Coordinator, Environment, read_state
 from epochal.coordinator.rejected_rows import RejectedRows
 from epochal.coordinator.targets import described
@@ -32,7 +32,7 @@ from epochal.session import Session
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.memory import Memory
-from epochal.terms import EpochNumber, Fingerprint, SinkName
+from epochal.terms import EpochNumber, Fingerprint, Limits, SinkName
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from epochal.testing.driver import one_after_the_other
 

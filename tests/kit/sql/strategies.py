@@ -16,10 +16,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from epochal.contract import Begin, Limits, Task
+from epochal.contract import Begin, Task
 from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.names import staging_name
-from epochal.terms import EpochNumber, Proof, Uid
+from epochal.terms import EpochNumber, Limits, Proof, Uid
 
 VICTIM = Path(__file__).with_name("memory_victim.py")
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])

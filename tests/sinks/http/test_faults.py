@@ -17,7 +17,6 @@ from servers.tcp_proxy import Proxy
 from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
-from epochal.contract import Limits
 from epochal.errors import (
     EpochalError,
     Misconfigured,
@@ -28,7 +27,7 @@ from epochal.errors import (
 )
 from epochal.logs import MemoryLog
 from epochal.sinks.http import Http
-from epochal.terms import EpochNumber, Proof
+from epochal.terms import EpochNumber, Limits, Proof
 from epochal.testing.driver import Checkpoint, Driver, JobFailed
 from epochal.testing.trial import Target, Trial
 

@@ -23,7 +23,7 @@ from servers.kafka import RELEASE, KafkaServer
 from sinks.life import UID, DriverLife
 
 from epochal.clock import SystemClock
-from epochal.contract import Begin, Limits, Task
+from epochal.contract import Begin, Task
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller, Leader
@@ -35,7 +35,7 @@ from epochal.kafka.messages.create_topics import (
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.sinks.kafka import Kafka
-from epochal.terms import EpochNumber, Receipt, Uid
+from epochal.terms import EpochNumber, Limits, Receipt, Uid
 
 QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=60.0)
 IS_APACHE = os.environ.get("EPOCHAL_TEST_KAFKA") == "apache"

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from epochal.contract import Limits
 from epochal.session import Session
 from epochal.sinks.files import Files
 from epochal.sinks.kafka import Kafka
+from epochal.terms import Limits
 
 ROWS = 30
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("amount", pa.int64())])

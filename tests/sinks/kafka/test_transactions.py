@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from kafka_place import Life, Place, some
 
-from epochal.contract import Limits, Task
+from epochal.contract import Task
 from epochal.coordinator import Environment
 from epochal.errors import (
     EpochalError,
@@ -28,7 +28,7 @@ from epochal.logs import MemoryLog
 from epochal.session import Session
 from epochal.sinks.kafka import Kafka, resend, transaction_status, transactions
 from epochal.sinks.kafka.receipts import transaction_of
-from epochal.terms import Fingerprint, Proof, Receipt, sink_tag
+from epochal.terms import Fingerprint, Limits, Proof, Receipt, sink_tag
 from epochal.testing.driver import Checkpoint, Crash, Driver
 
 COMMIT, ABORT = "commit", "abort"

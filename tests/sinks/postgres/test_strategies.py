@@ -10,10 +10,10 @@ from kit.sql.promises import *  # noqa: F403  every test there is one of this mo
 from kit.sql.strategies import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.strategies import BOTH, grown_mb
 
-from epochal.contract import Begin, Limits
+from epochal.contract import Begin
 from epochal.errors import Misconfigured, PreparedLost, TryAgain
 from epochal.kit.sql.names import parse_staging_name, staging_name
-from epochal.terms import EpochNumber, Generation, Handle, SinkTag, Uid
+from epochal.terms import EpochNumber, Generation, Handle, Limits, SinkTag, Uid
 
 
 @BOTH

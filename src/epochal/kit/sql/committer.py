@@ -8,14 +8,24 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Operable, Recount
+from epochal.contract import Dropped, Operable, Recount
 from epochal.errors import TryAgain
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
 from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger import Ledger
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import Ability, EpochNumber, Identity, Json, Mark, Proof, Receipt, quantity
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Identity,
+    Json,
+    Limits,
+    Mark,
+    Proof,
+    Receipt,
+    quantity,
+)
 
 T = TypeVar("T")
 HOLDER_WAIT_S = 2.0

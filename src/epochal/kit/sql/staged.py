@@ -24,14 +24,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from epochal.contract import Begin, Limits
+from epochal.contract import Begin
 from epochal.errors import PreparedLost, RowRejected, TryAgain
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, proven, retry_transient
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import Rejected, refusal
 from epochal.kit.sql.staged_table import StagedTable
-from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt, Receipts, SinkName
+from epochal.terms import (
+    EpochNumber,
+    Handle,
+    InDoubt,
+    Json,
+    Limits,
+    Proof,
+    Receipt,
+    Receipts,
+    SinkName,
+)
 
 
 @dataclass(frozen=True, slots=True)

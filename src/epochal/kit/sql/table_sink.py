@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from epochal.contract import Committer, Limits, Sink
+from epochal.contract import Committer, Sink
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
 from epochal.kit.sql.backpressure import DEFAULT_PRESSURE, PressureLimits
@@ -15,7 +15,7 @@ from epochal.kit.sql.client import DatabaseServer, Pool
 from epochal.kit.sql.columns import column_map, require_choice
 from epochal.kit.sql.modes import Mode, Strategy, WriteMode, require_reject, write_mode
 from epochal.kit.sql.names import NameRule, TableName
-from epochal.terms import Identity, Json
+from epochal.terms import Identity, Json, Limits
 
 if TYPE_CHECKING:
     from epochal.kit.sql.check import Checker

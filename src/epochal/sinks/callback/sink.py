@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from epochal.contract import Limits, Task
+from epochal.contract import Task
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import SinkBase
 from epochal.kit.spool.committer import SpoolCommitter
 from epochal.kit.spool.ledger import SpoolLedger
 from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
 from epochal.storage.urls import without_secrets
-from epochal.terms import EpochNumber, Identity, Json
+from epochal.terms import EpochNumber, Identity, Json, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
-from epochal.contract import Begin, Dropped, Limits, Operable, Recount
+from epochal.contract import Begin, Dropped, Operable, Recount
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter
 from epochal.sinks.delta.check import (
@@ -37,7 +37,7 @@ from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.operate import drop, recount
 from epochal.sinks.delta.table_files import files_of, require_ours
 from epochal.sinks.delta.types import delta_schema
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
+from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta

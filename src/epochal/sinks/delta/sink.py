@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from epochal.contract import APPEND_ONLY, Committer, Limits, Task, Writer
+from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
 from epochal.sinks.delta.table_files import TableFiles, local_folder, not_installed
-from epochal.terms import Identity, Json
+from epochal.terms import Identity, Json, Limits
 
 Mode = Literal["append", "overwrite_partitions", "merge"]
 

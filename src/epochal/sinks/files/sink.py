@@ -7,14 +7,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from typing import ClassVar, Literal
 
-from epochal.contract import Committer, Limits, Task, Writer
+from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import SinkBase
 from epochal.sinks.files.backend import Backend, LocalBackend, Uploads, backend_for
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.target import Target, parse, storage_options
-from epochal.terms import Ability, Identity, Json
+from epochal.terms import Ability, Identity, Json, Limits
 
 
 @dataclass(frozen=True)

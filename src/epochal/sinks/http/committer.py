@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Operable, Recount
+from epochal.contract import Dropped, Operable, Recount
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.sink_base import CommitterBase
 from epochal.sinks.http.check import check
@@ -27,6 +27,7 @@ from epochal.terms import (
     Handle,
     Identity,
     InDoubt,
+    Limits,
     Mark,
     Proof,
     Receipt,

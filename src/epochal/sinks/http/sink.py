@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from epochal.contract import Committer, Limits, Task, Writer
+from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
@@ -20,7 +20,7 @@ from epochal.kit.spool.ledger import SpoolLedger
 from epochal.kit.spool.rows import RowSpool, spool_url
 from epochal.sinks.http.errors import Meaning
 from epochal.storage.urls import without_secrets
-from epochal.terms import Identity, Json
+from epochal.terms import Identity, Json, Limits
 
 Mode = Literal["two-phase", "idempotency-key"]
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(

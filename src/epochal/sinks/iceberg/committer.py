@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
 
-from epochal.contract import Begin, Dropped, Limits, Operable, Recount
+from epochal.contract import Begin, Dropped, Operable, Recount
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter, at_once
 from epochal.sinks.iceberg import pyiceberg_private as private
@@ -29,7 +29,7 @@ from epochal.sinks.iceberg.ledger import TableLedger, winner
 from epochal.sinks.iceberg.operate import drop, recount
 from epochal.sinks.iceberg.snapshot_plan import DRIVER, SnapshotPlanner
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
+from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

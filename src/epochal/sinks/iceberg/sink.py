@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from epochal.contract import APPEND_ONLY, Committer, Limits, Task, Writer
+from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.terms import Identity, Json, SinkName
+from epochal.terms import Identity, Json, Limits, SinkName
 
 try:
     from epochal.sinks.iceberg.client import TableAddress, parse_address

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Deadline, Dropped, Limits, Operable, Recount
+from epochal.contract import Begin, Deadline, Dropped, Operable, Recount
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
@@ -39,6 +39,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Mark,
     Offsets,
     Proof,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from epochal.contract import Limits, Shape, Task
+from epochal.contract import Shape, Task
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.terms import Identity, Json, SinkName
+from epochal.terms import Identity, Json, Limits, SinkName
 
 try:
     from epochal.kafka.compression import Compression

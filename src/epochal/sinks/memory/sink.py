@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Limits, Operable, Recount, Task
+from epochal.contract import Dropped, Operable, Recount, Task
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import CommitterBase, SinkBase
 from epochal.sinks.memory.client import StoreReference
@@ -30,6 +30,7 @@ from epochal.terms import (
     Identity,
     InDoubt,
     Json,
+    Limits,
     Mark,
     Proof,
     Receipt,

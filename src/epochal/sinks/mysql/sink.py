@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from epochal.contract import Committer, Limits, Task, Writer
+from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import Identity, SinkName
+from epochal.terms import Identity, Limits, SinkName
 
 try:
     from epochal.sinks.mysql.client import Server, parse_url

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from epochal.contract import Committer, Limits, Task, Writer
+from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import Identity, SinkName
+from epochal.terms import Identity, Limits, SinkName
 
 try:
     from epochal.sinks.oracle.client import Server, parse_url

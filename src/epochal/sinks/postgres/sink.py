@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from epochal.contract import Committer, Limits, Task, Writer
+from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.row_layout import RowLayout
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import Identity, Json, SinkName
+from epochal.terms import Identity, Json, Limits, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa
