@@ -11,11 +11,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from epochal.contract import Task
+from epochal.contract import Committer, Task
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import SinkBase
-from epochal.kit.spool.committer import SpoolCommitter
-from epochal.kit.spool.ledger import SpoolLedger
 from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
 from epochal.storage.urls import without_secrets
 from epochal.terms import EpochNumber, Identity, Json, Limits
@@ -84,8 +82,11 @@ class Callback(SinkBase):
     def writer(self, task: Task) -> SpoolingWriter:
         return SpoolingWriter(task, RowSpool.at(str(self.spool)))
 
-    def committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:  # noqa: ARG002
-        from epochal.sinks.callback.delivery import CallbackDelivery  # noqa: PLC0415  on the driver
+    def committer(self, identity: Identity, limits: Limits) -> Committer:  # noqa: ARG002
+        # Only the driver loads these.
+        from epochal.kit.spool.committer import SpoolCommitter  # noqa: PLC0415
+        from epochal.kit.spool.ledger import SpoolLedger  # noqa: PLC0415
+        from epochal.sinks.callback.delivery import CallbackDelivery  # noqa: PLC0415
 
         spool = RowSpool.at(str(self.spool))
         delivery = CallbackDelivery(identity, spool, self.function)

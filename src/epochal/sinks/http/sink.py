@@ -15,8 +15,6 @@ from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import SinkBase
-from epochal.kit.spool.committer import SpoolCommitter
-from epochal.kit.spool.ledger import SpoolLedger
 from epochal.kit.spool.rows import RowSpool, spool_url
 from epochal.sinks.http.errors import Meaning
 from epochal.storage.urls import without_secrets
@@ -226,12 +224,12 @@ class Http(SinkBase):
             threads=self.concurrency,
         )
 
-    def _spool_committer(self, identity: Identity, limits: Limits) -> SpoolCommitter:
-        from epochal.sinks.http.client import Client  # noqa: PLC0415  loads httpx
-        from epochal.sinks.http.idempotency_key import (  # noqa: PLC0415  on the driver
-            CallOptions,
-            KeyedDelivery,
-        )
+    def _spool_committer(self, identity: Identity, limits: Limits) -> Committer:
+        # Only the driver loads these.
+        from epochal.kit.spool.committer import SpoolCommitter  # noqa: PLC0415
+        from epochal.kit.spool.ledger import SpoolLedger  # noqa: PLC0415
+        from epochal.sinks.http.client import Client  # noqa: PLC0415
+        from epochal.sinks.http.idempotency_key import CallOptions, KeyedDelivery  # noqa: PLC0415
 
         spool = RowSpool.at(str(self.spool))
         ledger = SpoolLedger(spool.store, identity)
