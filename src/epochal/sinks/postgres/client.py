@@ -30,7 +30,6 @@ from epochal.terms import Identity
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from adbc_driver_manager import dbapi
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """The signature, and neither flags nor an extension."""
@@ -264,33 +263,25 @@ class TaskConnection(ABC, Generic[C]):
             self._conninfo, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
         )
         self.is_reused = kept is not None
-        self._use(self._born() if kept is None else kept)
+        self._connection: C = self._born() if kept is None else kept
 
     @abstractmethod
     def _connect(self) -> C: ...
-
-    @abstractmethod
-    def _use(self, connection: C) -> None:
-        """Start to work with a connection, new or kept."""
-
-    @abstractmethod
-    def _let_go(self) -> C:
-        """Stop working with it, and return it."""
 
     @abstractmethod
     def execute(self, statement: str) -> None: ...
 
     def renew(self) -> None:
         """A kept connection turned out to be dead: open another one."""
-        self._kept.close(self._let_go())
-        self._use(self._born())
+        self._kept.close(self._connection)
+        self._connection = self._born()
         self.is_reused = False
 
     def done(self) -> None:
-        self._kept.keep(self._conninfo, self._let_go())
+        self._kept.keep(self._conninfo, self._connection)
 
     def close(self) -> None:
-        self._kept.close(self._let_go())
+        self._kept.close(self._connection)
 
     def _born(self) -> C:
         connection: C = self._kept.born(self._connect())
@@ -300,33 +291,64 @@ class TaskConnection(ABC, Generic[C]):
         return connect_error(error, f"can't connect to {self._server.place}", self._server)
 
 
-class ArrowConnection(TaskConnection["dbapi.Connection"]):
+class AdbcSession:
+    """
+    A connection of ADBC's own interface, in autocommit, with the database object that it needs.
+
+    Not of its `dbapi` module: that imports pyarrow's datasets and with them pandas, which cost a
+    new worker more CPU than everything else it loads.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        from adbc_driver_manager import AdbcConnection, Error  # noqa: PLC0415  for columns only
+        from adbc_driver_postgresql import connect  # noqa: PLC0415
+
+        self._database = connect(conninfo)
+        try:
+            self.connection = AdbcConnection(self._database)
+        except Error:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+        self._database.close()
+
+
+class ArrowConnection(TaskConnection[AdbcSession]):
     _kept = IdleConnections(answers=lambda _: True)
 
     def ingest(self, schema: str, table: str, rows: pa.Table) -> None:
-        self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+        from adbc_driver_manager import (  # noqa: PLC0415  for columns only
+            INGEST_OPTION_MODE_APPEND,
+            AdbcStatement,
+            StatementOptions,
+        )
+
+        options = {
+            StatementOptions.INGEST_TARGET_DB_SCHEMA.value: schema,
+            StatementOptions.INGEST_TARGET_TABLE.value: table,
+            StatementOptions.INGEST_MODE.value: INGEST_OPTION_MODE_APPEND,
+        }
+        with AdbcStatement(self._connection.connection) as running:
+            running.set_options(**options)
+            running.bind_stream(rows)
+            running.execute_update()
 
     def execute(self, statement: str) -> None:
-        self._cursor.execute(statement)
+        from adbc_driver_manager import AdbcStatement  # noqa: PLC0415  for columns only
 
-    def _connect(self) -> dbapi.Connection:
-        from adbc_driver_manager import dbapi as manager  # noqa: PLC0415  only where rows are sent
-        from adbc_driver_postgresql import dbapi as driver  # noqa: PLC0415
+        with AdbcStatement(self._connection.connection) as running:
+            running.set_sql_query(statement)
+            running.execute_update()
+
+    def _connect(self) -> AdbcSession:
+        from adbc_driver_manager import Error  # noqa: PLC0415  for columns only
 
         try:
-            connection: dbapi.Connection = driver.connect(self._conninfo, autocommit=True)
-        except manager.Error as error:
+            return AdbcSession(self._conninfo)
+        except Error as error:
             raise self._unreachable(error) from None
-        return connection
-
-    def _use(self, connection: dbapi.Connection) -> None:
-        self._connection = connection
-        self._cursor = connection.cursor()
-
-    def _let_go(self) -> dbapi.Connection:
-        with suppress(Exception):
-            self._cursor.close()
-        return self._connection
 
 
 class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
@@ -347,12 +369,6 @@ class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
             return psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
             raise self._unreachable(error) from None
-
-    def _use(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-
-    def _let_go(self) -> psycopg.Connection[Any]:
-        return self._connection
 
 
 for _kind in (ArrowConnection, BytesConnection):
