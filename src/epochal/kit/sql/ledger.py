@@ -14,42 +14,18 @@ long ago". A later comparison of the newest committed epoch with the epoch log r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from epochal.errors import Misconfigured
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.dialect import Dialect
-from epochal.terms import EpochNumber, Handle, Identity, Mark, Proof, Receipt, Uid
+from epochal.kit.sql.ledger_rows import KEY, WITHIN_SINK, LedgerRows, in_pieces, key_of
+from epochal.terms import EpochNumber, Handle, Mark, Proof, Uid
 
-_WITHIN_SINK = ("epoch", "part", "generation", "attempt")
-_KEY = ("uid", "sink", *_WITHIN_SINK)
-_COLUMNS = (*_KEY, "pipeline", "sink_name", "run", "row_count")
-NAME_CHARS_MAX = 255
-_ROWS_PER_STATEMENT_MAX = 500
 _WHOLE_EPOCH = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class Ledger(LedgerRows):
     """The ledger in one schema, as one sink of one pipeline sees it."""
-
-    schema: str
-    identity: Identity
-    dialect: Dialect
-
-    def __post_init__(self) -> None:
-        for what, name in (("pipeline", self.identity.pipeline), ("sink", self.identity.sink)):
-            if len(name) > NAME_CHARS_MAX:
-                raise Misconfigured(
-                    f"the name of the {what} has {len(name)} characters: the ledger takes up to "
-                    f"{NAME_CHARS_MAX}",
-                    "name= gives a shorter one",
-                )
-
-    @property
-    def table(self) -> str:
-        return self.dialect.quote(self.schema, self.dialect.ledger)
 
     # Writing
 
@@ -72,14 +48,6 @@ class Ledger:
                 return False
             raise
 
-    def record(self, receipts: Sequence[Receipt]) -> list[str]:
-        """Statements that insert one row per handle, for the transaction that holds its rows."""
-        rows = [self._row(_key(receipt.handle), receipt.rows) for receipt in receipts]
-        return [
-            f"INSERT INTO {self.table} ({self._columns()}) {self.dialect.values(some)}"
-            for some in _in_pieces(rows)
-        ]
-
     def prune(self, session: Session, below: EpochNumber) -> int:
         epoch = self._name("epoch")
         newest = f"SELECT MAX(n.{epoch}) FROM {self.table} n WHERE {self._mine('n')}"
@@ -99,7 +67,7 @@ class Ledger:
         """
         if not self.dialect.deletes_lock_beyond:
             return session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND {condition}")
-        names = [self._name(name) for name in _WITHIN_SINK]
+        names = [self._name(name) for name in WITHIN_SINK]
         rows = session.query(
             f"SELECT {', '.join(names)} FROM {self.table} WHERE {self._mine()} AND {condition}"
         )
@@ -107,7 +75,7 @@ class Ledger:
             " AND ".join(f"{name} = {int(value)}" for name, value in zip(names, row, strict=True))
             for row in rows
         ]
-        for some in _in_pieces(keys):
+        for some in in_pieces(keys):
             listed = " OR ".join(f"({key})" for key in some)
             session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND ({listed})")
         return len(keys)
@@ -122,7 +90,7 @@ class Ledger:
         """What the ledger proves of a handle that the server no longer lists."""
         of_handle = " AND ".join(
             f"{self._name(name)} = {self.dialect.literal(value)}"
-            for name, value in zip(_KEY, _key(handle), strict=True)
+            for name, value in zip(KEY, key_of(handle), strict=True)
         )
         if session.query(f"SELECT {self._name('epoch')} FROM {self.table} WHERE {of_handle}"):
             return Proof.COMMITTED
@@ -159,12 +127,6 @@ class Ledger:
 
     # SQL
 
-    def _name(self, column: str) -> str:
-        return self.dialect.quote(column)
-
-    def _columns(self) -> str:
-        return ", ".join(map(self._name, _COLUMNS))
-
     def _mine(self, alias: str = "", *, uid: str = "", tag: str = "") -> str:
         dot = f"{alias}." if alias else ""
         literal = self.dialect.literal
@@ -172,18 +134,3 @@ class Ledger:
             f"{dot}{self._name('uid')} = {literal(uid or self.identity.uid)}"
             f" AND {dot}{self._name('sink')} = {literal(tag or self.identity.tag)}"
         )
-
-    def _row(self, key: Sequence[str | int], rows: int) -> str:
-        who = self.identity
-        values = (*key, who.pipeline, who.sink, who.run, rows)
-        return ", ".join(map(self.dialect.literal, values))
-
-
-def _key(handle: Handle) -> tuple[str | int, ...]:
-    numbers = (handle.epoch, handle.partition, handle.generation, handle.attempt)
-    return (handle.uid, handle.sink, *numbers)
-
-
-def _in_pieces(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    size = _ROWS_PER_STATEMENT_MAX
-    return (items[start : start + size] for start in range(0, len(items), size))

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import scalar
 from epochal.kit import json_lines
 
 Database: TypeAlias = Literal["postgres", "mysql", "oracle"]
@@ -230,7 +231,7 @@ def json_text(values: Values) -> Values:
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([json_text(chunk) for chunk in values.chunks], pa.large_string())
     text = json_lines.as_json(values)
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, text.type))
+    return pc.if_else(values.is_valid(), text, scalar(None, text.type))
 
 
 def microseconds(values: Values) -> Values:

@@ -17,13 +17,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import scalar
 from epochal.contract import Task
 from epochal.errors import EpochalError, Misconfigured, RowRejected
 from epochal.kit.sql.backpressure import Pressure
 from epochal.kit.sql.buffer import Buffer, BufferLimits
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import Dialect
-from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import row_text, too_many
 from epochal.kit.sql.table_sink import TableSink
@@ -160,7 +161,7 @@ class BlockWriter(ABC, Generic[C]):
     def _ledger_row(self) -> list[str]:
         """This attempt's own proof, for the transaction that holds its rows."""
         schema, identity = self._declared.meta, self._writes_for()
-        ledger = Ledger(schema=schema, identity=identity, dialect=self._dialect)
+        ledger = LedgerRows(schema=schema, identity=identity, dialect=self._dialect)
         rows = Fingerprint(self._buffer.metrics.rows)
         return ledger.record([Receipt(handle=self._task.handle, fingerprint=rows)])
 
@@ -307,7 +308,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
         for one in self._plan:
             values = whole_column(block.column(one.arrives_as))
             for bad, why in self._unfitting(one, values):
-                for place in pc.indices_nonzero(pc.fill_null(bad, False)).to_pylist():
+                for place in pc.indices_nonzero(bad).to_pylist():
                     value = values[place].as_py()
                     reasons.setdefault(place, f'field "{one.arrives_as}" is {value}: {why}')
         return reasons
@@ -327,8 +328,9 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
         self, bad: pa.Array, field: str, values: pa.Array, first: int, why: str
     ) -> None:
         """`RowRejected` with the first row that is one of these."""
-        place = pc.index(pc.fill_null(bad, False), True).as_py()
-        if place >= 0:
+        places = pc.indices_nonzero(bad)
+        if len(places):
+            place = places[0].as_py()
             raise RowRejected(
                 f'{self._where()}, row {first + place}: field "{field}" is '
                 f"{values[place].as_py()}: {why}",
@@ -339,7 +341,8 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
 def not_in_steps(counted: pa.Array, step: int) -> pa.Array:
     """Which of these numbers are no multiples of a step."""
     # Arrow has no remainder: whole steps, times the step, give the value back or don't.
-    return pc.not_equal(pc.multiply(pc.divide(counted, step), step), counted)
+    size = scalar(step, counted.type)
+    return pc.not_equal(pc.multiply(pc.divide(counted, size), size), counted)
 
 
 def whole_column(values: pa.ChunkedArray) -> pa.Array:

@@ -11,9 +11,9 @@ from epochal.errors import Misconfigured
 from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.types import Sent
-from epochal.sinks.mysql.catalog import Column, Table, read_table, to_json
+from epochal.sinks.mysql.catalog import read_table
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.plan import plan, sent_fields
+from epochal.sinks.mysql.plan import Column, Table, plan, sent_fields, to_json
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:

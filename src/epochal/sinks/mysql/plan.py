@@ -1,9 +1,10 @@
-"""The plan of a write: which field goes into which column, checked before the first row."""
+"""The plan of a write: the table, and which field goes into which of its columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,9 +21,85 @@ from epochal.kit.sql.columns import (
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import Sent
-from epochal.sinks.mysql.catalog import Column, Table
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.sinks.mysql.types import Mismatch, load_expression, sent_as
+from epochal.terms import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    data_type: str
+    """`varchar`, without a length."""
+    ddl: str
+    """The whole type, character set and collation included."""
+    scale: int = 0
+    """Digits after the point, of a decimal; of a moment, of its seconds."""
+    is_not_null: bool = False
+    has_default: bool = False
+    is_auto: bool = False
+    is_generated: bool = False
+
+    @property
+    def needs_value(self) -> bool:
+        return self.is_not_null and not (self.has_default or self.is_auto or self.is_generated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    schema: str
+    name: str
+    kind: str
+    is_transactional: bool
+    engine: str
+    columns: Mapping[str, Column]
+    unique: Mapping[str, tuple[str, ...]]
+    """Unique indexes and their columns; one on an expression has an empty name in it."""
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def unique_hit_by(self, written: frozenset[str]) -> dict[str, tuple[str, ...]]:
+        """
+        Unique indexes that rows with these columns can meet another row in.
+
+        Not those with a column that we leave to the server, and that it numbers or leaves null.
+        """
+
+        def is_never_equal(name: str) -> bool:
+            column = self.columns.get(name)
+            if column is None or name in written:
+                return False
+            return column.is_auto or not (column.is_not_null or column.has_default)
+
+        return {
+            name: columns
+            for name, columns in self.unique.items()
+            if not any(map(is_never_equal, columns))
+        }
+
+
+def to_json(table: Table) -> Json:
+    """A table's columns for the tasks."""
+    return {
+        "schema": table.schema,
+        "name": table.name,
+        "columns": [asdict(column) for column in table.columns.values()],
+        "unique": {name: list(columns) for name, columns in table.unique.items()},
+    }
+
+
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**column) for column in given["columns"]]
+    return Table(
+        schema=given["schema"],
+        name=given["name"],
+        kind="table",
+        is_transactional=True,
+        engine="",
+        columns={column.name: column for column in columns},
+        unique={name: tuple(parts) for name, parts in given["unique"].items()},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import scalar
 from epochal.kit.sql.types import TAKERS, Convert, Sent, in_utc, microseconds, sent_to
 
 TEXT = pa.large_string()
@@ -63,7 +64,7 @@ def _hex(values: pa.Array) -> pa.Array:
         len(values),
         [None, pa.py_buffer(((offsets - offsets[:1]) * 2).tobytes()), pa.py_buffer(digits)],
     )
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, TEXT)) if values.null_count else text
+    return pc.if_else(values.is_valid(), text, scalar(None, TEXT)) if values.null_count else text
 
 
 _TO_TEXT: Mapping[str, Convert] = {

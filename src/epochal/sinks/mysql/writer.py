@@ -17,9 +17,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.arrow_values import number_array, scalar
 from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
 from epochal.kit.sql.client import IdleConnections
@@ -28,10 +30,9 @@ from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.types import microseconds
 from epochal.kit.sql.writer import TableWriter, not_in_steps
 from epochal.sinks.mysql import client
-from epochal.sinks.mysql.catalog import from_json
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.plan import Planned, plan, sent_fields
+from epochal.sinks.mysql.plan import Planned, from_json, plan, sent_fields
 from epochal.sinks.mysql.types import TEXT
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class KeepingWriter(StagedWriter):
     ) -> dict[int, str]:
         """Load rows under these numbers of this task; the places of those that did not fit."""
         sent = self._sent_columns()
-        at = pa.array([number + 1 for number in numbers], pa.int64())
+        at = number_array(np.array(numbers, dtype=np.int64) + 1)
         data = rows_of([at.cast(TEXT), *(self._converted(one, rows, first) for one, _ in sent)])
         columns = [(AT, None), *((name, one.expression) for one, name in sent)]
         statement = load_statement(self._table_sent_to(), columns)
@@ -249,10 +250,10 @@ def rows_of(columns: list[pa.Array]) -> memoryview:
 
     def joined(parts: list[Any], between: str) -> pa.Array:
         return pc.binary_join_element_wise(
-            *parts, pa.scalar(between, TEXT), null_handling="replace", null_replacement=_NULL
+            *parts, scalar(between, TEXT), null_handling="replace", null_replacement=_NULL
         )
 
-    last = joined([columns[-1], pa.scalar("", TEXT)], "\n")
+    last = joined([columns[-1], scalar("", TEXT)], "\n")
     lines = joined([*columns[:-1], last], "\t") if len(columns) > 1 else last
     data = lines.buffers()[2]
     if data is None:

@@ -1,43 +1,14 @@
-"""A table as the server's catalog describes it."""
+"""Reads a table from the server's catalog."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from epochal.kit.sql.client import Session
 from epochal.sinks.oracle.dialect import DIALECT
-from epochal.terms import Json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    name: str
-    data_type: str
-    """`TIMESTAMP WITH TIME ZONE`, without digits."""
-    ddl: str
-    scale: int | None = None
-    """Digits after the point, of a NUMBER that has a fixed number of them; of a TIMESTAMP's
-    seconds."""
-    is_not_null: bool = False
-    has_default: bool = False
-    is_generated: bool = False
-
-    @property
-    def needs_value(self) -> bool:
-        return self.is_not_null and not (self.has_default or self.is_generated)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    schema: str
-    name: str
-    columns: Mapping[str, Column]
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+from epochal.sinks.oracle.plan import Column, Table
 
 
 def read_table(session: Session, schema: str, name: str) -> Table | None:
@@ -80,21 +51,3 @@ def _ddl(written: str, *numbers: Any) -> str:
         whole = "*" if precision is None else int(precision)
         return f"NUMBER({whole},{int(scale or 0)})"
     return written
-
-
-def to_json(table: Table) -> Json:
-    """A table's columns for the tasks."""
-    return {
-        "schema": table.schema,
-        "name": table.name,
-        "columns": [asdict(column) for column in table.columns.values()],
-    }
-
-
-def from_json(given: Mapping[str, Any]) -> Table:
-    columns = [Column(**column) for column in given["columns"]]
-    return Table(
-        schema=given["schema"],
-        name=given["name"],
-        columns={column.name: column for column in columns},
-    )

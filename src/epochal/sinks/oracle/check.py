@@ -11,12 +11,12 @@ import pyarrow as pa
 from epochal.errors import Misconfigured
 from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import client
-from epochal.sinks.oracle.catalog import Column, Table, read_table, to_json
+from epochal.sinks.oracle.catalog import read_table
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
-from epochal.sinks.oracle.plan import Arriving, plan, sent_fields
+from epochal.sinks.oracle.plan import Arriving, Column, Table, plan, sent_fields, to_json
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class OracleChecker(Checker[Table, Arriving]):
 
     def _prepare_nothing(self, handle: Handle) -> None:
         """As a task does, but for its rows."""
-        ledger = Ledger(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
+        ledger = LedgerRows(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
         with closing(client.connect(self._sink.server)) as other:
             other.tpc_begin(other.xid(XID_FORMAT, staging_name(handle), ""))
             with other.cursor() as cursor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from epochal.kit.sql.apply import Apply
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import Dialect
-from epochal.kit.sql.ledger import NAME_CHARS_MAX
+from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.oracle.errors import OracleErrors
 from epochal.terms import Identity, InDoubt

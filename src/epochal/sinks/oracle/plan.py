@@ -1,4 +1,4 @@
-"""The plan of a write: which field goes into which column, checked before the first row.
+"""The plan of a write: the table, and which field goes into which of its columns.
 
 A field is known by its name in capitals, as Oracle reads a name without quotes.
 """
@@ -6,7 +6,8 @@ A field is known by its name in capitals, as Oracle reads a name without quotes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,9 +23,55 @@ from epochal.kit.sql.columns import (
 )
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import Sent
-from epochal.sinks.oracle.catalog import Column, Table
 from epochal.sinks.oracle.dialect import DIALECT
 from epochal.sinks.oracle.types import mismatch, sent_as
+from epochal.terms import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    data_type: str
+    """`TIMESTAMP WITH TIME ZONE`, without digits."""
+    ddl: str
+    scale: int | None = None
+    """Digits after the point, of a NUMBER that has a fixed number of them; of a TIMESTAMP's
+    seconds."""
+    is_not_null: bool = False
+    has_default: bool = False
+    is_generated: bool = False
+
+    @property
+    def needs_value(self) -> bool:
+        return self.is_not_null and not (self.has_default or self.is_generated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    schema: str
+    name: str
+    columns: Mapping[str, Column]
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def to_json(table: Table) -> Json:
+    """A table's columns for the tasks."""
+    return {
+        "schema": table.schema,
+        "name": table.name,
+        "columns": [asdict(column) for column in table.columns.values()],
+    }
+
+
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**column) for column in given["columns"]]
+    return Table(
+        schema=given["schema"],
+        name=given["name"],
+        columns={column.name: column for column in columns},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,10 @@ from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.types import microseconds
 from epochal.kit.sql.writer import TableWriter, not_in_steps
 from epochal.sinks.oracle import client
-from epochal.sinks.oracle.catalog import from_json
 from epochal.sinks.oracle.client import Server
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.errors import offset_of
-from epochal.sinks.oracle.plan import Planned, plan, sent_fields
+from epochal.sinks.oracle.plan import Planned, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle

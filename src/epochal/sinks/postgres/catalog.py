@@ -1,16 +1,15 @@
-"""A table as the server's catalog describes it."""
+"""Reads a table from the server's catalog."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.dialect import DIALECT
+from epochal.sinks.postgres.plan import Column, Table, UniqueIndex
 from epochal.sinks.postgres.types import Type
-from epochal.terms import Json
 
 _KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}
 
@@ -49,50 +48,6 @@ WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = {table}
    OR i.indrelid IN (SELECT relid FROM pg_partition_tree({table})))
 ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    name: str
-    type: Type
-    is_enum: bool = False
-    is_not_null: bool = False
-    has_default: bool = False
-    is_identity: bool = False
-    is_always_identity: bool = False
-    is_generated: bool = False
-
-    @property
-    def needs_value(self) -> bool:
-        return self.is_not_null and not (self.has_default or self.is_identity or self.is_generated)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniqueIndex:
-    name: str
-    columns: tuple[str, ...]
-    is_exclusion: bool
-    is_immediate: bool
-    is_plain: bool
-    """Whole, valid and on columns only: what ON CONFLICT can use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    oid: int
-    schema: str
-    name: str
-    kind: str
-    has_row_security: bool
-    columns: Mapping[str, Column]
-    unique: tuple[UniqueIndex, ...] = ()
-
-    @property
-    def quoted(self) -> str:
-        return DIALECT.quote(self.schema, self.name)
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
 
 
 def read_table(session: Session, name: TableName) -> Table | None:
@@ -152,26 +107,4 @@ def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
         for name, is_unique, is_exclusion, is_immediate, is_plain, columns in session.query(
             _UNIQUE.format(table=oid)
         )
-    )
-
-
-def to_json(table: Table) -> Json:
-    """A table's columns for the tasks."""
-    return {
-        "schema": table.schema,
-        "name": table.name,
-        "row_security": table.has_row_security,
-        "columns": [asdict(column) for column in table.columns.values()],
-    }
-
-
-def from_json(given: Mapping[str, Any]) -> Table:
-    columns = [Column(**{**column, "type": Type(**column["type"])}) for column in given["columns"]]
-    return Table(
-        oid=0,
-        schema=given["schema"],
-        name=given["name"],
-        kind="table",
-        has_row_security=given["row_security"],
-        columns={column.name: column for column in columns},
     )

@@ -13,18 +13,11 @@ from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
-from epochal.sinks.postgres.catalog import (
-    Column,
-    Table,
-    UniqueIndex,
-    read_columns,
-    read_table,
-    to_json,
-)
+from epochal.sinks.postgres.catalog import read_columns, read_table
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.grants import needs
-from epochal.sinks.postgres.plan import plan, sent_fields
+from epochal.sinks.postgres.plan import Column, Table, UniqueIndex, plan, sent_fields, to_json
 from epochal.sinks.postgres.types import Sent, create_as
 from epochal.terms import Ability, Identity, Json
 

@@ -1,9 +1,10 @@
-"""The plan of a write: which field goes into which column, checked before the first row."""
+"""The plan of a write: the table, and which field goes into which of its columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +21,6 @@ from epochal.kit.sql.columns import (
 )
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.table_sink import TableSink
-from epochal.sinks.postgres.catalog import Column, Table
 from epochal.sinks.postgres.dialect import DIALECT, NAMES
 from epochal.sinks.postgres.types import (
     Cast,
@@ -31,6 +31,73 @@ from epochal.sinks.postgres.types import (
     is_direct,
     sent_as,
 )
+from epochal.terms import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    type: Type
+    is_enum: bool = False
+    is_not_null: bool = False
+    has_default: bool = False
+    is_identity: bool = False
+    is_always_identity: bool = False
+    is_generated: bool = False
+
+    @property
+    def needs_value(self) -> bool:
+        return self.is_not_null and not (self.has_default or self.is_identity or self.is_generated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueIndex:
+    name: str
+    columns: tuple[str, ...]
+    is_exclusion: bool
+    is_immediate: bool
+    is_plain: bool
+    """Whole, valid and on columns only: what ON CONFLICT can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    has_row_security: bool
+    columns: Mapping[str, Column]
+    unique: tuple[UniqueIndex, ...] = ()
+
+    @property
+    def quoted(self) -> str:
+        return DIALECT.quote(self.schema, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def to_json(table: Table) -> Json:
+    """A table's columns for the tasks."""
+    return {
+        "schema": table.schema,
+        "name": table.name,
+        "row_security": table.has_row_security,
+        "columns": [asdict(column) for column in table.columns.values()],
+    }
+
+
+def from_json(given: Mapping[str, Any]) -> Table:
+    columns = [Column(**{**column, "type": Type(**column["type"])}) for column in given["columns"]]
+    return Table(
+        oid=0,
+        schema=given["schema"],
+        name=given["name"],
+        kind="table",
+        has_row_security=given["row_security"],
+        columns={column.name: column for column in columns},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

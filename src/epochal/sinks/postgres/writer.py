@@ -24,12 +24,11 @@ from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.writer import BlockWriter
-from epochal.sinks.postgres.catalog import from_json
 from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Server, TaskConnection
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT, staging_comment
 from epochal.sinks.postgres.errors import BAD_ENCODING, TOO_MANY_PREPARED
-from epochal.sinks.postgres.plan import may_go_direct, plan, sent_fields
+from epochal.sinks.postgres.plan import from_json, may_go_direct, plan, sent_fields
 from epochal.sinks.postgres.types import Sent, arrow_of
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class SendingColumns:
         for one in self._copied:
             values = block.column(one.field)
             if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-                found = pc.fill_null(pc.match_substring(values, "\0"), False)
+                found = pc.match_substring(values, "\0")
                 for row in pc.indices_nonzero(found).to_pylist():
                     yield one.field, int(row)
 
