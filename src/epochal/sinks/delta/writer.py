@@ -219,9 +219,23 @@ def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
     if not known or any(group is None or group.num_values for group in unknown):
         return None
     try:
-        return min(group.min for group in known), max(group.max for group in known)
+        found = [_least_and_greatest(group) for group in known]
+        return min(low for low, _ in found), max(high for _, high in found)
     except (ValueError, OverflowError, TypeError):
         return None  # a year that Python has no date for
+
+
+def _least_and_greatest(group: Any) -> tuple[Any, Any]:
+    """Of one row group. Where a timestamp has a zone, `group.min` itself would import pandas."""
+    kind = group.logical_type
+    about = json.loads(kind.to_json()) if kind.type == "TIMESTAMP" else {}
+    if about.get("timeUnit") != "microseconds":
+        return group.min, group.max
+    since = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if about["isAdjustedToUTC"] else None)
+    return (
+        since + dt.timedelta(microseconds=group.min_raw),
+        since + dt.timedelta(microseconds=group.max_raw),
+    )
 
 
 def _lower_bound(value: Any) -> Json:
