@@ -221,7 +221,10 @@ def test_a_running_driver_is_not_fenced_unless_requested(place, epochal):
         (["epochs", "hdfs://name:8020/chk"], "hint: a start of the pipeline recovers by itself"),
         (["init", "nowhere/orders.yaml"], "can't be written: No such file or directory"),
         (["doctor", "chk", "--checkpoint", "chk"], "is a place, and so is --checkpoint"),
-        (["epochs", "postgresql://nobody@127.0.0.1:1/none#x"], "epoch log"),
+        (
+            ["epochs", "postgresql://nobody@127.0.0.1:1/none#x"],
+            "cannot reach postgresql://127.0.0.1:1",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_message_with_a_hint(place, epochal, monkeypatch, arguments, message):

@@ -12,7 +12,7 @@ from epochal.telemetry.history import history_of
 
 
 def ledgers(shop):
-    return shop.orders._place.store()._ledgers
+    return shop.orders._reference.store()._ledgers
 
 
 def test_a_dry_run_shows_what_would_be_removed_and_removes_nothing(shop):
@@ -32,7 +32,7 @@ def test_everything_is_removed_but_the_rows(shop):
     assert shop.log.numbers() == []
     assert history_of(shop.log).store.names() == []
     assert ledgers(shop) == {}
-    assert shop.orders._place.store()._prepared == {}
+    assert shop.orders._reference.store()._prepared == {}
     assert shop.orders.rows()["id"].to_pylist() == [0, 1]
     assert report.left == {}
     shop.run(epochs=1)

@@ -89,7 +89,7 @@ def test_a_target_that_can_not_be_reached_needs_a_person(shop, monkeypatch):
 
 def test_rows_that_a_target_discarded_are_reported_and_stay_decided(shop):
     driver = shop.die("decided")
-    place = shop.orders._place.store()
+    place = shop.orders._reference.store()
     place.abort(list(place._prepared))
     assert any("discarded" in need for need in plan_recovery(shop.reached).needs_a_person)
     with pytest.raises(Unsettled, match=r"orders \(1\)"):

@@ -18,7 +18,7 @@ def finish(shop, sink="orders", epoch=0, **more):
 
 
 def listed(shop):
-    return list(shop.orders._place.store()._prepared)
+    return list(shop.orders._reference.store()._prepared)
 
 
 def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(shop):
@@ -117,6 +117,6 @@ def test_aborting_one_handle_does_not_record_a_clean_stop(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
     resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
-    assert shop.audit._place.store()._prepared
+    assert shop.audit._reference.store()._prepared
     assert not newest_record(shop.log).record.state.is_stopped
     assert driver is not None

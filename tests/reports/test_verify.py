@@ -29,7 +29,7 @@ def test_decided_rows_agree_with_visible_rows(shop):
 
 
 def visible(shop):
-    return shop.orders._place.store()._visible
+    return shop.orders._reference.store()._visible
 
 
 def test_missing_rows_are_found(shop):

@@ -203,6 +203,6 @@ def test_rows_that_a_target_lost_after_the_decision_are_written_again(
     pipeline = Pipeline("lossy", [safe, leaky], watch=killer.watch)
     killer.at = ("decided", 1)
     assert killer.run(pipeline, source.stream, checkpoint)
-    leaky._place.store()._prepared.clear()
+    leaky._reference.store()._prepared.clear()
     assert not killer.run(pipeline, source.stream, checkpoint)
     assert ids(safe) == ids(leaky) == source.ids

@@ -135,6 +135,9 @@ class LocalStore:
         with self._errors("write", key):
             return LocalOutput(self, key, path, _created(path.with_name(path.name + UNFINISHED)))
 
+    def discard_unfinished(self, folder: str) -> None:
+        """`names` lists them here: they are deleted like other keys."""
+
     def open(self, key: str) -> BinaryIO | None:
         with self._errors("read", key):
             try:

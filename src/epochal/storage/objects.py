@@ -137,6 +137,9 @@ class ObjectStore:
             upload = obstore.open_writer(self._client, self._at(key), buffer_size=_PART_BYTES)
         return ObjectOutput(self, key, upload)
 
+    def discard_unfinished(self, folder: str) -> None:
+        """obstore can't list uploads: the store itself ends them after a time."""
+
     def open(self, key: str) -> BinaryIO | None:
         with self._errors("read", key):
             try:

@@ -126,6 +126,12 @@ class FileStore(Store, Protocol):
         `finish` fail. Object stores list nothing.
         """
 
+    def discard_unfinished(self, folder: str) -> None:
+        """
+        Remove what killed processes left of files that were being created below a folder, as far
+        as the store can list it apart from `names`.
+        """
+
     def open(self, key: str) -> BinaryIO | None:
         """For reading at any position, None where it does not exist."""
 

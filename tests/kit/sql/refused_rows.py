@@ -356,7 +356,7 @@ def test_rows_that_are_written_again_are_refused_as_they_were_or_a_person_is_ask
     coordinator.begin(EpochNumber(0))
     if is_changed:
         family.let_the_first_take_all()
-        with pytest.raises(Unsettled, match=r"refuses 0 of them now .* 1 were refused"):
+        with pytest.raises(Unsettled, match=r"rejects 0 of them now .* 1 were rejected"):
             coordinator.rewrite(prepared(coordinator, family))
         assert family.seen()[first] == []
     else:

@@ -28,7 +28,7 @@ from epochal.errors import (
     PreparedLost,
     TryAgain,
 )
-from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files import Files, layout, read_epochs
 from epochal.sinks.files.s3 import PART_BYTES
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt
 
@@ -204,6 +204,18 @@ def test_a_killed_task_is_listed_with_all_its_files_and_cleared_by_its_name_alon
     assert 0 <= found.age_s < 60
     bare = Receipt(handle=found.handle, fingerprint=NO_ROWS)
     driver.committer.abort(EpochNumber(0), [bare])
+    assert folder.leftovers() == []
+
+
+def test_an_upload_that_a_killed_task_left_behind_a_manifest_is_ended_with_its_attempt(
+    drive, numbers, folder
+):
+    driver = drive(folder.sink(uploads="manifest"))
+    receipt = driver.prepare(numbers(1), 0)
+    store = driver.committer._staging.store
+    store.begin_upload(f"{layout.data(receipt.handle)}/killed.parquet")
+    assert len(folder.uploads()) == 1
+    driver.committer.abort(EpochNumber(0), [receipt])
     assert folder.leftovers() == []
 
 

@@ -121,11 +121,10 @@ def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> 
     """
     bucket = f"arn:aws:s3:::{target.bucket}"
     below = f"{bucket}/{target.prefix}/" if target.prefix else f"{bucket}/"
-    listing = ["s3:ListBucket"]
-    writing = ["s3:GetObject", "s3:PutObject"]
+    listing = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
     if has_uploads:
-        listing += ["s3:GetLifecycleConfiguration", "s3:ListBucketMultipartUploads"]
-        writing += ["s3:AbortMultipartUpload"]
+        listing += ["s3:GetLifecycleConfiguration"]
+    writing = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
     statements: list[Mapping[str, Json]] = [
         {"Effect": "Allow", "Action": listing, "Resource": bucket},
         {"Effect": "Allow", "Action": writing, "Resource": f"{below}*"},

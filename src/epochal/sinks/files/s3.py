@@ -17,7 +17,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -28,6 +28,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from epochal.errors import Misconfigured
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.errors import RAISED, code_of, error_of, is_denied
@@ -298,6 +299,12 @@ class S3Store:
 
     def create(self, key: str) -> S3Output:
         return S3Output(self, key)
+
+    def discard_unfinished(self, folder: str) -> None:
+        # Some servers don't list uploads, or don't allow it: there the bucket's own rules end them.
+        with suppress(Misconfigured):
+            for upload in self.uploads(f"{folder}/"):
+                self.abort_upload(upload.key, upload.id)
 
     def open(self, key: str) -> BinaryIO | None:
         found = self.entry(key)

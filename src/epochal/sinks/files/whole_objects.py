@@ -209,6 +209,8 @@ def remove_old_objects(store: Store, identity: Identity) -> None:
 
 def _discard(store: FileStore, handle: Handle) -> None:
     """The data first: as long as some is left, its marker must be listed."""
+    # Uploads first: one that is completed meanwhile is an object by the time they are listed.
+    store.discard_unfinished(layout.data(handle))
     store.delete(list(_keys_below(store, layout.data(handle))))
     Markers(store, layout.PREPARED).delete([handle])
 
