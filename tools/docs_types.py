@@ -62,22 +62,22 @@ def as_module(text: str) -> str:
     return "\n".join([_HEAD, *lines[1:]])
 
 
-def mistakes(texts: Mapping[str, str]) -> list[str]:
-    """What the two checkers object to, as `page:line: message`."""
-    shutil.rmtree(BUILD, ignore_errors=True)
-    BUILD.mkdir(parents=True)
-    (BUILD / "reader.pyi").write_text(_READER, encoding="utf-8")
-    (BUILD / "mypy.ini").write_text(_MYPY, encoding="utf-8")
-    (BUILD / "pyrightconfig.json").write_text(json.dumps(_PYRIGHT), encoding="utf-8")
+def mistakes(texts: Mapping[str, str], folder: Path = BUILD) -> list[str]:
+    """What the two checkers object to, as `page:line: message`; `folder` is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "reader.pyi").write_text(_READER, encoding="utf-8")
+    (folder / "mypy.ini").write_text(_MYPY, encoding="utf-8")
+    (folder / "pyrightconfig.json").write_text(json.dumps(_PYRIGHT), encoding="utf-8")
     modules = {re.sub(r"\W", "_", name.removesuffix(".md")) + ".py": name for name in texts}
     for module, name in modules.items():
-        (BUILD / module).write_text(as_module(texts[name]), encoding="utf-8")
-    return [*_mypy(modules), *_pyright(modules)]
+        (folder / module).write_text(as_module(texts[name]), encoding="utf-8")
+    return [*_mypy(modules, folder), *_pyright(modules, folder)]
 
 
-def _mypy(modules: Mapping[str, str]) -> Iterable[str]:
+def _mypy(modules: Mapping[str, str], folder: Path) -> Iterable[str]:
     command = ("mypy", "--config-file=mypy.ini", "--output=json", *modules)
-    done = subprocess.run(command, cwd=BUILD, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         sys.exit(f"mypy failed: {done.stdout}{done.stderr}")
     # Without an error there is one empty line.
@@ -86,9 +86,9 @@ def _mypy(modules: Mapping[str, str]) -> Iterable[str]:
             yield f"{modules[found['file']]}:{found['line']}: {found['message']} (mypy)"
 
 
-def _pyright(modules: Mapping[str, str]) -> Iterable[str]:
+def _pyright(modules: Mapping[str, str], folder: Path) -> Iterable[str]:
     command = ("basedpyright", "--outputjson", "--pythonpath", sys.executable, *modules)
-    done = subprocess.run(command, cwd=BUILD, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         sys.exit(f"basedpyright failed: {done.stdout}{done.stderr}")
     for found in json.loads(done.stdout)["generalDiagnostics"]:
