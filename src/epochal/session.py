@@ -132,8 +132,8 @@ class Session:
         """
         Take rows, as Arrow or as mappings from column to value.
 
-        An error aborts the epoch, and so does Ctrl-C: whoever goes on can't commit what one sink
-        took and another did not.
+        An error aborts the epoch, and so does Ctrl-C: a caller that goes on can't commit what one
+        sink took and another did not.
         """
         if self._is_replay:
             return

@@ -109,7 +109,7 @@ class SqlCommitter(Operable):
             ((rows,),) = session.query(
                 f"SELECT COUNT(*) FROM {self.dialect.quote(*sink.table_name.parts)}"
             )
-            because = f"all rows of {sink.table}, whoever wrote them"
+            because = f"all rows of {sink.table}, of all writers"
             return Recount(rows=int(rows), because=because, is_alone=False)
 
         absent = Recount(rows=None, because=f"there is no table {sink.table}")

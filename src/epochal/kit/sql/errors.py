@@ -32,7 +32,7 @@ class ErrorTable(ABC):
     """There is no prepared transaction of this name, or another session still holds it."""
     transient: ClassVar[Collection[Code]]
     data: ClassVar[Collection[Code]]
-    """The server refuses the rows themselves, whoever asks and however often."""
+    """The server refuses the rows themselves: another attempt would be refused, too."""
     hints: ClassVar[Mapping[Code, str]]
 
     @abstractmethod

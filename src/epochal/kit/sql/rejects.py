@@ -1,7 +1,7 @@
 """Rows that a table refuses: how they are found again, reported, and set apart before the decision.
 
 A rehearsal that meets refused rows deletes them from staging in a transaction of their own, and is
-tried again. Whoever applies the epoch after that, in whatever process, leaves out the same rows.
+tried again. An epoch that is applied after that, in any process, leaves out the same rows.
 """
 
 from __future__ import annotations

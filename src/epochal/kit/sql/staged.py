@@ -13,7 +13,7 @@ Where that transaction was lost, or another process commits, the same is applied
 staging tables, unless the ledger shows that it is done.
 
 Rows that a table refuses are deleted from staging before the decision, in a transaction of their
-own, so that whoever applies the epoch again leaves out the same rows.
+own, so that an epoch that is applied again leaves out the same rows.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class PostgresDialect(PostgresErrors, Dialect):
                 name=gid,
                 handle=Handle.parse(gid),
                 age_s=age_s,
-                blocks="vacuum in this database, and whoever needs the rows it has locked",
+                blocks="vacuum in this database, and transactions that need the rows it has locked",
             )
             for gid, age_s in rows
         ]
