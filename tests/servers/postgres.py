@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 from servers.ports import free_port
-from servers.processes import NoServer, ServerProcess, as_nobody
+from servers.processes import NoServer, ServerProcess, as_nobody, await_ended, pause_process
 
 _DEBIAN_VERSIONS = ("15", "17", "16", "14", "13")
 _DEBIAN_LEVELS = 4
@@ -137,12 +137,19 @@ class PostgresServer(ServerProcess):
         return True
 
     def kill(self) -> None:
-        """With the postmaster its children, as when the machine dies."""
-        if self._process is not None:
+        """
+        With the postmaster its children, as when the machine dies. It is stopped first, so that
+        it starts no other; a child that has not quite ended still holds the shared memory, and
+        the next start would be refused.
+        """
+        if self._process is not None and self._process.poll() is None:
             pid = self._process.pid
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pause_process(pid)
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for child in children:
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
+            await_ended(map(int, children))
         super().kill()
 
     def stop(self, by: signal.Signals = signal.SIGINT) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,16 +43,25 @@ def pause_process(pid: int) -> None:
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _PAUSED_WITHIN_S
-    while not all(_is_stopped(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+    while not all(_has_state(stat, "TZX") for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
         assert time.monotonic() < deadline, f"process {pid} does not stop"
         time.sleep(_PAUSE_LOOK_S)
 
 
-def _is_stopped(stat: Path) -> bool:
+def await_ended(pids: Iterable[int]) -> None:
+    """Returns when none of them runs any more; a zombie holds nothing."""
+    deadline = time.monotonic() + _PAUSED_WITHIN_S
+    for pid in pids:
+        while not _has_state(Path(f"/proc/{pid}/stat"), "ZX"):
+            assert time.monotonic() < deadline, f"process {pid} does not end"
+            time.sleep(_PAUSE_LOOK_S)
+
+
+def _has_state(stat: Path, states: str) -> bool:
     """By the state behind the name, which is in parentheses and may hold spaces."""
     try:
-        return stat.read_text().rpartition(")")[2].split()[0] in "TZX"
-    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+        return stat.read_text().rpartition(")")[2].split()[0] in states
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return True
 
 
