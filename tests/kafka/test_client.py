@@ -345,6 +345,18 @@ def test_a_topic_that_is_not_there_is_not_waited_for_long() -> None:
                 client.ask(PRODUCE, Leader("orders", 5))
 
 
+def test_a_topic_that_was_just_created_is_waited_for_until_all_its_partitions_are_known() -> None:
+    with FakeBroker({}) as broker:
+        unknown = metadata(broker, code=Code.UNKNOWN_TOPIC_OR_PARTITION)
+        without_leader = metadata(broker, code=Code.LEADER_NOT_AVAILABLE)
+        whole = metadata(broker)
+        second = MetadataResponsePartition(partition_index=1, leader_id=broker.node_id)
+        whole.topics[0].partitions.append(second)
+        broker.handlers |= {3: in_turn(unknown, without_leader, metadata(broker), whole)}
+        with client_of(broker) as client:
+            assert client.await_topic("orders", partitions=2).leaders == {0: 1, 1: 1}
+
+
 def test_every_connection_is_counted_as_a_lane() -> None:
     reported = DescribeClusterResponse()
     with FakeBroker({60: in_turn(reported)}) as broker:

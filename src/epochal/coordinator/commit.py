@@ -33,6 +33,7 @@ from functools import partial
 
 from epochal.contract import Sink
 from epochal.coordinator.environment import Environment
+from epochal.coordinator.rehearsal import Rehearsal
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
 from epochal.coordinator.targets import Targets
@@ -169,6 +170,7 @@ def replace_lost(
     lost: Lost,
     sinks: Mapping[SinkName, Sink],
     targets: Targets,
+    rehearsal: Rehearsal,
 ) -> tuple[State, Receipts]:
     """The state with the replay's receipts in it, and those of them that are surplus."""
     require_own_receipts(
@@ -183,9 +185,8 @@ def replace_lost(
         plan = plan_rewrite(sink, decision.receipts[sink], lost[sink], some)
         state = rewritten(state, sink, plan.receipts)
         surplus[sink] = plan.surplus
-    for group in targets.groups(state.pending):
-        if group.keys() & again.keys():
-            targets.rehearse(decision.epoch, group)
+    groups = targets.groups(state.pending)
+    rehearsal.examine_again(decision.epoch, [one for one in groups if one.keys() & again.keys()])
     for sink in again:
         require_same(sinks[sink], targets.committers[sink], decision)
     return state, surplus

@@ -275,6 +275,7 @@ class Coordinator:
                 lost=self._lost,
                 sinks=self._sinks,
                 targets=self._targets,
+                rehearsal=self._rehearsal,
             )
         except Exception:
             self._cleanup.clear(self._open_epoch, again)

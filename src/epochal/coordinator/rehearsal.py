@@ -85,6 +85,13 @@ class Rehearsal:
         self._ask_gates(epoch, {**receipts, **self.rejected}, frame)
         self._environment.on_step("gated", epoch)
 
+    def examine_again(self, epoch: EpochNumber, groups: Iterable[Receipts]) -> None:
+        """Examine a decided epoch in which lost receipts were replaced, before that is recorded."""
+        self._deadlines = []
+        for group in groups:
+            self._rehearse_group(epoch, group)
+        self.require_time(epoch)
+
     def require_time(self, epoch: EpochNumber) -> None:
         """Refuse to decide on rows that a target would drop before they can be committed."""
         for sinks, deadline in self._deadlines:

@@ -241,7 +241,7 @@ class Client:
         return code in _UNKNOWN_TOPIC and waited_s >= self.patience.unknown_topic_s
 
     def _is_worth_another_try(self, ask: Ask[Any], error: EpochalError, started: float) -> bool:
-        if isinstance(error, _UnknownTopic):
+        if isinstance(error, UnknownTopic):
             return not self._is_still_unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, started)
         self.forget(ask.to)
         if isinstance(error, OutcomeUnknown):
@@ -272,17 +272,25 @@ class Client:
             self.refresh([name])
         return self.cluster.topics[name]
 
-    def await_topic(self, name: str) -> Topic:
-        """The same, with time for a topic that was just created to become known."""
+    def await_topic(self, name: str, partitions: int = 1) -> Topic:
+        """
+        The same, with time for a topic that was just created, or got more partitions, to become
+        known to the broker that is asked.
+        """
         started = self._clock.monotonic()
         while True:
+            is_late = self._is_still_unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, started)
             try:
-                return self.topic(name)
-            except _UnknownTopic:
-                if self._is_still_unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, started):
+                found = self.topic(name)
+            except UnknownTopic:
+                if is_late:
                     raise
             except OutcomeUnknown as error:
                 raise TryAgain(error.message, error.hint) from error
+            else:
+                if found.partition_count >= partitions or is_late:
+                    return found
+                self.forget(Leader(name, 0))
             self._clock.sleep(self.patience.pause_first_s)
 
     def nodes(self) -> Sequence[Node]:
@@ -313,7 +321,7 @@ class Client:
         for topic in answer.topics:
             if topic.error_code in _UNKNOWN_TOPIC:
                 self.cluster = self.cluster.without(topic.name or "")
-                raise _UnknownTopic(
+                raise UnknownTopic(
                     f"there is no topic {topic.name!r}", hint="create it, or correct its name"
                 )
             if topic.error_code != Code.NONE and not errors.is_transient(topic.error_code):
@@ -433,7 +441,7 @@ class Client:
                 leaders = self.topic(target.topic).leaders
                 if target.partition not in leaders:
                     self.forget(target)
-                    raise _UnknownTopic(f"{target.topic!r} has no partition {target.partition}")
+                    raise UnknownTopic(f"{target.topic!r} has no partition {target.partition}")
                 return self._to_node(leaders[target.partition], lane)
 
     def _to_node(self, node_id: int, lane: int) -> Link:
@@ -485,8 +493,8 @@ class Client:
         return link
 
 
-class _UnknownTopic(Misconfigured):
-    """A topic that does not exist, or not yet."""
+class UnknownTopic(Misconfigured):
+    """A topic or partition that does not exist, or that the broker does not know yet."""
 
 
 def _no_time_left() -> EpochalError:

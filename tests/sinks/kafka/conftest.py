@@ -1,4 +1,4 @@
-"""The broker of these tests and a place on it; see `kafka_place`."""
+"""The broker that these tests share; see `kafka_broker`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for folder in (HERE.parent.parent, HERE):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from kafka_place import Place, close_readers, server_at  # noqa: E402  found by the lines above
+from kafka_broker import Broker, close_readers, server_at  # noqa: E402  found by the lines above
 from servers.registry import Registry, running_registry  # noqa: E402  the same
 
 
@@ -28,8 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def place(server: Any) -> Iterator[Place]:
-    made = Place(bootstrap=server.address())
+def kafka(server: Any) -> Iterator[Broker]:
+    made = Broker(bootstrap=server.address())
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from kafka_place import open_transactions, read_topic
+from kafka_broker import open_transactions, read_topic
 
 from epochal.terms import sink_tag
 from epochal.testing.conformance import SinkConformance, Target
@@ -23,23 +23,23 @@ class _Conformance(SinkConformance):
     options: Mapping[str, Any] = MappingProxyType({})
 
     @pytest.fixture(autouse=True)
-    def _at(self, place) -> None:
-        self._place = place
+    def _at(self, kafka) -> None:
+        self._kafka = kafka
 
     def make(self, tmp_path: Path) -> Target:
-        place = self._place
-        topic = place.topic(partitions=3)
+        kafka = self._kafka
+        topic = kafka.topic(partitions=3)
         tag = sink_tag(f"kafka:{topic}")
         return Target(
-            sink=place.sink(topic, options={"kafka.sasl.password": SECRET}, **self.options),
-            visible=lambda: [json.loads(m.value()) for m in read_topic(place.bootstrap, topic)],
-            leftovers=lambda: open_transactions(place.client, tag),
+            sink=kafka.sink(topic, options={"kafka.sasl.password": SECRET}, **self.options),
+            visible=lambda: [json.loads(m.value()) for m in read_topic(kafka.bootstrap, topic)],
+            leftovers=lambda: open_transactions(kafka.client, tag),
             secrets=[SECRET],
             refused=(2, "x" * 4_000_000),
             unreachable=lambda: nullcontext(
-                place.sink(topic, bootstrap="127.0.0.1:1", **self.options)
+                kafka.sink(topic, bootstrap="127.0.0.1:1", **self.options)
             ),
-            misconfigured={"a missing topic": place.sink("nowhere", **self.options)},
+            misconfigured={"a missing topic": kafka.sink("nowhere", **self.options)},
         )
 
     @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_place import Place, open_transactions
+from kafka_broker import Broker, open_transactions
 
 from epochal.logs import MemoryLog
 from epochal.sinks.kafka import transaction_status
@@ -24,48 +24,48 @@ def rows(*ids: int) -> pa.RecordBatch:
 EPOCHS = [[[rows(1, 2)], [rows(3)]], [[rows(4)], [rows(5)]]]
 
 
-def settings_at(place: Place, epochs: Any, **options: Any) -> Callable[[], Setting]:
+def settings_at(kafka: Broker, epochs: Any, **options: Any) -> Callable[[], Setting]:
     """A topic and a log of its own for every run."""
     numbers = itertools.count(1)
 
     def fresh() -> Setting:
-        topic = place.topic(partitions=2)
-        sink = place.sink(topic, key="id", name=f"crash{next(numbers)}-{topic}", **options)
+        topic = kafka.topic(partitions=2)
+        sink = kafka.sink(topic, key="id", name=f"crash{next(numbers)}-{topic}", **options)
         log = MemoryLog()
         return Setting(
             log=lambda: log,
             sinks=lambda: [sink],
             epochs=epochs,
             schema=epochs[0][0][0].schema,
-            visible=lambda name: place.quick_rows(topic),
-            leftovers=lambda: open_transactions(place.client, sink_tag(sink.name)),
+            visible=lambda name: kafka.quick_rows(topic),
+            leftovers=lambda: open_transactions(kafka.client, sink_tag(sink.name)),
         )
 
     return fresh
 
 
-def test_a_crash_at_any_call_leaves_every_row_visible_once(place: Place) -> None:
+def test_a_crash_at_any_call_leaves_every_row_visible_once(kafka: Broker) -> None:
     """Two epochs, so that the second one works with the pool; the first task runs twice."""
-    report = crash_at_every_call(settings_at(place, EPOCHS), second=False)
+    report = crash_at_every_call(settings_at(kafka, EPOCHS), second=False)
     assert report.runs > 60
 
 
-def test_a_crash_while_recovering_from_a_crash_changes_nothing(place: Place) -> None:
-    report = crash_at_every_call(settings_at(place, EPOCHS[:1]), second_every=41)
+def test_a_crash_while_recovering_from_a_crash_changes_nothing(kafka: Broker) -> None:
+    report = crash_at_every_call(settings_at(kafka, EPOCHS[:1]), second_every=41)
     assert report.runs > 60
 
 
 def test_the_judge_objects_to_a_commit_that_ends_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaCommitter, "_end", lambda *_: [])
     with pytest.raises(Breach, match="lost 3 rows"):
-        crash_at_every_call(settings_at(place, EPOCHS[:1]), second=False)
+        crash_at_every_call(settings_at(kafka, EPOCHS[:1]), second=False)
 
 
 def test_the_judge_objects_to_orphans_that_nobody_lists(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction_status, "_open_ids", lambda *_: [])
     with pytest.raises(Breach):
-        crash_at_every_call(settings_at(place, EPOCHS[:1]), second=False)
+        crash_at_every_call(settings_at(kafka, EPOCHS[:1]), second=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -9,29 +10,38 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_place import APACHE_SETTINGS, Place, server_at, some
+from kafka_broker import APACHE_SETTINGS, Broker, server_at, some
 from servers.kafka import KafkaCluster
 
-from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka.cluster import Coordinator
+from epochal.kafka.codes import Code
+from epochal.kafka.connection import Pending
+from epochal.kafka.messages.describe_configs import DescribeConfigsResponse
+from epochal.kafka.messages.metadata import MetadataResponse
+from epochal.kafka.messages.produce import ProduceResponse
+from epochal.kafka.messages.txn_offset_commit import TxnOffsetCommitResponse
 from epochal.terms import Proof
+
+_TOPIC = 2
+"""The kind of resource in DescribeConfigs."""
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Place]]:
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Broker]]:
     """A broker that may be killed."""
     server = server_at(tmp_path_factory.mktemp("mortal"))
     server.start()
-    place = Place(bootstrap=server.address())
-    yield server, place
-    place.close()
+    kafka = Broker(bootstrap=server.address())
+    yield server, kafka
+    kafka.close()
     server.kill()
 
 
 def test_a_broker_that_dies_while_rows_are_prepared_keeps_them(mortal) -> None:
-    server, place = mortal
-    topic = place.topic(partitions=2)
-    life = place.life(topic, key="id")
+    server, kafka = mortal
+    topic = kafka.topic(partitions=2)
+    life = kafka.life(topic, key="id")
     receipts = life.prepare(0, some(*range(100)), some(*range(100, 150)))
     server.kill()
     server.start()
@@ -39,16 +49,16 @@ def test_a_broker_that_dies_while_rows_are_prepared_keeps_them(mortal) -> None:
     server.kill()
     server.start()
     life.commit(0, receipts)
-    assert place.ids(topic) == list(range(150))
-    place.keep(life.fresh()).commit(0, receipts)
-    assert place.ids(topic) == list(range(150))
+    assert kafka.ids(topic) == list(range(150))
+    kafka.keep(life.fresh()).commit(0, receipts)
+    assert kafka.ids(topic) == list(range(150))
     assert not life.committer.in_doubt()
 
 
 def test_a_broker_that_dies_while_rows_are_sent_gets_each_once(mortal) -> None:
-    server, place = mortal
-    topic = place.topic(partitions=2)
-    life = place.life(topic, key="id", batch_bytes=20_000)
+    server, kafka = mortal
+    topic = kafka.topic(partitions=2)
+    life = kafka.life(topic, key="id", batch_bytes=20_000)
     rows = pa.table({"id": range(30_000), "name": ["x" * 50] * 30_000})
     writer = life.writer(rows, 0, handout=life.begin(0))
     batches = rows.to_batches(max_chunksize=1_000)
@@ -60,27 +70,27 @@ def test_a_broker_that_dies_while_rows_are_sent_gets_each_once(mortal) -> None:
     receipts = [writer.prepare()]
     life.rehearse(0, receipts)
     life.commit(0, receipts)
-    assert place.ids(topic) == list(range(30_000))
+    assert kafka.ids(topic) == list(range(30_000))
 
 
 def test_an_end_that_goes_unanswered_is_asked_again_and_stands_once(mortal) -> None:
     """The broker stands still with the request in its hands, longer than the driver waits."""
-    server, place = mortal
-    topic = place.topic()
-    life = place.life(topic, options={"request.timeout.ms": "600"})
+    server, kafka = mortal
+    topic = kafka.topic()
+    life = kafka.life(topic, options={"request.timeout.ms": "600"})
     receipts = life.prepare(0, some(1, 2))
     life.rehearse(0, receipts)
     server.pause()
     threading.Timer(1.5, server.resume).start()
     life.commit(0, receipts)
-    assert place.ids(topic) == [1, 2]
+    assert kafka.ids(topic) == [1, 2]
     assert life.outcome(receipts[0]) is Proof.COMMITTED
 
 
 def test_a_broker_that_is_away_for_long_leaves_the_epoch_undecided_not_lost(mortal) -> None:
-    server, place = mortal
-    topic = place.topic()
-    life = place.life(topic, options={"request.timeout.ms": "300"})
+    server, kafka = mortal
+    topic = kafka.topic()
+    life = kafka.life(topic, options={"request.timeout.ms": "300"})
     receipts = life.prepare(0, some(1))
     life.committer._client.patience = type(life.committer._client.patience)(total_s=1.0)
     server.kill()
@@ -90,53 +100,114 @@ def test_a_broker_that_is_away_for_long_leaves_the_epoch_undecided_not_lost(mort
     finally:
         server.start()
     life.commit(0, receipts)
-    assert place.ids(topic) == [1]
+    assert kafka.ids(topic) == [1]
+
+
+def _topic_parts(answer: Any) -> list[Any]:
+    """The parts of an answer that say whether the broker knows the topic."""
+    if isinstance(answer, MetadataResponse):
+        return answer.topics
+    if isinstance(answer, DescribeConfigsResponse):
+        return [one for one in answer.results if one.resource_type == _TOPIC]
+    if isinstance(answer, ProduceResponse):
+        return answer.responses[0].partition_responses
+    return answer.topics[0].partitions
+
+
+@pytest.mark.parametrize(
+    "kind", [MetadataResponse, DescribeConfigsResponse, ProduceResponse, TxnOffsetCommitResponse]
+)
+def test_a_topic_that_some_brokers_do_not_know_yet_is_asked_for_again(
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    """Two of three answers of one kind come from a broker that is behind, in driver and task."""
+    topic = kafka.topic(partitions=1, max_message_bytes="20000")
+    honest, numbers = Pending.result, itertools.count()
+
+    def result(self: Any) -> Any:
+        answer = honest(self)
+        parts = _topic_parts(answer) if isinstance(answer, kind) else []
+        if parts and next(numbers) % 3 < 2:
+            parts[0].error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        return answer
+
+    with monkeypatch.context() as behind:
+        behind.setattr(Pending, "result", result)
+        life = kafka.life(topic, key="id")
+        life.committer.check(some(1).schema)
+        receipts = life.write(0, some(*range(20)))
+        assert life.begin(1)["batch_bytes_max"] == 20_000
+        kafka.add_partitions(topic, 4)
+        life.committer._limits_read_s = float("-inf")
+        receipts = life.write(1, some(*range(20, 60)))
+    assert next(numbers) > 2, "no answer was changed"
+    assert kafka.ids(topic) == list(range(60))
+    assert {life.outcome(one) for one in receipts} == {Proof.COMMITTED}
+
+
+def test_a_topic_that_does_not_exist_is_reported_within_seconds(kafka: Broker) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(Misconfigured, match="there is no topic 'never-made'") as caught:
+        kafka.life("never-made").committer.check(some(1).schema)
+    assert "create it" in caught.value.hint
+    assert 1 < time.monotonic() - started_s < 15
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaCluster, Place]]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaCluster, Broker]]:
     """Three brokers of Apache Kafka on loopback, whichever serves the other tests."""
     running = KafkaCluster(tmp_path_factory.mktemp("cluster"), settings=APACHE_SETTINGS)
     running.start()
-    place = Place(bootstrap=running.address())
-    yield running, place
-    place.close()
+    kafka = Broker(bootstrap=running.address())
+    yield running, kafka
+    kafka.close()
     running.kill()
 
 
-def replicated_topic(place: Place) -> str:
+def replicated_topic(kafka: Broker) -> str:
     """Made as soon as all three brokers have found each other."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return place.topic(partitions=3, replicas=3, min_insync_replicas="2")
+            return kafka.topic(partitions=3, replicas=3, min_insync_replicas="2")
         except (AssertionError, EpochalError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
 
 
+def test_a_topic_can_be_written_the_moment_it_is_created(cluster) -> None:
+    """By drivers and tasks that connect anew, each to whichever broker answers first."""
+    _, kafka = cluster
+    for number in range(5):
+        topic = replicated_topic(kafka)
+        life = kafka.life(topic, key="id")
+        life.committer.check(some(1).schema)
+        life.write(0, some(number), some(number + 10))
+        assert kafka.quick_ids(topic) == [number, number + 10]
+
+
 def test_leaders_and_coordinators_that_move_lose_and_repeat_nothing(cluster) -> None:
     """
     Between prepare and commit the coordinator's broker is killed; while rows are sent, a leader's.
     """
-    running, place = cluster
-    topic = replicated_topic(place)
-    life = place.life(topic, key="id")
+    running, kafka = cluster
+    topic = replicated_topic(kafka)
+    life = kafka.life(topic, key="id")
     life.write(0, some(*range(50)), some(*range(50, 100)), first=True)
     receipts = life.prepare(1, some(*range(100, 150)), some(*range(150, 200)), first=True)
     life.rehearse(1, receipts)
     name = str(receipts[0].token["transactional_id"])
-    doomed = place.client.coordinator(Coordinator(name))
+    doomed = kafka.client.coordinator(Coordinator(name))
     running.brokers[doomed].kill()
     _patiently(lambda: life.commit(1, receipts))
     running.brokers[doomed].start()
-    assert _patiently(lambda: place.quick_ids(topic)) == list(range(200))
+    assert _patiently(lambda: kafka.quick_ids(topic)) == list(range(200))
 
     rows = pa.table({"id": range(200, 8_200), "name": ["x" * 100] * 8_000})
     writer = life.writer(rows, 2, handout=_patiently(lambda: life.begin(2)))
     batches = rows.to_batches(max_chunksize=500)
-    leader = place.client.topic(topic).leaders[0]
+    leader = kafka.client.topic(topic).leaders[0]
     for number, batch in enumerate(batches):
         if number == len(batches) // 2:
             running.brokers[leader].kill()
@@ -145,7 +216,7 @@ def test_leaders_and_coordinators_that_move_lose_and_repeat_nothing(cluster) -> 
     life.rehearse(2, won)
     _patiently(lambda: life.commit(2, won))
     running.brokers[leader].start()
-    assert _patiently(lambda: place.quick_ids(topic)) == list(range(8_200))
+    assert _patiently(lambda: kafka.quick_ids(topic)) == list(range(8_200))
     assert not _patiently(life.committer.in_doubt)
 
 

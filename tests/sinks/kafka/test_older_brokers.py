@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kafka_place import Life, Place, some
+from kafka_broker import Broker, Life, some
 
 from epochal.errors import PreparedLost
 from epochal.kafka.handshake import Link
@@ -15,9 +15,9 @@ _YOUNGER = (DescribeTransactionsRequest.API_KEY, ListTransactionsRequest.API_KEY
 
 
 @pytest.fixture
-def older(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """The place itself still sees transactions: it has met the broker before."""
-    place.client.nodes()
+def older(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """The test's own client still sees transactions: it has connected before."""
+    kafka.client.nodes()
     honest = Link.__init__
 
     def limited(self: Link, *args: object) -> None:
@@ -25,7 +25,7 @@ def older(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
         self.versions = {key: value for key, value in self.versions.items() if key not in _YOUNGER}
 
     monkeypatch.setattr(Link, "__init__", limited)
-    return place
+    return kafka
 
 
 def ability(life: Life, name: str) -> bool:
@@ -33,7 +33,7 @@ def ability(life: Life, name: str) -> bool:
     return found.granted
 
 
-def test_rows_are_visible_once_and_ends_are_proven_by_markers(older: Place) -> None:
+def test_rows_are_visible_once_and_ends_are_proven_by_markers(older: Broker) -> None:
     topic = older.topic(partitions=2)
     life = older.life(topic, key="id")
     assert not ability(life, "clearing up")
@@ -49,7 +49,7 @@ def test_rows_are_visible_once_and_ends_are_proven_by_markers(older: Place) -> N
     assert late.outcome(dropped[0]) is Proof.ABORTED
 
 
-def test_what_is_open_is_neither_listed_nor_taken_for_ended(older: Place) -> None:
+def test_what_is_open_is_neither_listed_nor_taken_for_ended(older: Broker) -> None:
     topic = older.topic()
     life = older.life(topic)
     receipts = life.prepare(0, some(1))
@@ -62,7 +62,7 @@ def test_what_is_open_is_neither_listed_nor_taken_for_ended(older: Place) -> Non
     assert older.ids(topic) == [1]
 
 
-def test_a_commit_after_somebody_aborted_is_not_taken_for_done(older: Place) -> None:
+def test_a_commit_after_somebody_aborted_is_not_taken_for_done(older: Broker) -> None:
     topic = older.topic()
     life = older.life(topic)
     receipts = life.prepare(0, some(1))

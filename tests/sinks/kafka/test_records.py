@@ -9,15 +9,11 @@ import pickle
 import confluent_kafka
 import pyarrow as pa
 import pytest
-from kafka_place import Place, some
+from kafka_broker import Broker, some
 
 from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
 from epochal.kafka import batch_reader
 from epochal.kafka.cluster import Controller, Leader
-from epochal.kafka.messages.create_partitions import (
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
-)
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -29,46 +25,46 @@ from epochal.sinks.kafka import json as as_json
 from epochal.terms import EpochNumber
 
 
-def test_keys_go_where_the_java_client_and_librdkafka_send_them(place: Place) -> None:
-    ours, theirs = place.topic(partitions=5), place.topic(partitions=5)
+def test_keys_go_where_the_java_client_and_librdkafka_send_them(kafka: Broker) -> None:
+    ours, theirs = kafka.topic(partitions=5), kafka.topic(partitions=5)
     keys = [f"key-{number}" for number in range(200)]
     rows = pa.table({"k": keys, "v": keys})
-    place.life(ours, key="k", value="v").write(0, rows)
+    kafka.life(ours, key="k", value="v").write(0, rows)
     peer = confluent_kafka.Producer(
-        {"bootstrap.servers": place.bootstrap, "partitioner": "murmur2_random"}
+        {"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"}
     )
     for key in keys:
         peer.produce(theirs, key=key, value=key)
     assert peer.flush(20) == 0
-    assert _places(place, ours) == _places(place, theirs)
+    assert _partition_by_key(kafka, ours) == _partition_by_key(kafka, theirs)
 
 
-def _places(place: Place, topic: str) -> dict[bytes, int]:
-    return {message.key(): message.partition() for message in place.messages(topic)}
+def _partition_by_key(kafka: Broker, topic: str) -> dict[bytes, int]:
+    return {message.key(): message.partition() for message in kafka.messages(topic)}
 
 
-def test_rows_without_a_key_are_spread_in_full_batches(place: Place) -> None:
-    topic = place.topic(partitions=3)
+def test_rows_without_a_key_are_spread_in_full_batches(kafka: Broker) -> None:
+    topic = kafka.topic(partitions=3)
     rows = pa.table({"v": ["x" * 1000] * 3000})
-    place.life(topic, value="v", batch_bytes=100_000).write(0, rows)
-    messages = place.messages(topic)
+    kafka.life(topic, value="v", batch_bytes=100_000).write(0, rows)
+    messages = kafka.messages(topic)
     assert len(messages) == 3000
     per_partition = [sum(m.partition() == index for m in messages) for index in range(3)]
     assert min(per_partition) > 500
 
 
-def test_a_null_value_is_a_tombstone_and_a_null_key_none(place: Place) -> None:
-    topic = place.topic()
+def test_a_null_value_is_a_tombstone_and_a_null_key_none(kafka: Broker) -> None:
+    topic = kafka.topic()
     rows = pa.table({"k": ["a", None], "v": pa.array([None, b"\x00\xff"], pa.binary())})
-    place.life(topic, key="k", value="v").write(0, rows)
-    assert [(m.key(), m.value()) for m in place.messages(topic)] == [
+    kafka.life(topic, key="k", value="v").write(0, rows)
+    assert [(m.key(), m.value()) for m in kafka.messages(topic)] == [
         (b"a", None),
         (None, b"\x00\xff"),
     ]
 
 
-def test_a_row_may_have_its_own_partition_topic_time_and_headers(place: Place) -> None:
-    topic, other = place.topic(partitions=3), place.topic()
+def test_a_row_may_have_its_own_partition_topic_time_and_headers(kafka: Broker) -> None:
+    topic, other = kafka.topic(partitions=3), kafka.topic()
     rows = pa.table(
         {
             "v": ["one", "two", "three"],
@@ -78,29 +74,29 @@ def test_a_row_may_have_its_own_partition_topic_time_and_headers(place: Place) -
             "h": pa.array([[("a", "b")], None, []], pa.map_(pa.string(), pa.string())),
         }
     )
-    life = place.life(topic, value="v", partition="p", topic_from="t", timestamp="at", headers="h")
+    life = kafka.life(topic, value="v", partition="p", topic_from="t", timestamp="at", headers="h")
     life.write(0, rows)
-    found = {message.value(): message for message in place.messages(topic)}
+    found = {message.value(): message for message in kafka.messages(topic)}
     assert found[b"one"].partition() == 2
     assert found[b"one"].timestamp()[1] == 1_700_000_000_000
     assert found[b"one"].headers() == [("a", b"b")]
     assert found[b"two"].timestamp()[1] > 1_700_000_000_000
-    assert [message.value() for message in place.messages(other)] == [b"three"]
+    assert [message.value() for message in kafka.messages(other)] == [b"three"]
 
 
 @pytest.mark.parametrize("kind", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_rows_are_read_by_others(place: Place, kind: str) -> None:
-    topic = place.topic()
-    place.life(topic, compression=kind).write(0, some(*range(500)))
-    assert place.ids(topic) == list(range(500))
+def test_compressed_rows_are_read_by_others(kafka: Broker, kind: str) -> None:
+    topic = kafka.topic()
+    kafka.life(topic, compression=kind).write(0, some(*range(500)))
+    assert kafka.ids(topic) == list(range(500))
 
 
-def test_many_batches_keep_their_order_and_their_rows(place: Place) -> None:
-    topic = place.topic(partitions=2)
-    life = place.life(topic, key="name", value=as_json("id"), batch_bytes=4_000)
+def test_many_batches_keep_their_order_and_their_rows(kafka: Broker) -> None:
+    topic = kafka.topic(partitions=2)
+    life = kafka.life(topic, key="name", value=as_json("id"), batch_bytes=4_000)
     rows = pa.table({"id": list(range(20_000)), "name": [f"k{n % 7}" for n in range(20_000)]})
     life.write(0, rows)
-    messages = place.messages(topic)
+    messages = kafka.messages(topic)
     assert sorted(json.loads(m.value())["id"] for m in messages) == list(range(20_000))
     by_key: dict[bytes, list[int]] = {}
     for message in sorted(messages, key=lambda one: (one.partition(), one.offset())):
@@ -108,9 +104,9 @@ def test_many_batches_keep_their_order_and_their_rows(place: Place) -> None:
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-def test_what_fills_no_batch_waits_for_more(place: Place) -> None:
-    topic = place.topic(partitions=2)
-    life = place.life(topic, key="id", value="v", batch_bytes=20_000)
+def test_what_fills_no_batch_waits_for_more(kafka: Broker) -> None:
+    topic = kafka.topic(partitions=2)
+    life = kafka.life(topic, key="id", value="v", batch_bytes=20_000)
     rows = pa.table({"id": list(range(3000)), "v": ["x" * 60] * 3000})
     writer = life.writer(rows, 0, handout=life.begin(0))
     for batch in rows.to_batches(max_chunksize=150):
@@ -118,38 +114,38 @@ def test_what_fills_no_batch_waits_for_more(place: Place) -> None:
     receipt = writer.prepare()
     life.rehearse(0, [receipt])
     life.commit(0, [receipt])
-    assert len(place.messages(topic)) == 3000
+    assert len(kafka.messages(topic)) == 3000
     for partition in (0, 1):
-        *full, _ = _batch_counts(place, topic, partition)
+        *full, _ = _batch_counts(kafka, topic, partition)
         assert min(full) > 190, "20,000 bytes are some 200 rows"
 
 
-def _batch_counts(place: Place, topic: str, partition: int) -> list[int]:
+def _batch_counts(kafka: Broker, topic: str, partition: int) -> list[int]:
     """How many rows each batch of a partition has."""
     wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)
     request = FetchRequest(max_bytes=1 << 24, topics=[FetchTopic(topic=topic, partitions=[wanted])])
-    (part,) = place.client.ask(request, Leader(topic, partition)).responses[0].partitions
+    (part,) = kafka.client.ask(request, Leader(topic, partition)).responses[0].partitions
     return [batch.count for batch in batch_reader.read(part.records) if not batch.is_control]
 
 
-def test_a_row_that_waits_for_company_does_not_hold_memory_for_ever(place: Place) -> None:
+def test_a_row_that_waits_for_company_does_not_hold_memory_for_ever(kafka: Broker) -> None:
     """It keeps the batch that it came in: a rare key must not wait until its rows fill one."""
-    topic = place.topic(partitions=2)
-    life = place.life(topic, partition="p", value="v", batch_bytes=20_000, buffer_bytes=50_000)
+    topic = kafka.topic(partitions=2)
+    life = kafka.life(topic, partition="p", value="v", batch_bytes=20_000, buffer_bytes=50_000)
     rows = pa.table({"v": ["x" * 100] * 100, "p": pa.array([1] + [0] * 99, pa.int32())})
     writer = life.writer(rows, 0, handout=life.begin(0))
     for _ in range(10):
         writer.write(rows.to_batches()[0])
     writer._sender.finish()
-    sent = [message.partition() for message in place.messages(topic, committed=False)]
+    sent = [message.partition() for message in kafka.messages(topic, committed=False)]
     assert sent.count(1) >= 6
     writer.abort()
-    assert place.messages(topic) == []
+    assert kafka.messages(topic) == []
 
 
-def test_a_row_that_is_too_large_is_named_before_it_is_sent(place: Place) -> None:
-    topic = place.topic(max_message_bytes="20000")
-    life = place.life(topic, key="k", value="v")
+def test_a_row_that_is_too_large_is_named_before_it_is_sent(kafka: Broker) -> None:
+    topic = kafka.topic(max_message_bytes="20000")
+    life = kafka.life(topic, key="k", value="v")
     rows = pa.table({"k": ["small", "large"], "v": ["x", "y" * 50_000]})
     handout = life.begin(0)
     writer = life.writer(rows, 0, handout=handout)
@@ -157,18 +153,18 @@ def test_a_row_that_is_too_large_is_named_before_it_is_sent(place: Place) -> Non
     with pytest.raises(RowRejected, match=r"b?'large'.*20000"):
         writer.write(batch)
     writer.abort()
-    assert place.messages(topic) == []
-    assert not place.open_transactions(life.identity.tag)
+    assert kafka.messages(topic) == []
+    assert not kafka.open_transactions(life.identity.tag)
 
 
-def shrink(place: Place, topic: str, message_bytes_max: int) -> None:
+def shrink(kafka: Broker, topic: str, message_bytes_max: int) -> None:
     """Somebody changes what a topic takes, behind the back of a driver that has asked before."""
     config = AlterableConfig(
         name="max.message.bytes", config_operation=0, value=str(message_bytes_max)
     )
     resource = AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])
     request = IncrementalAlterConfigsRequest(resources=[resource])
-    (done,) = place.client.ask(request, Controller()).responses
+    (done,) = kafka.client.ask(request, Controller()).responses
     assert done.error_code == 0, done.error_message
 
 
@@ -181,13 +177,13 @@ def shrink(place: Place, topic: str, message_bytes_max: int) -> None:
     ids=["one row", "many rows"],
 )
 def test_a_batch_that_a_broker_refuses_as_too_large_is_reported_with_the_way_out(
-    place: Place, values: list[str], kind: type[EpochalError], expected: str
+    kafka: Broker, values: list[str], kind: type[EpochalError], expected: str
 ) -> None:
-    topic = place.topic()
-    life = place.life(topic, key="k", value="v")
+    topic = kafka.topic()
+    life = kafka.life(topic, key="k", value="v")
     rows = pa.table({"k": ["key"] * len(values), "v": values})
     handout = life.begin(0)
-    shrink(place, topic, 2000)
+    shrink(kafka, topic, 2000)
     writer = life.writer(rows, 0, handout=handout)
     for batch in rows.to_batches():
         writer.write(batch)
@@ -195,42 +191,39 @@ def test_a_batch_that_a_broker_refuses_as_too_large_is_reported_with_the_way_out
         writer.prepare()
     assert "max.message.bytes" in caught.value.hint or "batch_bytes=" in caught.value.hint
     writer.abort()
-    assert place.messages(topic) == []
-    assert not place.open_transactions(life.identity.tag)
+    assert kafka.messages(topic) == []
+    assert not kafka.open_transactions(life.identity.tag)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "snappy", "lz4", "zstd"])
-def test_rows_that_compression_makes_longer_still_fit(place: Place, kind: str) -> None:
+def test_rows_that_compression_makes_longer_still_fit(kafka: Broker, kind: str) -> None:
     limit = 200_000
-    topic = place.topic(max_message_bytes=str(limit))
-    life = place.life(topic, value="v", compression=kind)
+    topic = kafka.topic(max_message_bytes=str(limit))
+    life = kafka.life(topic, value="v", compression=kind)
     halves = [os.urandom((limit - 61) // 2 - 36) for _ in range(2)]
     whole = os.urandom(limit - 61 - 36)
     life.write(0, pa.table({"v": pa.array([*halves, whole], pa.binary())}))
-    assert sorted(message.value() for message in place.messages(topic)) == sorted([*halves, whole])
+    assert sorted(message.value() for message in kafka.messages(topic)) == sorted([*halves, whole])
 
 
-def test_a_partition_that_is_not_there_rejects_its_row(place: Place) -> None:
-    life = place.life(place.topic(partitions=2), value="v", partition="p")
+def test_a_partition_that_is_not_there_rejects_its_row(kafka: Broker) -> None:
+    life = kafka.life(kafka.topic(partitions=2), value="v", partition="p")
     rows = pa.table({"v": ["x"], "p": pa.array([5], pa.int32())})
     with pytest.raises(RowRejected, match="partition 5"):
         life.prepare(0, rows)
 
 
-def test_partitions_that_are_added_are_used_by_all_tasks_of_an_epoch(place: Place) -> None:
-    topic = place.topic(partitions=1)
-    life = place.life(topic, key="id")
+def test_partitions_that_are_added_are_used_by_all_tasks_of_an_epoch(kafka: Broker) -> None:
+    topic = kafka.topic(partitions=1)
+    life = kafka.life(topic, key="id")
     life.write(0, some(*range(20)))
-    wanted = CreatePartitionsTopic(name=topic, count=4, assignments=None)
-    request = CreatePartitionsRequest(topics=[wanted], timeout_ms=20_000)
-    (made,) = place.client.ask(request, Controller()).results
-    assert made.error_code == 0
+    kafka.add_partitions(topic, 4)
     life.write(1, some(*range(20, 40)))
-    assert {message.partition() for message in place.messages(topic)} == {0}
+    assert {message.partition() for message in kafka.messages(topic)} == {0}
     life.committer._limits_read_s = float("-inf")
     life.write(2, some(*range(40, 80)), some(*range(80, 120)))
-    assert {message.partition() for message in place.messages(topic)} == {0, 1, 2, 3}
-    assert place.ids(topic) == list(range(120))
+    assert {message.partition() for message in kafka.messages(topic)} == {0, 1, 2, 3}
+    assert kafka.ids(topic) == list(range(120))
 
 
 def checked(life, rows: pa.Table) -> None:
@@ -251,40 +244,34 @@ def checked(life, rows: pa.Table) -> None:
     ],
     ids=str,
 )
-def test_columns_that_do_not_fit_are_refused_at_the_start(place: Place, options, expected) -> None:
-    life = place.life(place.topic(), **options)
+def test_columns_that_do_not_fit_are_refused_at_the_start(kafka: Broker, options, expected) -> None:
+    life = kafka.life(kafka.topic(), **options)
     with pytest.raises(Misconfigured, match=expected):
         checked(life, some(1))
 
 
-def test_nested_columns_are_values_as_json_only(place: Place) -> None:
+def test_nested_columns_are_values_as_json_only(kafka: Broker) -> None:
     rows = pa.table({"id": [1], "tags": [["a"]]})
-    checked(place.life(place.topic()), rows)
+    checked(kafka.life(kafka.topic()), rows)
     with pytest.raises(Misconfigured, match="no plain text"):
-        checked(place.life(place.topic(), value="tags"), rows)
+        checked(kafka.life(kafka.topic(), value="tags"), rows)
 
 
-def test_a_topic_that_is_not_there_is_named_at_the_start(place: Place) -> None:
-    life = place.life("no-such-topic")
-    with pytest.raises(Misconfigured, match="there is no topic 'no-such-topic'"):
-        checked(life, some(1))
-
-
-def test_a_cluster_that_can_not_be_reached_is_reported(place: Place) -> None:
+def test_a_cluster_that_can_not_be_reached_is_reported(kafka: Broker) -> None:
     sink = Kafka("127.0.0.1:1", topic="t", options={"request.timeout.ms": "500"})
-    life = place.keep(type(place.life("t"))(sink=sink))
+    life = kafka.keep(type(kafka.life("t"))(sink=sink))
     with pytest.raises(TryAgain, match="no broker can be reached"):
         checked(life, some(1))
 
 
-def test_a_timeout_beyond_the_brokers_is_refused(place: Place) -> None:
-    life = place.life(place.topic(), transaction_timeout_s=1e6)
+def test_a_timeout_beyond_the_brokers_is_refused(kafka: Broker) -> None:
+    life = kafka.life(kafka.topic(), transaction_timeout_s=1e6)
     with pytest.raises(Misconfigured, match="don't allow a transaction of 1000000 s"):
         checked(life, some(1))
 
 
-def test_the_brokers_are_asked_what_they_allow(place: Place) -> None:
-    abilities = place.life(place.topic()).committer.check(some(1).schema)
+def test_the_brokers_are_asked_what_they_allow(kafka: Broker) -> None:
+    abilities = kafka.life(kafka.topic()).committer.check(some(1).schema)
     found = {ability.name: ability for ability in abilities}
     assert found["time to decide"].granted
     assert "900 s" in found["time to decide"].because
@@ -341,16 +328,16 @@ def test_grants_name_what_the_sink_touches() -> None:
         assert part in expected
 
 
-def test_ids_and_groups_begin_with_the_prefix(place: Place) -> None:
-    life = place.life(place.topic(), transactional_id_prefix="shop-")
+def test_ids_and_groups_begin_with_the_prefix(kafka: Broker) -> None:
+    life = kafka.life(kafka.topic(), transactional_id_prefix="shop-")
     receipts = life.prepare(0, some(1))
-    assert place.open_transactions("shop-epochal-") == [str(receipts[0].token["transactional_id"])]
+    assert kafka.open_transactions("shop-epochal-") == [str(receipts[0].token["transactional_id"])]
     (found,) = life.committer.in_doubt()
     assert found.handle == receipts[0].handle
     life.abort(0, receipts)
 
 
-def test_a_handout_is_needed(place: Place) -> None:
-    life = place.life(place.topic())
+def test_a_handout_is_needed(kafka: Broker) -> None:
+    life = kafka.life(kafka.topic())
     with pytest.raises(EpochalError, match="got no handout"):
         life.writer(some(1), EpochNumber(0), handout=None)

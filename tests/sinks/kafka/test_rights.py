@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from kafka_place import Life, Place, apache_at, some
+from kafka_broker import Broker, Life, apache_at, some
 
 from epochal.errors import Misconfigured
 from epochal.terms import Proof
@@ -37,7 +37,7 @@ _OPERATIONS = {
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str]]:
     """A listener without authentication, and the address of one with it."""
     server = apache_at(
         tmp_path_factory.mktemp("guarded"),
@@ -47,22 +47,22 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, s
         },
     )
     server.start()
-    place = Place(bootstrap=server.address())
-    yield place, server.address("SASL")
-    place.close()
+    kafka = Broker(bootstrap=server.address())
+    yield kafka, server.address("SASL")
+    kafka.close()
     server.kill()
 
 
-def grant(place: Place, commands: list[str]) -> None:
+def grant(kafka: Broker, commands: list[str]) -> None:
     """What `kafka-acls.sh` does with these commands."""
     bindings = [binding for command in commands for binding in _bindings(shlex.split(command))]
-    _create(AdminClient({"bootstrap.servers": place.bootstrap}), bindings)
+    _create(AdminClient({"bootstrap.servers": kafka.bootstrap}), bindings)
 
 
 @contextmanager
-def denied(place: Place, option: str, name: str, operation: str) -> Iterator[None]:
+def denied(kafka: Broker, option: str, name: str, operation: str) -> Iterator[None]:
     """For the length of a block, alice has one right less, at every broker."""
-    admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     binding = _binding(option, name, "User:alice", operation, AclPermissionType.DENY)
     _create(admin, [binding])
     yield
@@ -125,8 +125,8 @@ def _filter(one: AclBinding) -> AclBindingFilter:
     )
 
 
-def _life(place: Place, address: str, topic: str) -> Life:
-    sink = place.sink(
+def _life(kafka: Broker, address: str, topic: str) -> Life:
+    sink = kafka.sink(
         topic,
         bootstrap=address,
         key="id",
@@ -134,20 +134,20 @@ def _life(place: Place, address: str, topic: str) -> Life:
         password="alice-secret",
         sasl_mechanism="SCRAM-SHA-256",
     )
-    return place.keep(Life(sink=sink))
+    return kafka.keep(Life(sink=sink))
 
 
 def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guarded) -> None:
-    place, address = guarded
-    topic = place.topic(partitions=2)
-    life = _life(place, address, topic)
+    kafka, address = guarded
+    topic = kafka.topic(partitions=2)
+    life = _life(kafka, address, topic)
     messages = []
     for command in life.sink.grants("User:alice"):
         with pytest.raises(Misconfigured) as caught:
             life.committer.check(some(1).schema)
         messages.append(caught.value.message)
         assert "grants()" in caught.value.hint
-        grant(place, [command])
+        grant(kafka, [command])
     assert "alice-secret" not in "".join(messages)
     assert any("TRANSACTIONAL_ID" in one for one in messages)
     assert any("group" in one for one in messages)
@@ -156,17 +156,17 @@ def test_missing_rights_are_named_at_the_start_and_those_granted_are_enough(guar
     receipts = life.write(1, some(4), first=True)
     life.abort(2, life.prepare(2, some(5), first=True))
     life.commit(3, [])
-    assert place.ids(topic) == [1, 2, 3, 4]
+    assert kafka.ids(topic) == [1, 2, 3, 4]
     assert life.outcome(receipts[0]) is Proof.COMMITTED
     assert [mark.epoch for mark in life.committer.newest()] == [3]
     assert not life.committer.in_doubt()
 
 
 def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guarded) -> None:
-    place, address = guarded
-    topic = place.topic()
-    life = _life(place, address, topic)
-    grant(place, life.sink.grants("User:alice"))
+    kafka, address = guarded
+    topic = kafka.topic()
+    life = _life(kafka, address, topic)
+    grant(kafka, life.sink.grants("User:alice"))
     committed = life.write(0, some(1))
     life.committer.newest()  # from here on it knows whom to ask
     epochs = itertools.count(1)
@@ -181,10 +181,10 @@ def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guar
         life.commit(0, committed)
 
     def begins() -> None:
-        place.keep(life.fresh()).begin(next(epochs))
+        kafka.keep(life.fresh()).begin(next(epochs))
 
     def checks() -> None:
-        place.keep(life.fresh()).committer.check(some(1).schema)
+        kafka.keep(life.fresh()).committer.check(some(1).schema)
 
     def looks() -> None:
         life.committer.newest()
@@ -205,7 +205,7 @@ def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guar
     ]
     for option, name, operation, verb, expected in cases:
         with (
-            denied(place, option, name, operation),
+            denied(kafka, option, name, operation),
             pytest.raises(Misconfigured, match=expected) as caught,
         ):
             verb()
@@ -213,4 +213,4 @@ def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guar
     for found in life.committer.in_doubt():
         life.abort(found.handle.epoch, [found.receipt])
     life.write(next(epochs), some(3))
-    assert place.ids(topic) == [1, 3]
+    assert kafka.ids(topic) == [1, 3]

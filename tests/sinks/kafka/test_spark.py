@@ -17,7 +17,7 @@ import confluent_kafka
 import pytest
 import spark_victim as victim
 from confluent_kafka import TopicPartition
-from kafka_place import Place, open_transactions, reader_of
+from kafka_broker import Broker, open_transactions, reader_of
 
 from epochal.kafka.cluster import Controller
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -45,31 +45,31 @@ def deaths() -> list[str]:
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
 def test_a_killed_pipeline_moves_every_row_once_and_the_total_stays(
-    place: Place, tmp_path: Path
+    kafka: Broker, tmp_path: Path
 ) -> None:
     for topic in (victim.SOURCE, victim.TAKEN):
         wanted = CreatableTopic(name=topic, num_partitions=3, replication_factor=1)
-        place.client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=20_000), Controller())
+        kafka.client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=20_000), Controller())
     lives = [*deaths(), ""]
-    assert list(_lives(place, tmp_path, lives)) == lives
+    assert list(_lives(kafka, tmp_path, lives)) == lives
     wanted = {number: number % 97 for number in range(ROWS_A_LIFE * len(lives))}
-    taken = [json.loads(message.value()) for message in place.messages(victim.TAKEN)]
+    taken = [json.loads(message.value()) for message in kafka.messages(victim.TAKEN)]
     given = read_epochs(str(tmp_path / "given")).to_table().to_pylist()
     assert sorted(row["id"] for row in taken) == sorted(wanted)
     assert sorted((row["id"], row["amount"]) for row in given) == sorted(wanted.items())
     assert sum(row["amount"] for row in taken) + sum(row["amount"] for row in given) == 0
-    assert open_transactions(place.client, sink_tag("taken")) == []
-    assert _group_offsets(place) == _ends(place)
+    assert open_transactions(kafka.client, sink_tag("taken")) == []
+    assert _group_offsets(kafka) == _ends(kafka)
 
 
-def _lives(place: Place, root: Path, lives: list[str]) -> Iterator[str]:
+def _lives(kafka: Broker, root: Path, lives: list[str]) -> Iterator[str]:
     """Drivers one after the other, each with rows of its own; the next one warms up meanwhile."""
-    drivers = [_start(place, root)]
+    drivers = [_start(kafka, root)]
     try:
         for number, death in enumerate(lives):
             if number + 1 < len(lives):
-                drivers.append(_start(place, root))
-            _produce(place, range(number * ROWS_A_LIFE, (number + 1) * ROWS_A_LIFE))
+                drivers.append(_start(kafka, root))
+            _produce(kafka, range(number * ROWS_A_LIFE, (number + 1) * ROWS_A_LIFE))
             yield _live(root, drivers[number], death)
     finally:
         for driver in drivers:
@@ -77,9 +77,9 @@ def _lives(place: Place, root: Path, lives: list[str]) -> Iterator[str]:
             driver.communicate()
 
 
-def _start(place: Place, root: Path) -> subprocess.Popen[str]:
+def _start(kafka: Broker, root: Path) -> subprocess.Popen[str]:
     with (root / "driver.txt").open("a") as output:
-        command = [sys.executable, victim.__file__, str(root), place.bootstrap]
+        command = [sys.executable, victim.__file__, str(root), kafka.bootstrap]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
         )
@@ -96,29 +96,29 @@ def _live(root: Path, driver: subprocess.Popen[str], death: str) -> str:
     return note.read_text()
 
 
-def _produce(place: Place, numbers: range) -> None:
-    writer = confluent_kafka.Producer({"bootstrap.servers": place.bootstrap})
+def _produce(kafka: Broker, numbers: range) -> None:
+    writer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap})
     for number in numbers:
         writer.produce(victim.SOURCE, key=str(number), value=str(number % 97))
     assert writer.flush(30) == 0
 
 
-def _group_offsets(place: Place) -> list[int]:
+def _group_offsets(kafka: Broker) -> list[int]:
     reader = confluent_kafka.Consumer(
-        {"bootstrap.servers": place.bootstrap, "group.id": victim.GROUP}
+        {"bootstrap.servers": kafka.bootstrap, "group.id": victim.GROUP}
     )
     found = reader.committed([TopicPartition(victim.SOURCE, index) for index in range(3)], 20)
     reader.close()
     return [part.offset for part in found]
 
 
-def _ends(place: Place) -> list[int]:
-    reader = reader_of(place.bootstrap, committed=True)
+def _ends(kafka: Broker) -> list[int]:
+    reader = reader_of(kafka.bootstrap, committed=True)
     parts = [TopicPartition(victim.SOURCE, index) for index in range(3)]
     return [reader.get_watermark_offsets(part, timeout=60)[1] for part in parts]
 
 
-def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp_path) -> None:
+def test_a_row_is_the_same_through_spark_and_without_it(kafka: Broker, spark, tmp_path) -> None:
     """What the JVM makes of key, value, headers and time, and what Arrow makes of the same row."""
     moment = dt.datetime(2026, 1, 31, 9, 30, 0, 123456, tzinfo=dt.UTC)
     columns = (
@@ -130,7 +130,7 @@ def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp
     row = (7, name, 1, moment, moment.date(), price, 0.1, b"\x00\xff", ["a"], None)
     frame = spark.createDataFrame([(*row, [("trace", b"1")])], columns)
     taken = ["id", "name", "at", "day", "price", "ratio", "raw", "tags", "gone"]
-    through, without = place.topic(partitions=2), place.topic(partitions=2)
+    through, without = kafka.topic(partitions=2), kafka.topic(partitions=2)
     options = {
         "key": "name",
         "partition": "part",
@@ -138,11 +138,11 @@ def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp
         "headers": "h",
         "value": as_json(*taken),
     }
-    pipeline = Pipeline("rows", [place.sink(through, **options, name="rows")])
+    pipeline = Pipeline("rows", [kafka.sink(through, **options, name="rows")])
     pipeline.write(frame, run="once", checkpoint=str(tmp_path / "chk"))
-    life = place.life(without, **options)
+    life = kafka.life(without, **options)
     life.write(0, frame.toArrow())
-    (one,), (other,) = place.messages(through), place.messages(without)
+    (one,), (other,) = kafka.messages(through), kafka.messages(without)
     for message in (one, other):
         assert message.partition() == 1
         assert message.key() == name.encode()
@@ -153,13 +153,13 @@ def test_a_row_is_the_same_through_spark_and_without_it(place: Place, spark, tmp
     assert json.loads(one.value())["gone"] is None
 
 
-def test_rows_of_one_key_keep_their_order_within_an_epoch(place: Place, spark, tmp_path) -> None:
-    topic = place.topic(partitions=3)
+def test_rows_of_one_key_keep_their_order_within_an_epoch(kafka: Broker, spark, tmp_path) -> None:
+    topic = kafka.topic(partitions=3)
     frame = spark.range(600).selectExpr("id % 5 AS who", "id AS turn").repartition(4)
-    sink = place.sink(topic, key="who", order_by=["turn DESC"], name="ordered")
+    sink = kafka.sink(topic, key="who", order_by=["turn DESC"], name="ordered")
     Pipeline("ordered", [sink]).write(frame, run="once", checkpoint=str(tmp_path / "chk"))
     seen: dict[int, list[int]] = {}
-    for message in sorted(place.messages(topic), key=lambda one: (one.partition(), one.offset())):
+    for message in sorted(kafka.messages(topic), key=lambda one: (one.partition(), one.offset())):
         row = json.loads(message.value())
         seen.setdefault(row["who"], []).append(row["turn"])
     assert len(seen) == 5

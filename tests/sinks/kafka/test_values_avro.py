@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka_place import Place
+from kafka_broker import Broker
 from servers.ports import free_port
 from servers.registry import Registry, running_registry
 
@@ -84,22 +84,22 @@ def context(topic: str) -> SerializationContext:
     return SerializationContext(topic, MessageField.VALUE)
 
 
-def avro_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
+def avro_rows(kafka: Broker, registry: Registry, topic: str) -> list[Any]:
     with SchemaRegistryClient({"url": registry.url}) as client:
         read = AvroDeserializer(client)
-        return [read(message.value(), context(topic)) for message in place.messages(topic)]
+        return [read(message.value(), context(topic)) for message in kafka.messages(topic)]
 
 
 # Avro
 
 
 def test_rows_of_every_type_are_read_back_by_the_registrys_avro_deserializer(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
-    topic = place.topic()
+    topic = kafka.topic()
     rows = [FULL, EMPTY, BARE, FULL | {"m": decimal.Decimal("0.0128")}]
-    place.life(topic, value=ep.avro("*", registry=registry.url)).write(0, table(*rows))
-    found = avro_rows(place, registry, topic)
+    kafka.life(topic, value=ep.avro("*", registry=registry.url)).write(0, table(*rows))
+    found = avro_rows(kafka, registry, topic)
     assert [
         one | {"local": one["local"] and one["local"].replace(tzinfo=None)} for one in found
     ] == rows
@@ -165,31 +165,31 @@ ORDERS = pa.schema(
 
 
 def test_a_given_schema_decides_and_its_defaults_fill_fields_without_a_column(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
-    topic = place.topic()
+    topic = kafka.topic()
     rows = [ORDER, ORDER | {"before": "NEW", "price": decimal.Decimal("9.99")}]
-    sink = place.life(topic, value=ep.avro("*", registry=registry.url, schema=SCHEMA))
+    sink = kafka.life(topic, value=ep.avro("*", registry=registry.url, schema=SCHEMA))
     sink.write(0, pa.Table.from_pylist(rows, schema=ORDERS))
-    assert avro_rows(place, registry, topic) == [row | {"source": "shop"} for row in rows]
+    assert avro_rows(kafka, registry, topic) == [row | {"source": "shop"} for row in rows]
 
 
-def test_a_union_of_several_types_is_written_row_by_row(place: Place, registry: Registry) -> None:
-    topic = place.topic()
+def test_a_union_of_several_types_is_written_row_by_row(kafka: Broker, registry: Registry) -> None:
+    topic = kafka.topic()
     fields = [{"name": "v", "type": ["null", "long", "string"]}]
     schema = {"type": "record", "name": "Any", "fields": fields}
     value = ep.avro("v", registry=registry.url, schema=schema)
-    place.life(topic, value=value).write(0, pa.table({"v": ["one", None], "w": [1, 2]}))
-    assert avro_rows(place, registry, topic) == [{"v": "one"}, {"v": None}]
+    kafka.life(topic, value=value).write(0, pa.table({"v": ["one", None], "w": [1, 2]}))
+    assert avro_rows(kafka, registry, topic) == [{"v": "one"}, {"v": None}]
 
 
-def test_the_latest_schema_of_a_subject_may_be_asked_for(place: Place, registry: Registry) -> None:
-    topic = place.topic()
+def test_the_latest_schema_of_a_subject_may_be_asked_for(kafka: Broker, registry: Registry) -> None:
+    topic = kafka.topic()
     with SchemaRegistryClient({"url": registry.url}) as client:
         client.register_schema("shop.orders", Schema(json.dumps(SCHEMA), "AVRO"))
     value = ep.avro(registry=registry.url, schema="latest", subject="shop.orders")
-    place.life(topic, value=value).write(0, pa.Table.from_pylist([ORDER], schema=ORDERS))
-    assert avro_rows(place, registry, topic) == [ORDER | {"source": "shop"}]
+    kafka.life(topic, value=value).write(0, pa.Table.from_pylist([ORDER], schema=ORDERS))
+    assert avro_rows(kafka, registry, topic) == [ORDER | {"source": "shop"}]
 
 
 ints = st.integers(-(2**63), 2**63 - 1)
@@ -239,19 +239,19 @@ def _read(schema: Any, content: bytes) -> Any:
 
 
 def test_a_trial_registers_nothing_and_the_first_epoch_does(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
     rows = table(FULL)
-    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=registry.url))
     life.committer.check(rows.schema)
     assert registry.subjects == {}
     life.begin(0)
     assert list(registry.subjects) == [f"{life.sink.topic}-value"]
 
 
-def test_tasks_get_the_schema_and_never_ask_the_registry(place: Place, registry: Registry) -> None:
+def test_tasks_get_the_schema_and_never_ask_the_registry(kafka: Broker, registry: Registry) -> None:
     rows = table(FULL)
-    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=registry.url))
     life.committer.check(rows.schema)
     handout = life.begin(0)
     asked = len(registry.requests)
@@ -260,26 +260,26 @@ def test_tasks_get_the_schema_and_never_ask_the_registry(place: Place, registry:
     life.begin(1)
     assert len(registry.requests) == asked
     life.commit(0, receipts)
-    assert len(avro_rows(place, registry, life.sink.topic)) == 3
+    assert len(avro_rows(kafka, registry, life.sink.topic)) == 3
 
 
-def test_a_session_writes_avro(place: Place, registry: Registry, tmp_path: Path) -> None:
-    topic, rows = place.topic(), table(FULL, EMPTY)
-    sink = place.sink(topic, value=ep.avro("l", "s", registry=registry.url))
+def test_a_session_writes_avro(kafka: Broker, registry: Registry, tmp_path: Path) -> None:
+    topic, rows = kafka.topic(), table(FULL, EMPTY)
+    sink = kafka.sink(topic, value=ep.avro("l", "s", registry=registry.url))
     with Session("orders", sinks=[sink], schema=rows.schema, log=str(tmp_path / "log")) as session:
         session.begin(session.next_epoch)
         session.write(rows)
         session.commit()
-    assert avro_rows(place, registry, topic) == [
+    assert avro_rows(kafka, registry, topic) == [
         {"l": FULL["l"], "s": FULL["s"]},
         {"l": None, "s": None},
     ]
 
 
 def test_spark_hands_columns_over_and_only_its_driver_asks_the_registry(
-    place: Place, registry: Registry, spark: Any, tmp_path: Path
+    kafka: Broker, registry: Registry, spark: Any, tmp_path: Path
 ) -> None:
-    topic = place.topic(partitions=2)
+    topic = kafka.topic(partitions=2)
     frame = (
         spark.range(4)
         .repartition(4)
@@ -290,10 +290,10 @@ def test_spark_hands_columns_over_and_only_its_driver_asks_the_registry(
             "CAST(id AS DECIMAL(20, 2)) AS m",
         )
     )
-    sink = place.sink(topic, value=ep.avro("*", registry=registry.url), name="avro")
+    sink = kafka.sink(topic, value=ep.avro("*", registry=registry.url), name="avro")
     Pipeline("avro", [sink]).write(frame, run="once", checkpoint=str(tmp_path / "chk"))
     asked = list(registry.requests)
-    assert sorted(avro_rows(place, registry, topic), key=lambda row: row["id"]) == [
+    assert sorted(avro_rows(kafka, registry, topic), key=lambda row: row["id"]) == [
         {
             "id": number,
             "home": {"at": dt.datetime(2026, 1, 31, 9, 30, tzinfo=UTC), "n": [number]}
@@ -311,42 +311,42 @@ def test_spark_hands_columns_over_and_only_its_driver_asks_the_registry(
 
 
 def test_rows_that_are_sent_again_keep_the_schema_they_were_first_sent_with(
-    place: Place, registry: Registry, tmp_path: Path
+    kafka: Broker, registry: Registry, tmp_path: Path
 ) -> None:
     """The broker aborted a decided transaction, and the next driver's query has new columns."""
-    topic = place.topic()
+    topic = kafka.topic()
     options = {"value": ep.avro(registry=registry.url), "spool": str(tmp_path)}
-    life = place.life(topic, transaction_timeout_s=3.0, **options)
+    life = kafka.life(topic, transaction_timeout_s=3.0, **options)
     receipts = life.prepare(0, pa.table({"v": [1, 2]}))
     life.rehearse(0, receipts)
-    while place.open_transactions(life.identity.tag):
+    while kafka.open_transactions(life.identity.tag):
         time.sleep(0.1)
-    later = place.keep(life.fresh(generation=2))
+    later = kafka.keep(life.fresh(generation=2))
     later.committer.check(pa.schema({"v": pa.int64(), "w": pa.string()}.items()))
     later.commit(0, receipts)
-    assert avro_rows(place, registry, topic) == [{"v": 1}, {"v": 2}]
+    assert avro_rows(kafka, registry, topic) == [{"v": 1}, {"v": 2}]
 
 
 def test_an_incompatible_schema_is_refused_before_the_first_row(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
-    topic = place.topic()
-    place.life(topic, value=ep.avro(registry=registry.url)).write(0, pa.table({"v": [1]}))
-    changed = place.life(topic, value=ep.avro(registry=registry.url), generation=2)
+    topic = kafka.topic()
+    kafka.life(topic, value=ep.avro(registry=registry.url)).write(0, pa.table({"v": [1]}))
+    changed = kafka.life(topic, value=ep.avro(registry=registry.url), generation=2)
     with pytest.raises(Misconfigured, match="incompatible"):
         changed.committer.check(pa.schema({"v": pa.string()}.items()))
     with pytest.raises(Misconfigured, match="incompatible"):
         changed.write(1, pa.table({"v": ["text"]}))
-    place.keep(changed.fresh()).committer.check(
+    kafka.keep(changed.fresh()).committer.check(
         pa.schema({"v": pa.int64(), "w": pa.string()}.items())
     )
-    assert avro_rows(place, registry, topic) == [{"v": 1}]
+    assert avro_rows(kafka, registry, topic) == [{"v": 1}]
 
 
 def test_an_unknown_schema_is_refused_where_registering_is_off(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
-    life = place.life(place.topic(), value=ep.avro(registry=registry.url, auto_register=False))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=registry.url, auto_register=False))
     with pytest.raises(Misconfigured, match="does not know the schema") as caught:
         life.committer.check(table(FULL).schema)
     assert "auto_register=True" in caught.value.hint
@@ -354,28 +354,28 @@ def test_an_unknown_schema_is_refused_where_registering_is_off(
 
 
 def test_an_unreachable_or_failing_registry_is_reported_before_the_first_row(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    life = place.life(place.topic(), value=ep.avro(registry=nowhere))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=nowhere))
     with pytest.raises(TryAgain, match="can't be reached"):
         life.committer.check(table(FULL).schema)
     registry.is_failing = True
-    life = place.life(place.topic(), value=ep.avro(registry=registry.url))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=registry.url))
     with pytest.raises(TryAgain, match="data store"):
         life.committer.check(table(FULL).schema)
 
 
 def test_a_wrong_password_is_reported_and_none_is_shown(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGISTRY_PASSWORD", "hunter2")
     with running_registry(user="etl:hunter2") as registry:
         right = ep.avro(registry=registry.url, username="etl", password=ep.env("REGISTRY_PASSWORD"))
         wrong = ep.avro(registry=registry.url, username="etl", password="sesame")
-        life = place.life(place.topic(), value=right)
+        life = kafka.life(kafka.topic(), value=right)
         life.committer.check(table(FULL).schema)
-        life = place.life(place.topic(), value=wrong)
+        life = kafka.life(kafka.topic(), value=wrong)
         with pytest.raises(Misconfigured, match="denies access") as caught:
             life.committer.check(table(FULL).schema)
     shown = f"{right!r} {wrong!r} {life.sink!r} {life.sink.describe()} {caught.value}"
@@ -409,10 +409,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_columns_that_do_not_fit_are_refused_before_the_first_row(
-    place: Place, registry: Registry, why: str
+    kafka: Broker, registry: Registry, why: str
 ) -> None:
     schema, avro_schema = REFUSED[why]
-    life = place.life(place.topic(), value=ep.avro(registry=registry.url, schema=avro_schema))
+    life = kafka.life(kafka.topic(), value=ep.avro(registry=registry.url, schema=avro_schema))
     with pytest.raises(Misconfigured, match=why):
         life.committer.check(schema)
     assert registry.subjects == {}
@@ -429,15 +429,15 @@ def test_columns_that_do_not_fit_are_refused_before_the_first_row(
     ],
 )
 def test_a_row_that_does_not_fit_is_rejected_and_nothing_is_seen(
-    place: Place, registry: Registry, change: dict[str, Any]
+    kafka: Broker, registry: Registry, change: dict[str, Any]
 ) -> None:
-    topic = place.topic()
-    life = place.life(topic, value=ep.avro(registry=registry.url, schema=SCHEMA))
+    topic = kafka.topic()
+    life = kafka.life(topic, value=ep.avro(registry=registry.url, schema=SCHEMA))
     schema = ORDERS.set(4, pa.field("price", pa.decimal128(12, 2)))
     rows = pa.Table.from_pylist([ORDER, ORDER | change], schema=schema)
     with pytest.raises(RowRejected, match=f"value.{next(iter(change))}"):
         life.write(0, rows)
-    assert place.messages(topic) == []
+    assert kafka.messages(topic) == []
 
 
 def test_a_schema_that_is_none_is_refused_where_it_is_given() -> None:

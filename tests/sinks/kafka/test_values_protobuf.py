@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, json_format, timestamp_pb2
-from kafka_place import Place
+from kafka_broker import Broker
 from servers.registry import Registry
 
 import epochal as ep
@@ -148,36 +148,36 @@ def proto_table(*rows: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(listed, schema=pa.schema(list(PROTO.items())))
 
 
-def proto_rows(place: Place, registry: Registry, topic: str) -> list[Any]:
+def proto_rows(kafka: Broker, registry: Registry, topic: str) -> list[Any]:
     with SchemaRegistryClient({"url": registry.url}) as client:
         read = ProtobufDeserializer(ORDER_CLASS, {"use.deprecated.format": False}, client)
         return [
             read(message.value(), SerializationContext(topic, MessageField.VALUE))
-            for message in place.messages(topic)
+            for message in kafka.messages(topic)
         ]
 
 
 def test_rows_of_every_type_are_read_back_by_the_registrys_protobuf_deserializer(
-    place: Place, registry: Registry
+    kafka: Broker, registry: Registry
 ) -> None:
-    topic = place.topic()
+    topic = kafka.topic()
     rows = [PROTO_FULL, PROTO_NULL, PROTO_BARE]
-    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    life = kafka.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
     life.committer.check(proto_table(*rows).schema)
     assert registry.subjects == {}
     life.write(0, proto_table(*rows))
-    found = proto_rows(place, registry, topic)
+    found = proto_rows(kafka, registry, topic)
     assert found == [message_of(row) for row in rows]
-    values = [message.value() for message in place.messages(topic)]
+    values = [message.value() for message in kafka.messages(topic)]
     assert [one[:7] for one in values] == [b"\x00\x00\x00\x00\x01\x02\x02"] * 3
     assert values[1][7:] == b""
     assert [one.HasField("o_int32") for one in found] == [True, False, False]
 
 
 def test_a_message_may_be_named_in_a_file_of_descriptors_and_instants_are_timestamps(
-    place: Place, registry: Registry, tmp_path: Path
+    kafka: Broker, registry: Registry, tmp_path: Path
 ) -> None:
-    topic, described = place.topic(), tmp_path / "shop.pb"
+    topic, described = kafka.topic(), tmp_path / "shop.pb"
     described.write_bytes(_descriptors())
     value = ep.protobuf("shop.Order", "a_int64", "at", registry=registry.url, descriptors=described)
     kind = pa.timestamp("us", tz="UTC")
@@ -188,25 +188,25 @@ def test_a_message_may_be_named_in_a_file_of_descriptors_and_instants_are_timest
     ]
     kind = pa.timestamp("us", tz="UTC")
     rows = pa.table({"a_int64": [1, 2, 3], "at": pa.array(instants, kind), "other": [1, 2, 3]})
-    place.life(topic, value=value).write(0, rows)
-    found = proto_rows(place, registry, topic)
+    kafka.life(topic, value=value).write(0, rows)
+    found = proto_rows(kafka, registry, topic)
     assert [one.at.ToDatetime(UTC) for one in found[:2]] == instants[:2]
     assert json_format.MessageToDict(found[2]) == {"aInt64": "3"}
 
 
 def test_what_a_message_imports_is_registered_and_referred_to(
-    place: Place, registry: Registry, tmp_path: Path
+    kafka: Broker, registry: Registry, tmp_path: Path
 ) -> None:
     files = descriptor_pb2.FileDescriptorSet.FromString(_descriptors())
     cart = files.file.add(name="cart.proto", package="shop", syntax="proto3")
     cart.dependency.append("shop.proto")
     first = cart.message_type.add(name="Cart").field.add(name="first", number=1, label=1)
     first.type, first.type_name = first.TYPE_MESSAGE, ".shop.Order"
-    described, topic = tmp_path / "cart.pb", place.topic()
+    described, topic = tmp_path / "cart.pb", kafka.topic()
     described.write_bytes(files.SerializeToString())
     value = ep.protobuf("shop.Cart", registry=registry.url, descriptors=described)
     rows = pa.table({"first": [{"a_int64": 5}, None]})
-    life = place.life(topic, value=value)
+    life = kafka.life(topic, value=value)
     life.committer.check(rows.schema)
     assert registry.subjects == {}
     life.write(0, rows)
@@ -218,7 +218,7 @@ def test_what_a_message_imports_is_registered_and_referred_to(
     with SchemaRegistryClient({"url": registry.url}) as client:
         read = ProtobufDeserializer(cart_class, {"use.deprecated.format": False}, client)
         context = SerializationContext(topic, MessageField.VALUE)
-        found = [read(message.value(), context) for message in place.messages(topic)]
+        found = [read(message.value(), context) for message in kafka.messages(topic)]
     assert [(one.HasField("first"), one.first.a_int64) for one in found] == [(True, 5), (False, 0)]
 
 
@@ -232,9 +232,9 @@ PROTO_REFUSED = {
 
 @pytest.mark.parametrize("why", PROTO_REFUSED)
 def test_columns_that_do_not_fit_a_message_are_refused_before_the_first_row(
-    place: Place, registry: Registry, why: str
+    kafka: Broker, registry: Registry, why: str
 ) -> None:
-    life = place.life(place.topic(), value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    life = kafka.life(kafka.topic(), value=ep.protobuf(ORDER_CLASS, registry=registry.url))
     with pytest.raises(Misconfigured, match=why):
         life.committer.check(pa.schema(list(PROTO_REFUSED[why].items())))
 
@@ -249,13 +249,13 @@ def test_columns_that_do_not_fit_a_message_are_refused_before_the_first_row(
     ],
 )
 def test_a_row_that_does_not_fit_a_message_is_rejected_and_nothing_is_seen(
-    place: Place, registry: Registry, column: str, value: Any, kind: pa.DataType
+    kafka: Broker, registry: Registry, column: str, value: Any, kind: pa.DataType
 ) -> None:
-    topic = place.topic()
-    life = place.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
+    topic = kafka.topic()
+    life = kafka.life(topic, value=ep.protobuf(ORDER_CLASS, registry=registry.url))
     with pytest.raises(RowRejected, match=column):
         life.write(0, pa.table({column: pa.array([value], kind)}))
-    assert place.messages(topic) == []
+    assert kafka.messages(topic) == []
 
 
 def test_a_message_without_descriptors_is_refused(tmp_path: Path) -> None:

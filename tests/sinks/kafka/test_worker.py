@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-from kafka_place import Place, some
+from kafka_broker import Broker, some
 from sinks.worker_modules import ours, worker_modules
 
 from epochal.contract import Task
 
 
 def test_a_task_loads_neither_what_the_driver_needs_nor_pandas(
-    place: Place, tmp_path: Path
+    kafka: Broker, tmp_path: Path
 ) -> None:
-    life = place.life(place.topic(partitions=2), key="id")
+    life = kafka.life(kafka.topic(partitions=2), key="id")
     rows: pa.Table = some(1, 2, None)
     life.committer.check(rows.schema)
     handle = life.next_handle(0, 0)

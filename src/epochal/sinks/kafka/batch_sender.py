@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejected, TryAgain
 from epochal.kafka import batches
 from epochal.kafka.batches import Columns, Producer
-from epochal.kafka.client import Ask, Client
+from epochal.kafka.client import Ask, Client, UnknownTopic
 from epochal.kafka.cluster import Coordinator, Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.compression import Compression
@@ -78,6 +78,8 @@ class BatchSender:
         self._compression = compression
         self._batch_bytes_max = batch_bytes_max
         self._queues: dict[Leader, _Queue] = {}
+        self.opened_s: float | None = None
+        """When the first request of the transaction was sent, by `time.monotonic`."""
         self.bytes = 0
 
     @property
@@ -89,6 +91,8 @@ class BatchSender:
         new = sorted(targets - self._queues.keys(), key=lambda one: (one.topic, one.partition))
         if not new:
             return
+        if self.opened_s is None:
+            self.opened_s = time.monotonic()
         if not self._txn.is_v2:
             self._add(new)
         for target in new:
@@ -161,7 +165,8 @@ class BatchSender:
     ) -> Pending[ProduceResponse] | None:
         try:
             return self._client.submit(self._ask(target, request))
-        except (TryAgain, OutcomeUnknown):
+        except (TryAgain, OutcomeUnknown, UnknownTopic):
+            # Asked again when its answer is awaited, with time for a topic that is new.
             self._client.forget(target)
             return None
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from epochal.errors import Misconfigured, TryAgain
-from epochal.kafka.client import Client
-from epochal.kafka.cluster import Node, Target
+from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.kafka.client import Ask, Client
+from epochal.kafka.cluster import Node
 from epochal.kafka.codes import Code
 from epochal.kafka.errors import code_name
 from epochal.kafka.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
-    DescribeConfigsResult,
+    DescribeConfigsResponse,
 )
 from epochal.kafka.messages.describe_transactions import DescribeTransactionsRequest
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
@@ -28,17 +28,19 @@ from epochal.sinks.kafka.ledger import Ledger
 from epochal.sinks.kafka.records import HEADERS as HEADERS_COLUMN
 from epochal.sinks.kafka.records import KEY, PARTITION, TIMESTAMP, TOPIC, VALUE, expressions
 from epochal.sinks.kafka.transactional_ids import TransactionalIds
-from epochal.sinks.kafka.transactions import start_one
+from epochal.sinks.kafka.transactions import start_one, timeout_refused
 from epochal.sinks.kafka.values import require_text
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
 
-_TIMEOUT_WANTED_S = 3600.0
+_TIMEOUT_WANTED_MS = 3_600_000
 """Long enough for a driver to restart and finish, short enough that readers don't wait for long."""
 _TIMEOUT_SMALL_S = 60.0
 _TIMEOUT_DEFAULT_MS = 900_000
+_OWN_TIMEOUT_MS = 60_000
+_BROKERS_WITHIN_S = 10.0
 _MESSAGE_BYTES_DEFAULT = 1_048_588
 _BROKER, _TOPIC = 4, 2
 """Kinds of resources that have configurations."""
@@ -53,10 +55,16 @@ class ClusterLimits:
 
     cluster: str
     timeout_ms: int
+    """Of transactions that hold rows: as long as wanted, and no longer than brokers allow."""
     timeout_max_ms: int | None
-    """None where the broker does not report it."""
+    """The shortest of all brokers; None where none reports it."""
     batch_bytes_max: int
     partitions: int
+
+    @property
+    def own_timeout_ms(self) -> int:
+        """Of the driver's own transactions, which hold no row and end at once."""
+        return min(_OWN_TIMEOUT_MS, self.timeout_ms)
 
 
 def read_limits(client: Client, sink: Kafka) -> ClusterLimits:
@@ -66,31 +74,67 @@ def read_limits(client: Client, sink: Kafka) -> ClusterLimits:
         raise Misconfigured(f"{sink.bootstrap}: {error.message}", error.hint or GRANTS) from None
     if not topic.partition_count:
         raise TryAgain(f"{sink.topic}: no partition has a leader: {code_name(topic.error_code)}")
-    node = Node(min(client.cluster.addresses))
-    allowed = _config(client, _BROKER, str(node.node_id), "transaction.max.timeout.ms", node)
-    limit = _config(client, _TOPIC, sink.topic, "max.message.bytes", None)
-    most_ms = _TIMEOUT_DEFAULT_MS if allowed is None else int(allowed)
-    wanted_s = sink.transaction_timeout_s
-    wanted_ms = int(1000 * (_TIMEOUT_WANTED_S if wanted_s is None else wanted_s))
+    most_ms = timeout_max_ms(client)
+    limit = client.ask(
+        _config_request(_TOPIC, sink.topic, "max.message.bytes"), code_of=_config_code
+    )
     return ClusterLimits(
         cluster=client.cluster.cluster_id or "",
-        timeout_ms=min(wanted_ms, most_ms) if wanted_s is None else wanted_ms,
-        timeout_max_ms=None if allowed is None else int(allowed),
-        batch_bytes_max=_MESSAGE_BYTES_DEFAULT if limit is None else int(limit),
+        timeout_ms=_timeout_ms(sink, most_ms),
+        timeout_max_ms=most_ms,
+        batch_bytes_max=_number(limit) or _MESSAGE_BYTES_DEFAULT,
         partitions=topic.partition_count,
     )
 
 
-def _config(client: Client, kind: int, name: str, key: str, to: Target | None) -> str | None:
-    """A setting, or None where it may not be read."""
+def _timeout_ms(sink: Kafka, most_ms: int | None) -> int:
+    """
+    Where no broker reports its limit, the time that is asked for by name is tried; `check` then
+    shows whether it is allowed.
+    """
+    if sink.transaction_timeout_s is None:
+        return min(_TIMEOUT_WANTED_MS, most_ms or _TIMEOUT_DEFAULT_MS)
+    wanted_ms = int(1000 * sink.transaction_timeout_s)
+    return wanted_ms if most_ms is None else min(wanted_ms, most_ms)
+
+
+def timeout_max_ms(client: Client) -> int | None:
+    """
+    The shortest `transaction.max.timeout.ms` of all brokers, as each may coordinate one of our ids.
+    One that is away is passed over.
+    """
+    asks = [
+        Ask(
+            request=_config_request(_BROKER, str(node.node_id), "transaction.max.timeout.ms"),
+            to=node,
+            code_of=_config_code,
+        )
+        for node in map(Node, sorted(client.cluster.addresses))
+    ]
+    answers = client.ask_all(asks, timeout_s=_BROKERS_WITHIN_S)
+    failed = [answer for answer in answers if isinstance(answer, EpochalError)]
+    if failed and len(failed) == len(answers):
+        raise failed[0]
+    found = [_number(answer) for answer in answers if not isinstance(answer, EpochalError)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _config_request(kind: int, name: str, key: str) -> DescribeConfigsRequest:
     wanted = DescribeConfigsResource(
         resource_type=kind, resource_name=name, configuration_keys=[key]
     )
-    answer = client.ask(DescribeConfigsRequest(resources=[wanted]), to)
-    found: DescribeConfigsResult = answer.results[0]
-    if found.error_code != Code.NONE:
+    return DescribeConfigsRequest(resources=[wanted])
+
+
+def _config_code(answer: DescribeConfigsResponse) -> int:
+    return answer.results[0].error_code
+
+
+def _number(answer: DescribeConfigsResponse) -> int | None:
+    """A setting that is a number, or None where it may not be read."""
+    if _config_code(answer) != Code.NONE:
         return None
-    return next((config.value for config in found.configs if config.name == key), None)
+    return next((int(one.value) for one in answer.results[0].configs if one.value), None)
 
 
 def check(
@@ -103,6 +147,7 @@ def check(
     """Raise `Misconfigured` where this sink can't work; return what the cluster can promise."""
     _require_new_enough(client)
     limits = read_limits(client, sink)
+    _require_allowed(sink, limits)
     _require_writable(client, sink)
     try:
         start_one(client, ids.check, limits.timeout_ms)
@@ -124,13 +169,19 @@ def _require_new_enough(client: Client) -> None:
         )
 
 
+def _require_allowed(sink: Kafka, limits: ClusterLimits) -> None:
+    wanted_s, most_ms = sink.transaction_timeout_s, limits.timeout_max_ms
+    if wanted_s is not None and most_ms is not None and 1000 * wanted_s > most_ms:
+        raise timeout_refused(1000 * wanted_s)
+
+
 def _require_writable(client: Client, sink: Kafka) -> None:
     request = MetadataRequest(
         topics=[MetadataRequestTopic(name=sink.topic)],
         allow_auto_topic_creation=False,
         include_topic_authorized_operations=True,
     )
-    (topic,) = client.ask(request).topics
+    (topic,) = client.ask(request, code_of=lambda answer: answer.topics[0].error_code).topics
     rights = topic.topic_authorized_operations
     is_missing = rights != _RIGHTS_NOT_REPORTED and not rights & (1 << _WRITE)
     code = Code.TOPIC_AUTHORIZATION_FAILED if is_missing else topic.error_code
@@ -141,11 +192,19 @@ def _time(limits: ClusterLimits) -> Ability:
     seconds = limits.timeout_ms / 1000
     most_ms = limits.timeout_max_ms
     most = "not reported" if most_ms is None else f"{most_ms / 1000:.0f} s"
+    is_enough = seconds >= _TIMEOUT_SMALL_S
     return Ability(
         name="time to decide",
-        granted=seconds >= _TIMEOUT_SMALL_S,
+        granted=is_enough,
         because=f"a transaction may stay open for {seconds:.0f} s (transaction.max.timeout.ms of "
-        f"the brokers: {most}); an epoch must be prepared, decided and committed within that",
+        f"the brokers: {most}); within that, from the first record of an epoch's first task, all "
+        "tasks must be done and the epoch decided and committed"
+        + (
+            ""
+            if is_enough
+            else f"; less than {_TIMEOUT_SMALL_S:.0f} s is too short for a cold start, where tasks "
+            "wait for Python workers to start one after the other"
+        ),
     )
 
 

@@ -73,9 +73,10 @@ class KafkaCommitter(Operable):
         self._limits_read_s = 0.0
         self._epoch: EpochNumber | None = None
         self._began_s: float | None = None
-        self._prepared_s = 0.0
         self._held: dict[tuple[str, int, int], Handle] = {}
         """Transactions of the current epoch: their ids are not started again before they ended."""
+        self._opened_s = 0.0
+        """When the oldest of them was opened, by `time.monotonic`."""
         self._source_offsets: Offsets | None = None
         self.pinned_s = 0.0
         """About how long the transactions of the last epoch made readers wait."""
@@ -114,27 +115,42 @@ class KafkaCommitter(Operable):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None:
         """All rows are acknowledged already; the transactions must still be open."""
-        self._prepared_s = time.monotonic()
         opened = self._opened(receipts)
         self._hold(opened)
         self._pool.fit(receipts)
         if self._spool is not None:
             require_seen(self._spool, epoch, receipts)
-        transaction_status.require_open(self._client, epoch, [txn for _, txn in opened])
-        if opened:
+        # Where rows of a decided epoch are written again, the others were committed before.
+        generation = self._identity.generation
+        undecided = [txn for receipt, txn in opened if receipt.handle.generation == generation]
+        transaction_status.require_open(self._client, epoch, undecided)
+        if undecided:
             for group, offsets in self._other_groups():
-                transactions.add_offsets(self._client, opened[0][1], group, offsets)
-        return self._deadline(epoch, [txn for _, txn in opened])
+                transactions.add_offsets(self._client, undecided[0], group, offsets)
+        elif not opened:
+            self._ledger.ready(self._client, self._known_limits().own_timeout_ms)
+        return self._deadline(undecided)
 
-    def _deadline(self, epoch: EpochNumber, opened: Sequence[OpenTransaction]) -> Deadline | None:
-        """When the first of these transactions may time out: none is older than this epoch."""
-        if not opened or self._began_s is None or self._epoch != epoch:
+    def _deadline(self, opened: Sequence[OpenTransaction]) -> Deadline | None:
+        """
+        When the first of these transactions may time out. Each is as old as its first record: the
+        time that workers take to start, and other sinks to prepare, does not count.
+        """
+        now_s, now_at_s = time.monotonic(), time.time()
+        since_begin_s = float("inf") if self._began_s is None else now_s - self._began_s
+        ends = [
+            (txn.timeout_ms / 1000 - txn.age_s(now_at_s, since_begin_s), txn.timeout_ms / 1000)
+            for txn in opened
+        ]
+        if not ends:
             return None
-        kept_s = min(txn.timeout_ms for txn in opened) / 1000
+        left_s, kept_s = min(ends)
+        self._opened_s = now_s + left_s - kept_s
         return Deadline(
-            at_s=self._began_s + kept_s,
+            at_s=now_s + left_s,
             kept_s=kept_s,
-            hint="smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms)",
+            hint="smaller epochs, or a longer transaction_timeout_s (transaction.max.timeout.ms); "
+            "the time counts from the first record of an epoch's first task",
         )
 
     # After the decision
@@ -147,14 +163,11 @@ class KafkaCommitter(Operable):
         if lost:
             self._send_again(epoch, lost)
         elif not opened:
-            self._ledger.record(self._client, epoch, self._other_groups())
+            timeout_ms = self._known_limits().own_timeout_ms
+            self._ledger.record(self._client, epoch, self._other_groups(), timeout_ms=timeout_ms)
         else:
             transaction_status.await_visible(self._client, [txn for _, txn in opened])
-            self.pinned_s = (
-                max(txn.open_s for _, txn in opened) + time.monotonic() - self._prepared_s
-                if self._prepared_s
-                else 0.0
-            )
+            self.pinned_s = time.monotonic() - self._opened_s if self._opened_s else 0.0
         self._held.clear()
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)
@@ -166,7 +179,7 @@ class KafkaCommitter(Operable):
             self._held.pop(_key(txn), None)
         if opened:
             transaction_status.abort(
-                self._client, [txn for _, txn in opened], self._known_limits().timeout_ms
+                self._client, [txn for _, txn in opened], self._known_limits().own_timeout_ms
             )
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)

@@ -38,7 +38,6 @@ from epochal.sinks.kafka.transactional_ids import TransactionalIds
 from epochal.sinks.kafka.transactions import GroupOffsets, add_offsets, commit_one, start_one
 from epochal.terms import EpochNumber, Mark, Uid
 
-_TIMEOUT_MS = 60_000
 _ATTEMPTS_MAX = 5
 _MANY_GROUPS_FROM = 8
 """The version of OffsetFetch that takes a list of groups."""
@@ -64,6 +63,8 @@ class Ledger:
         self._ids = ids
         self._topic = topic
         self._producer: tuple[int, int] | None = None
+        self._is_fresh = False
+        """Started since the last write: what other drivers wrote before that is not known yet."""
 
     def newest(self, client: Client) -> list[Mark]:
         """The newest epoch per uid of this pipeline and sink, as far as brokers remember."""
@@ -82,18 +83,32 @@ class Ledger:
         found = self._read(client, group)
         return found[0][0] if found else None
 
+    def ready(self, client: Client, timeout_ms: int) -> tuple[int, int]:
+        """
+        The producer of the driver's own transaction. Asked before the decision too: that the
+        brokers refuse this id or this timeout must not come out after it (I3).
+        """
+        if self._producer is None:
+            self._producer = start_one(client, self._ids.ledger, timeout_ms)
+            self._is_fresh = True
+        return self._producer
+
     def record(
-        self, client: Client, epoch: EpochNumber, others: Sequence[tuple[str, GroupOffsets]] = ()
+        self,
+        client: Client,
+        epoch: EpochNumber,
+        others: Sequence[tuple[str, GroupOffsets]] = (),
+        *,
+        timeout_ms: int,
     ) -> None:
         """Prove an epoch without rows, unless it or a later one is proven already."""
         for _ in range(_ATTEMPTS_MAX):
             try:
-                if self._producer is None:
-                    self._producer = start_one(client, self._ids.ledger, _TIMEOUT_MS)
-                    proven = self.own(client)
-                    if proven is not None and proven >= epoch:
-                        return
-                self._write(client, self._producer, epoch, others)
+                producer = self.ready(client, timeout_ms)
+                proven = self.own(client) if self._is_fresh else None
+                if proven is not None and proven >= epoch:
+                    return
+                self._write(client, producer, epoch, others)
             except TransactionEnded:
                 self._producer = None
             else:
@@ -120,7 +135,7 @@ class Ledger:
         for group, offsets in ((self._ids.group, entry), *others):
             add_offsets(client, txn, group, offsets)
         # Kept for the next epoch only if this commit is acknowledged.
-        self._producer = None
+        self._producer, self._is_fresh = None, False
         answer = commit_one(client, txn, f"proving epoch {epoch}")
         self._producer = (answer.producer_id, answer.producer_epoch) if is_v2 else producer
 

@@ -10,6 +10,7 @@ from epochal.errors import InvariantBroken
 from epochal.terms import Json, Receipt
 
 WITNESSES_MAX = 3
+_CLOCKS_APART_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,13 @@ class OpenTransaction:
     partitions: int = 0
     witnesses: Sequence[Witness] = ()
     timeout_ms: int = 0
+    opened_at_s: float = 0.0
+    """
+    When its first request was sent, in seconds since 1970: the broker counts the timeout from that
+    request on, and readers wait from then on.
+    """
     open_s: float = 0.0
-    """How long it had been open when its task was done; readers wait from its beginning."""
+    """How long it had been open when its task was done, by a clock that is never set."""
     spooled: int = 0
     """How many of its rows the spool keeps."""
 
@@ -49,9 +55,21 @@ class OpenTransaction:
             "partitions": self.partitions,
             "witnesses": [[one.topic, one.partition, one.offset] for one in self.witnesses],
             "timeout_ms": self.timeout_ms,
+            "opened_at_s": round(self.opened_at_s, 3),
             "open_s": round(self.open_s, 3),
             **({"spooled": self.spooled} if self.spooled else {}),
         }
+
+    def age_s(self, now_s: float, at_most_s: float) -> float:
+        """
+        How long it has been open at `now_s` of the driver's clock, where it can't have been open
+        for longer than `at_most_s`. Clocks of two machines differ: where the task's own duration
+        shows that they differ by much, the age is not known and the most is taken.
+        """
+        by_clock_s = now_s - self.opened_at_s
+        if by_clock_s < self.open_s - _CLOCKS_APART_MAX_S:
+            return at_most_s
+        return min(max(by_clock_s, self.open_s), at_most_s)
 
 
 def transaction_of(receipt: Receipt) -> OpenTransaction | None:
@@ -72,6 +90,7 @@ def transaction_of(receipt: Receipt) -> OpenTransaction | None:
                 for topic, partition, offset in token["witnesses"]
             ),
             timeout_ms=int(token["timeout_ms"]),
+            opened_at_s=float(token["opened_at_s"]),
             open_s=float(token["open_s"]),
             spooled=int(token.get("spooled", 0)),
         )

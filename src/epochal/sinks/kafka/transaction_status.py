@@ -143,9 +143,9 @@ def list_open(
                 producer_epoch=state.producer_epoch,
                 is_v2=client.transaction_version() >= 2,
                 timeout_ms=state.transaction_timeout_ms,
+                opened_at_s=state.transaction_start_time_ms / 1000,
             )
-            started_s = state.transaction_start_time_ms / 1000
-            found.append(_in_doubt(txn, handle_of(name, txn), started_s))
+            found.append(_in_doubt(txn, handle_of(name, txn)))
     return found
 
 
@@ -161,11 +161,11 @@ def _open_ids(client: Client, ids: TransactionalIds) -> list[str]:
     return sorted({name for name in names if ids.parse(name) is not None})
 
 
-def _in_doubt(txn: OpenTransaction, handle: Handle, started_s: float) -> InDoubt:
+def _in_doubt(txn: OpenTransaction, handle: Handle) -> InDoubt:
     return InDoubt(
         name=txn.transactional_id,
         handle=handle,
-        age_s=max(0.0, time.time() - started_s),
+        age_s=max(0.0, time.time() - txn.opened_at_s),
         receipt=Receipt(handle=handle, fingerprint=NO_ROWS, token=txn.to_token()),
         blocks="readers of its partitions that read committed records only",
     )

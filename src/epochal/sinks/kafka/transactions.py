@@ -76,10 +76,7 @@ def start_one(client: Client, transactional_id: str, timeout_ms: int) -> tuple[i
         raise answer
     code = answer.error_code
     if code == Code.INVALID_TRANSACTION_TIMEOUT:
-        raise Misconfigured(
-            f"the brokers don't allow a transaction of {timeout_ms / 1000:.0f} s",
-            "a shorter transaction_timeout_s, or transaction.max.timeout.ms of the brokers",
-        )
+        raise timeout_refused(timeout_ms)
     require_rights(code, transactional_id=("Write", transactional_id))
     if code in ENDED:
         raise TransactionEnded(
@@ -87,6 +84,13 @@ def start_one(client: Client, transactional_id: str, timeout_ms: int) -> tuple[i
         )
     require_ok(code, f"starting {transactional_id}")
     return answer.producer_id, answer.producer_epoch
+
+
+def timeout_refused(timeout_ms: float) -> Misconfigured:
+    return Misconfigured(
+        f"the brokers don't allow a transaction of {timeout_ms / 1000:.0f} s",
+        "a shorter transaction_timeout_s, or transaction.max.timeout.ms of the brokers",
+    )
 
 
 def end_transactions(

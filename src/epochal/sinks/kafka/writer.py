@@ -54,7 +54,6 @@ class KafkaWriter:
         self._client: Client | None = None
         self._open: OpenTransaction | None = None
         self._sender: BatchSender | None = None
-        self._opened_s = 0.0
         self._buffers: dict[Leader, Buffer] = {}
         self._rows = 0
         self._bytes = 0
@@ -88,12 +87,14 @@ class KafkaWriter:
         spooled = 0 if self._spool is None else self._spool.finish().rows
         return_client(self._sink.server, self._client)
         self._client = None
+        open_s = 0.0 if sender.opened_s is None else time.monotonic() - sender.opened_s
         left_open = replace(
             txn,
             cluster=self._handout.cluster,
             partitions=sender.partitions,
             witnesses=witnesses,
-            open_s=time.monotonic() - self._opened_s,
+            opened_at_s=time.time() - open_s,
+            open_s=open_s,
             spooled=spooled,
         )
         return Receipt(
@@ -134,10 +135,8 @@ class KafkaWriter:
         if self._sender is not None:
             return self._sender
         self._client = borrow_client(self._sink.server)
-        known = self._client.await_topic(self._sink.topic)
-        if known.partition_count < self._handout.partitions:
-            # A client kept from an earlier epoch does not know partitions added since.
-            self._client.forget(Leader(self._sink.topic, 0))
+        # A client kept from an earlier epoch does not know partitions added since.
+        self._client.await_topic(self._sink.topic, self._handout.partitions)
         is_v2 = self._handout.is_v2 and self._client.transaction_version() >= 2
         name, (producer_id, producer_epoch) = self._producer(self._client)
         self._open = OpenTransaction(
@@ -147,7 +146,6 @@ class KafkaWriter:
             is_v2=is_v2,
             timeout_ms=self._handout.timeout_ms,
         )
-        self._opened_s = time.monotonic()
         self._sender = BatchSender(
             self._client,
             self._open,

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,11 @@ from epochal.contract import Begin, Task
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller, Leader
+from epochal.kafka.codes import Code
+from epochal.kafka.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from epochal.kafka.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -34,8 +39,9 @@ from epochal.kafka.messages.create_topics import (
 )
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
-from epochal.sinks.kafka import Kafka
-from epochal.terms import EpochNumber, Limits, Receipt, Uid
+from epochal.sinks.kafka import Kafka, transaction_status, transactions
+from epochal.sinks.kafka.receipts import OpenTransaction
+from epochal.terms import EpochNumber, Fingerprint, Limits, Receipt
 
 QUICK = Limits(retry_backoff_ms=(1, 5), commit_timeout_s=60.0)
 IS_APACHE = os.environ.get("EPOCHAL_TEST_KAFKA") == "apache"
@@ -102,7 +108,7 @@ class Life(DriverLife):
 
 
 @dataclass(kw_only=True)
-class Place:
+class Broker:
     """A cluster, and topics of a test's own."""
 
     bootstrap: str
@@ -137,6 +143,13 @@ class Place:
         (made,) = self.client.ask(request, Controller()).topics
         assert made.error_code == 0, made.error_message
         return name
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Let a topic have so many in all."""
+        wanted = CreatePartitionsTopic(name=topic, count=count, assignments=None)
+        request = CreatePartitionsRequest(topics=[wanted], timeout_ms=20_000)
+        (made,) = self.client.ask(request, Controller()).results
+        assert made.error_code == 0, made.error_message
 
     def sink(self, topic: str, **options: Any) -> Kafka:
         return Kafka(options.pop("bootstrap", self.bootstrap), topic=topic, **options)
@@ -173,8 +186,33 @@ class Place:
     def ids(self, topic: str) -> list[int]:
         return sorted(row["id"] for row in self.rows(topic))
 
-    def open_transactions(self, uid: Uid = UID) -> list[str]:
-        return open_transactions(self.client, uid)
+    def open_transactions(self, whose: str = UID) -> list[str]:
+        return open_transactions(self.client, whose)
+
+    def abort_open(self, transactional_id: str) -> None:
+        """Abort what is open under an id, as its broker does when the time is over."""
+        (state,) = transaction_status.describe(self.client, [transactional_id])
+        txn = OpenTransaction(
+            transactional_id=transactional_id,
+            producer_id=state.producer_id,
+            producer_epoch=state.producer_epoch,
+            is_v2=self.client.transaction_version() >= 2,
+        )
+        (answer,) = transactions.end_transactions(self.client, [txn], is_commit=False)
+        assert answer.error_code == Code.NONE, answer
+        await_nothing_open(self, transactional_id)
+
+
+def await_nothing_open(broker: Broker, whose: str) -> None:
+    deadline = time.monotonic() + 60
+    while broker.open_transactions(whose):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def summed(receipt: Receipt, hash_sum: int) -> Receipt:
+    """A receipt with a sum over its rows, as Spark's runner adds it."""
+    return replace(receipt, fingerprint=Fingerprint(receipt.rows, hash_sum))
 
 
 def open_transactions(client: Client, whose: str) -> list[str]:
