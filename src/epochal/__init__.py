@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Unsettled,
     )
     from epochal.kit.secrets import env, file
+    from epochal.reports.visible import visible
     from epochal.session import Session
     from epochal.sinks.callback import Callback
     from epochal.sinks.delta import Delta
@@ -72,6 +73,7 @@ _HOMES = {
     "file": "epochal.kit.secrets",
     "protobuf": "epochal.sinks.kafka.values.protobuf",
     "read_epochs": "epochal.sinks.files",
+    "visible": "epochal.reports.visible",
 }
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "json",
     "protobuf",
     "read_epochs",
+    "visible",
 ]
 
 

@@ -28,6 +28,7 @@ VERBS = {
     "receiver": "receiver:receiver",
     "status": "status:status",
     "epochs": "epochs:epochs",
+    "visible": "visible:visible",
     "doctor": "doctor:doctor",
     "verify": "verify:verify",
     "recover": "recover:recover",

@@ -82,8 +82,10 @@ class Reached:
         return self.streaming
 
 
-def reach(target: str, *, checkpoint: str | None = None) -> Reached:
+def reach(target: str | Pipeline, *, checkpoint: str | None = None) -> Reached:
     """The log and, where a pipeline was named, the sinks that a person means."""
+    if isinstance(target, Pipeline):
+        return _of_pipeline(target.name, target, checkpoint)
     if is_import_path(target):
         return _of_pipeline(target, _pipeline(target, imported(target)), checkpoint)
     if is_file(target):

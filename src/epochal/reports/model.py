@@ -192,6 +192,31 @@ class EpochsReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleSink:
+    through: int | None
+    """All rows of all epochs up to this one are visible at the target; None if none is yet."""
+    pending: int | None
+    """A decided epoch of which it is not known here whether it is visible."""
+    because: str
+    """Why that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleReport:
+    location: str
+    pipeline: str
+    first: int
+    """The epoch at which the log begins."""
+    through: int | None
+    """Every sink shows all epochs up to this one; None if a sink shows none yet."""
+    decided: int | None
+    """The newest decided epoch."""
+    sinks: Mapping[str, VisibleSink]
+    given_up: Mapping[str, Sequence[int]]
+    """Epochs that a person gave up, by sink: their rows are kept elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptReport:
     handle: str
     rows: int

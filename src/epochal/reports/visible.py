@@ -1,0 +1,108 @@
+"""
+`visible`: up to which epoch each sink shows all rows. For jobs that read what a pipeline writes.
+
+The log knows it of every epoch but possibly the newest: that an epoch is settled is written with
+the decision of the next one. Where the pipeline declares its sinks, the targets are asked about
+that one.
+
+    log      epoch 7 committed on orders and audit, epoch 8 decided
+    orders   proves epoch 8                                          through 8
+    audit    does not answer                                         through 7, 8 may be visible
+    all                                                              through 7
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from epochal.config.resolve_target import Reached, reach
+from epochal.contract import Sink
+from epochal.coordinator.targets import by_name
+from epochal.errors import EpochalError
+from epochal.protocol.state import State
+from epochal.reports.inspect import committer_of, error_text
+from epochal.reports.model import VisibleReport, VisibleSink
+from epochal.reports.status import require_record
+from epochal.terms import Decision, EpochNumber, Limits, Proof, SinkName
+
+if TYPE_CHECKING:
+    from epochal.spark.pipeline import Pipeline
+
+_NOT_ASKED = "its target was not asked: name the pipeline object or its file instead of a place"
+
+
+def visible(pipeline: str | Pipeline, *, checkpoint: str | None = None) -> VisibleReport:
+    """
+    Return up to which epoch each sink of a pipeline shows all its rows. Changes nothing.
+
+    `pipeline` is a `Pipeline`, `module:object`, a YAML file, or a checkpoint, whose log alone is
+    read. `checkpoint` names the log's location where the pipeline does not declare it.
+    """
+    reached = reach(pipeline, checkpoint=checkpoint)
+    log = reached.require_log()
+    try:
+        return visible_epochs(reached, require_record(log).record.state)
+    finally:
+        log.close()
+
+
+def visible_epochs(reached: Reached, state: State) -> VisibleReport:
+    declared = {} if reached.sinks is None else by_name(reached.sinks)
+    sinks = {
+        name: _visible_sink(name, state, declared.get(name), reached.limits) for name in state.sinks
+    }
+    through = [one.through for one in sinks.values() if one.through is not None]
+    return VisibleReport(
+        location=state.location,
+        pipeline=state.pipeline,
+        first=state.first,
+        through=min(through, default=None) if len(through) == len(sinks) else None,
+        decided=None if state.last is None else state.last.epoch,
+        sinks=sinks,
+        given_up={
+            name: [one.epoch for one in state.given_up if one.sink == name]
+            for name in sorted({one.sink for one in state.given_up})
+        },
+    )
+
+
+def _visible_sink(name: SinkName, state: State, sink: Sink | None, limits: Limits) -> VisibleSink:
+    settled = _settled(name, state)
+    decision = state.unsettled
+    if decision is None or name not in decision.receipts:
+        return VisibleSink(through=settled, pending=None, because="")
+    if name in state.done:
+        return VisibleSink(through=decision.epoch, pending=None, because="")
+    because = _NOT_ASKED if sink is None else _doubt(sink, state, decision, limits)
+    if not because:
+        return VisibleSink(through=decision.epoch, pending=None, because="")
+    return VisibleSink(through=settled, pending=decision.epoch, because=because)
+
+
+def _settled(name: SinkName, state: State) -> EpochNumber | None:
+    """Return the newest epoch that the log knows to be visible, or given up after such a one."""
+    newest = state.newest_committed.get(name)
+    if newest is None:
+        return None
+    given_up = {one.epoch for one in state.given_up if one.sink == name}
+    return next(EpochNumber(epoch) for epoch in count(newest) if epoch + 1 not in given_up)
+
+
+def _doubt(sink: Sink, state: State, decision: Decision, limits: Limits) -> str:
+    """Return why the decided epoch may be invisible at this sink; empty if it is proven."""
+    receipts = decision.receipts[sink.name]
+    try:
+        with committer_of(sink, state, limits) as committer:
+            if not receipts:
+                marks = committer.newest() or ()
+                is_proven = any(
+                    mark.uid == state.uid and mark.epoch >= decision.epoch for mark in marks
+                )
+            else:
+                is_proven = all(
+                    committer.outcome(decision.epoch, one) is Proof.COMMITTED for one in receipts
+                )
+    except (EpochalError, OSError) as error:
+        return error_text(error)
+    return "" if is_proven else "decided, and not committed there yet"
