@@ -16,9 +16,8 @@ import epochal as ep
 from compat import MINORS
 from epochal.config import PipelineFile, json_schema
 from epochal.config.type_hints import Shape, named, shape_of
-from epochal.kit.promises import Promises
 from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.registry import SINKS, SYNONYMS, function_names, sink_class
 from epochal.terms import Limits
 
@@ -235,9 +234,8 @@ def promised_limits() -> str:
 
 
 def _promises() -> Iterator[Promises]:
-    for home in SINKS.values():
-        package = home.partition(":")[0]
-        yield from import_module(f"{package}.promises").PROMISES
+    for kind in SINKS:
+        yield from import_module(sink_class(kind).__module__).PROMISES
 
 
 # From dataclasses to tables

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from epochal.sinks.files import Files
-from epochal.sinks.files.promises import FOLDER
+from epochal.sinks.files.sink import FOLDER
 from epochal.testing.conformance import SinkConformance, Target
 
 

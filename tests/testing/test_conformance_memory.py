@@ -1,7 +1,7 @@
 """The reference sink meets the suite."""
 
 from epochal.sinks.memory import Memory
-from epochal.sinks.memory.promises import PROMISES
+from epochal.sinks.memory.sink import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 
 (PROMISED,) = PROMISES

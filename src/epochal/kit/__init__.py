@@ -39,9 +39,8 @@ if TYPE_CHECKING:
         RowRejected,
         TryAgain,
     )
-    from epochal.kit.promises import Promises
     from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
-    from epochal.kit.sink_base import CommitterBase, SinkBase
+    from epochal.kit.sink_base import CommitterBase, Promises, SinkBase
     from epochal.kit.staged_committer import LedgerEntry, StagedCommitter, Transaction
     from epochal.terms import (
         Ability,
@@ -80,8 +79,7 @@ _HOMES = {
     **dict.fromkeys(_ERRORS, "epochal.errors"),
     **dict.fromkeys(_TERMS, "epochal.terms"),
     **dict.fromkeys(_SECRETS, "epochal.kit.secrets"),
-    "Promises": "epochal.kit.promises",
-    **dict.fromkeys(("CommitterBase", "SinkBase"), "epochal.kit.sink_base"),
+    **dict.fromkeys(("CommitterBase", "Promises", "SinkBase"), "epochal.kit.sink_base"),
     **dict.fromkeys(
         ("LedgerEntry", "StagedCommitter", "Transaction"), "epochal.kit.staged_committer"
     ),

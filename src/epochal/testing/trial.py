@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from epochal.contract import Begin, Committer, Sink, Task
 from epochal.errors import Misconfigured
-from epochal.kit.promises import Cannot
+from epochal.kit.sink_base import Cannot
 from epochal.terms import (
     NO_ROWS,
     EpochNumber,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sinks.delta.delta_stage import leftovers, made, rows
 
 from epochal.sinks.delta import Delta
-from epochal.sinks.delta.promises import PROMISES
+from epochal.sinks.delta.sink import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import SCHEMA
 

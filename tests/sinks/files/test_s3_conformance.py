@@ -11,7 +11,7 @@ from servers.s3 import SECRET
 
 from epochal.logs import MemoryLog
 from epochal.sinks.files import Files, read_epochs
-from epochal.sinks.files.promises import MANIFESTS, S3
+from epochal.sinks.files.sink import MANIFESTS, S3
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.crash import Setting, crash_at_every_call
 

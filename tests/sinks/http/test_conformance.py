@@ -12,7 +12,7 @@ from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
 from epochal.sinks.http import Http
-from epochal.sinks.http.promises import IDEMPOTENCY_KEY, TWO_PHASE
+from epochal.sinks.http.sink import IDEMPOTENCY_KEY, TWO_PHASE
 from epochal.testing.conformance import SinkConformance, Target
 
 _numbers = itertools.count()

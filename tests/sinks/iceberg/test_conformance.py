@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epochal.sinks.iceberg.promises import PROMISES
+from epochal.sinks.iceberg.sink import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 
 SECRET = "hunter2-s3cret"

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from epochal.contract import Committer, Task
 from epochal.errors import Misconfigured
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
 from epochal.storage.urls import without_secrets
 from epochal.terms import EpochNumber, Identity, Json, Limits
@@ -38,6 +38,22 @@ class CallbackEpoch:
     def table(self) -> pa.Table:
         """All rows at once, in memory."""
         return pa.Table.from_batches(list(self._batches()))
+
+
+PROMISES = (
+    Promises(
+        sink="`Callback`",
+        at_one_instant="what the function makes of it",
+        readers_must="keep the token with what was done; else at least once",
+        proof="the spool",
+        limits=["at least once by design"],
+        cannot={
+            "refuse rows": "the function is called for decided epochs only",
+            "be unreachable": "rows are prepared in the spool, without the function",
+            "be misconfigured": "nobody but the function knows its target",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

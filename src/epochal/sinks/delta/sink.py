@@ -16,7 +16,7 @@ import pyarrow as pa
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.sinks.delta.table_files import TableFiles, local_folder, not_installed
 from epochal.terms import Identity, Json, Limits
 
@@ -24,6 +24,27 @@ Mode = Literal["append", "overwrite_partitions", "merge"]
 
 _MODES = ("append", "overwrite_partitions", "merge")
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
+
+
+PROMISES = (
+    Promises(
+        sink="`Delta`",
+        at_one_instant="a whole epoch: one version",
+        proof="the table's application transaction",
+        append="yes, and overwrite_partitions",
+        by_key="merge",
+        deletes="`delete_when`",
+        output_modes="append; merge also update",
+        limits=[
+            "keyed modes are computed in the driver's memory",
+            "unknown table features are refused",
+        ],
+        cannot={
+            "refuse rows": "a table with CHECK constraints is refused by `check`; what is left of "
+            "the schema is compared before the first row",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.spool.rows import RowSpool, spool_url
 from epochal.sinks.http.errors import Meaning
 from epochal.storage.urls import without_secrets
@@ -58,6 +58,29 @@ class Service:
         held = [self.query, self.token, self.key_password, *(value for _, value in self.headers)]
         held += [self.user[1]] if self.user else []
         return [revealed for secret in held if secret and (revealed := secret.reveal())]
+
+
+TWO_PHASE = Promises(
+    sink="`Http`, two-phase",
+    at_one_instant="a task's rows; whole epochs by the receiver's `whole_epochs`",
+    proof="the receiver's marks",
+    limits=["needs a receiver that implements the two phases"],
+    cannot={"refuse rows": "only a handler of the receiver's owner refuses rows"},
+)
+IDEMPOTENCY_KEY = Promises(
+    sink="`Http`, idempotency keys",
+    at_one_instant="a call",
+    readers_must="be a service that remembers keys; else at least once",
+    proof="the spool",
+    limits=["the service can't refuse an epoch before the decision"],
+    cannot={
+        "refuse rows": "the service is called for decided epochs only: what it refuses stops the "
+        "query, or is kept by `on_reject`",
+        "be unreachable": "rows are prepared in the spool, without the service",
+        "be misconfigured": "one endpoint has nothing that could be asked beforehand",
+    },
+)
+PROMISES = (TWO_PHASE, IDEMPOTENCY_KEY)
 
 
 @dataclass(frozen=True, kw_only=True)

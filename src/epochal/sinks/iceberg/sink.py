@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.terms import Identity, Json, Limits, SinkName
 
 try:
@@ -23,6 +23,23 @@ except ImportError as error:
 Mode = Literal["append", "upsert", "overwrite_partitions"]
 Evolve = Literal["never", "add_columns"]
 _MAIN = "main"
+
+
+PROMISES = (
+    Promises(
+        sink="`Iceberg`",
+        at_one_instant="a whole epoch: one snapshot",
+        proof="a property of the table",
+        append="yes, and overwrite_partitions",
+        by_key="upsert",
+        output_modes="append; upsert also update",
+        limits=[
+            "keyed modes are computed in the driver's memory",
+            "unknown table features are refused",
+        ],
+        cannot={"refuse rows": "Iceberg has no constraints but the schema, which `check` compares"},
+    ),
+)
 
 
 @dataclass(frozen=True)

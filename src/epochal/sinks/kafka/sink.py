@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from epochal.contract import Shape, Task
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.terms import Identity, Json, Limits, SinkName
 
 try:
@@ -29,6 +29,22 @@ if TYPE_CHECKING:
     from epochal.sinks.kafka.writer import KafkaWriter
 
 _COMPRESSIONS = {kind.name.lower(): kind for kind in Compression}
+
+
+PROMISES = (
+    Promises(
+        sink="`Kafka`",
+        at_one_instant="a task's rows, complete within milliseconds",
+        readers_must="use `isolation.level=read_committed`",
+        proof="a consumer group's offset, committed in the transaction",
+        deletes="tombstones",
+        limits=[
+            "open transactions block `read_committed` consumers of their partitions",
+            "if the driver is down longer than the broker keeps a transaction, a replay or "
+            "`spool=` is needed",
+        ],
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from epochal.contract import Dropped, Operable, Recount, Task
 from epochal.errors import Misconfigured
-from epochal.kit.sink_base import CommitterBase, SinkBase
+from epochal.kit.sink_base import CommitterBase, Promises, SinkBase
 from epochal.sinks.memory.client import StoreReference
 from epochal.sinks.memory.store import Store
 from epochal.terms import (
@@ -38,6 +38,23 @@ from epochal.terms import (
 )
 
 _OUTPUT_MODES = {"append": frozenset({"append", "update"}), "complete": frozenset({"complete"})}
+
+
+PROMISES = (
+    Promises(
+        sink="`Memory`",
+        at_one_instant="a whole epoch",
+        readers_must="be the driver's process",
+        proof="a dictionary, gone with the process",
+        output_modes="append and update, or complete",
+        cannot={
+            "refuse rows": "nothing in memory refuses a row",
+            "be unreachable": "the rows are in the driver's own process",
+            "be misconfigured": "there is nothing to configure",
+            "bound memory": "memory is the target",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
