@@ -16,8 +16,7 @@ from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.spool.ledger import SpoolLedger
 from epochal.logs import MemoryLog
 from epochal.sinks.callback import Callback
-from epochal.sinks.callback.delivery import CallbackDelivery
-from epochal.sinks.callback.sink import PROMISES
+from epochal.sinks.callback.sink import PROMISES, CallbackDelivery
 from epochal.terms import EpochNumber
 from epochal.testing.conformance import SinkConformance, Target, Trial
 from epochal.testing.crash import Breach, Setting, crash_at_every_call

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import RowRejected
-from epochal.kit.sql.bisect_rows import RefusedRowSearch
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED
+from epochal.kit.sql.staged_table import RefusedRowSearch
 from epochal.sinks.memory import Memory
 
 

@@ -1,9 +1,9 @@
 """The differences between SQL databases, as far as the engine needs them.
 
-The engine (`ledger`, `apply`, `bisect_rows`, `staged_table`, `staged`, `prepared`) exists once;
-a `Dialect` supplies what differs: quoting and literals, whether DDL is part of a transaction, where
-a row's place in its staging table is found, savepoints, deferred constraints, the statements of
-two-phase commit, the server's clock, and the classes of its errors.
+The engine (`ledger`, `apply`, `staged_table`, `staged`, `prepared`) exists once; a `Dialect`
+supplies what differs: quoting and literals, whether DDL is part of a transaction, where a row's
+place in its staging table is found, savepoints, deferred constraints, the statements of two-phase
+commit, the server's clock, and the classes of its errors.
 """
 
 from __future__ import annotations

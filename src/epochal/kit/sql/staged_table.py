@@ -1,23 +1,27 @@
-"""One sink's share of a transaction: its staging tables, its table, its ledger."""
+"""One sink's share of a transaction: its staging tables, its table, its ledger.
+
+Also the search for staged rows that the table refuses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.apply import Apply, Source
-from epochal.kit.sql.bisect_rows import RefusedRowSearch
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.rejects import REJECTED, Rejected, SetApart, table_of
+from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
 from epochal.terms import EpochNumber, Receipt
 
 _DATA_EXCEPTION = "22000"
+_SAVEPOINT = "epochal_half"
 
 
 class StagedTable(SqlCommitter):
@@ -187,3 +191,71 @@ class StagedTable(SqlCommitter):
                 f" WHERE {row} IS NOT NULL ORDER BY {place} DESC"
             )
         ]
+
+
+class RefusedRowSearch:
+    """
+    The search, by halves, for staged rows that the table refuses, inside an open transaction.
+
+    A statement over a million rows fails as a whole, and often without naming the row. So the
+    staged rows are applied again in a transaction that is rolled back: a half that passes stays, a
+    half that fails is rolled back to its savepoint and cut in two. One bad row costs as many
+    attempts as its number has bits, and the time of a few passes over the rows:
+
+      rows 0..7, 5 is bad:   0..7 fails   0..3 passes   4..7 fails   4..5 fails   4 passes   5 fails
+    """
+
+    def __init__(self, session: Session, apply: Apply, *, limit: int) -> None:
+        self._session = session
+        self._apply = apply
+        self._dialect = apply.dialect
+        self._limit = limit
+        self.found: list[Rejected] = []
+        self.attempts = 0
+
+    def run(self) -> list[Rejected]:
+        """The refused rows, at most `limit` of them."""
+        for source in self._apply.sources:
+            rows = self._dialect.all_rows(self._session, source)
+            if rows is not None:
+                self._search(source, rows)
+        return self.found
+
+    def _search(self, source: Source, rows: Rows) -> None:
+        if len(self.found) >= self._limit:
+            return
+        part = replace(source, condition=f"{source.condition} AND {rows.condition}")
+        error = self._attempt(part)
+        if error is None:
+            return
+        if rows.only is not None:
+            self.found.append(self._rejected(part, rows.only, error))
+            return
+        for half in rows.halves(self._session, part):
+            self._search(source, half)
+
+    def _attempt(self, source: Source) -> Exception | None:
+        """Apply these rows. Rows that pass stay, so that rows that exclude each other are found."""
+        self.attempts += 1
+        self._session.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            for statement in replace(self._apply, sources=(source,)).statements():
+                self._session.execute(statement)
+            self._dialect.check_constraints(self._session)
+        except self._dialect.errors as error:
+            if not self._dialect.is_data_error(error):
+                raise
+            self._session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            return error
+        self._dialect.release_savepoint(self._session, _SAVEPOINT)
+        return None
+
+    def _rejected(self, source: Source, place: str, error: Exception) -> Rejected:
+        return Rejected(
+            table=source.table,
+            place=place,
+            part=source.part,
+            row=self._dialect.row_text(self._session, source),
+            sqlstate=self._dialect.sqlstate(error),
+            reason=self._dialect.text_of(error),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
 from epochal.storage.urls import without_secrets
-from epochal.terms import EpochNumber, Identity, Json, Limits
+from epochal.terms import Ability, EpochNumber, Identity, Json, Limits, Receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,6 @@ class Callback(SinkBase):
         # Only the driver loads these.
         from epochal.kit.spool.committer import SpoolCommitter  # noqa: PLC0415
         from epochal.kit.spool.ledger import SpoolLedger  # noqa: PLC0415
-        from epochal.sinks.callback.delivery import CallbackDelivery  # noqa: PLC0415
 
         spool = RowSpool.at(str(self.spool))
         delivery = CallbackDelivery(identity, spool, self.function)
@@ -146,3 +145,54 @@ def _pickled(function: Callable[[Any], Any]) -> bytes:
 
     pickled: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]  # untyped there
     return pickled
+
+
+class CallbackDelivery:
+    """
+    Calls the function with the rows of a decided epoch.
+
+    Runs on the driver, once per commit; a commit that was interrupted calls again.
+    """
+
+    def __init__(
+        self, identity: Identity, spool: RowSpool, function: Callable[[CallbackEpoch], Any]
+    ) -> None:
+        self._identity = identity
+        self._spool = spool
+        self._function = function
+
+    def check(self, schema: pa.Schema | None) -> Sequence[Ability]:  # noqa: ARG002
+        return [
+            Ability(
+                name="called once per epoch",
+                granted=False,
+                because="a driver that dies during the call calls again: deduplicate by token",
+            )
+        ]
+
+    def deliver(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Mapping[str, Json]:
+        ordered = sorted(receipts, key=lambda receipt: receipt.handle.partition)
+        rows = sum(receipt.rows for receipt in ordered)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for receipt in ordered:
+                yield from self._spool.read(receipt.handle, rows=receipt.rows)
+
+        if rows:
+            self._function(
+                CallbackEpoch(
+                    pipeline=self._identity.pipeline,
+                    sink=self._identity.sink,
+                    number=epoch,
+                    token=f"epochal-{self._identity.uid}-s{self._identity.tag}-e{epoch}",
+                    rows=rows,
+                    _batches=batches,
+                )
+            )
+        return {"rows": rows}
+
+    def kept(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """What the function opened stays open."""

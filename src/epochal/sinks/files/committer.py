@@ -8,6 +8,7 @@ that was cut short is repeated and finds some of them in their place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from epochal.contract import Begin, Dropped, Operable, Recount, Rows
-from epochal.errors import InvariantBroken
+from epochal.errors import InvariantBroken, Misconfigured
+from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.sinks.files.backend import Staging
-from epochal.sinks.files.check import check_schema
+from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
@@ -187,3 +189,28 @@ class FileCommitter(MarkedFilesCommitter[LedgerView], Operable):
     def _may_be_visible(self, ledger: LedgerView, receipt: Receipt) -> bool:  # noqa: ARG002
         """Files in their place without a manifest are of a commit that was cut short."""
         return self._staging.is_published(receipt)
+
+
+def check_schema(schema: pa.Schema, form: str, partition_by: Sequence[str]) -> None:
+    """Refuse columns that can't be written, with the column's name."""
+    if not schema.names:
+        raise Misconfigured("the rows have no columns", "select at least one")
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise Misconfigured(
+            f"columns {twice} appear more than once", 'rename one: select=["a", "b as other"]'
+        )
+    check_columns(schema, partition_by)
+    _check_types(pa.schema([column for column in schema if column.name not in partition_by]), form)
+
+
+def _check_types(schema: pa.Schema, name: str) -> None:
+    """Refuse columns that the format can't hold."""
+    for field in schema:
+        why = FORMATS[name].refusal(field.type)
+        if why is not None:
+            raise Misconfigured(
+                f"column {field.name!r} can't be written as {name}: {why}",
+                'leave it out or cast it: select=["…"]; or take another format: '
+                + ", ".join(FORMATS),
+            )

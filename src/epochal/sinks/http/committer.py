@@ -18,7 +18,6 @@ from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, Prepa
 from epochal.kit.sink_base import CommitterBase
 from epochal.sinks.http.check import check
 from epochal.sinks.http.client import Client, Reply
-from epochal.sinks.http.operate import forget, recount
 from epochal.sinks.http.sink import Service
 from epochal.sinks.http.writer import Format
 from epochal.terms import (
@@ -122,8 +121,8 @@ class HttpCommitter(CommitterBase, Operable):
             if reply.body.get("state") != "committed":
                 return Proof.UNKNOWN
         # The mark is the epoch's proof: without it `newest` does not show the epoch.
-        mine = [mark.epoch for mark in self.newest() if mark.uid == self._identity.uid]
-        return Proof.COMMITTED if mine and max(mine) >= epoch else Proof.UNKNOWN
+        newest = self._newest_epoch()
+        return Proof.COMMITTED if newest is not None and newest >= epoch else Proof.UNKNOWN
 
     def newest(self) -> Sequence[Mark]:
         params = {"pipeline": self._identity.pipeline, "sink": self._identity.sink}
@@ -134,14 +133,31 @@ class HttpCommitter(CommitterBase, Operable):
         ]
 
     def prune(self, below: EpochNumber) -> None:
-        params = {"uid": self._identity.uid, "tag": self._identity.tag, "below": str(below)}
-        self._client.ask("DELETE", "/marks", params=params)
+        self._client.ask("DELETE", "/marks", params={**self._key(), "below": str(below)})
 
     def recount(self) -> Recount:
-        return recount(self._client, self._ask_about(), self._identity)
+        """The visible rows, by epoch, counted by the receiver."""
+        if not self._ask_about().get("counts"):
+            return Recount(rows=None, because="the receiver keeps no rows, or can't count them")
+        listed = _list(self._client.ask("GET", "/counts", params=self._key()).body, "epochs")
+        epochs = {EpochNumber(one["epoch"]): int(one["rows"]) for one in listed}
+        return Recount(
+            rows=sum(epochs.values()),
+            epochs=epochs,
+            because="visible rows, counted by the receiver",
+        )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
-        return forget(self._client, self.newest(), self._identity, is_dry_run=is_dry_run)
+        """Delete all proofs below the newest, which readers of whole epochs still need."""
+        newest = self._newest_epoch()
+        if newest is None:
+            return Dropped()
+        if not is_dry_run:
+            self.prune(newest)
+        return Dropped(
+            removed=[f"proofs of epochs below {newest}, as far as they are kept"],
+            kept=f"the mark of epoch {newest}: readers of whole epochs need it",
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -160,6 +176,14 @@ class HttpCommitter(CommitterBase, Operable):
     def _owner(self) -> dict[str, str | None]:
         identity = self._identity
         return {"pipeline": identity.pipeline, "sink": identity.sink, "run": identity.run}
+
+    def _key(self) -> dict[str, str]:
+        return {"uid": self._identity.uid, "tag": self._identity.tag}
+
+    def _newest_epoch(self) -> EpochNumber | None:
+        """The newest epoch that is marked for this sink of this uid."""
+        mine = (mark.epoch for mark in self.newest() if mark.uid == self._identity.uid)
+        return max(mine, default=None)
 
     def _commit_one(self, txn: str) -> Reply:
         headers = {"Idempotency-Key": f"{txn}-commit"}
@@ -180,8 +204,7 @@ class HttpCommitter(CommitterBase, Operable):
         return reply
 
     def _mark(self, epoch: EpochNumber, txns: Sequence[str]) -> None:
-        key = {"uid": self._identity.uid, "tag": self._identity.tag, "epoch": epoch}
-        mark = {**self._owner(), **key, "txns": list(txns)}
+        mark = {**self._owner(), **self._key(), "epoch": epoch, "txns": list(txns)}
         reply = self._client.ask("POST", "/marks", json_body=mark, reads=(409, 410), is_final=True)
         if reply.status != 200:
             raise _unexpected(f"mark of epoch {epoch}", reply)
