@@ -65,7 +65,7 @@ LOADS_PANDAS = {
 }
 DRIVER_ONLY = re.compile(
     r"^epochal\.(coordinator|logs|registry|reports|telemetry|session|testing)\b"
-    r"|^epochal\..*\.(committer|check|catalog|operate|ledger)$"
+    r"|^epochal\..*\.(committer|check|operate|ledger)$"
 )
 _WORKER = """
 import json, pickle, sys

@@ -117,6 +117,11 @@ class TableSink(SinkBase):
     def rejects_to(self) -> Sink | None:
         return None if isinstance(self.on_reject, str) else self.on_reject
 
+    def named_columns(self) -> tuple[list[str], list[str]]:
+        """The columns that `columns=` names, and those of the key; without it none is known yet."""
+        names = self.column_map or {}
+        return list(names.values()), [names.get(key, key) for key in self.write_mode.keys]
+
     @property
     @abstractmethod
     def server_key(self) -> str:

@@ -1,17 +1,19 @@
-"""The checks before the first row, and what is created before the first epoch."""
+"""The checks before the first row, what is created before the first epoch, and grants."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
 from epochal.kit.sql.client import Session
+from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.names import TableName
 from epochal.kit.sql.types import Sent
-from epochal.sinks.mysql.catalog import read_table
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.plan import Column, Table, plan, sent_fields, to_json
 from epochal.terms import Ability, Identity, Json
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _DENIED = frozenset({1044, 1142, 1143, 1227})
 _KEY_CHARS = 255
+_META_RIGHTS = "CREATE, DROP, SELECT, INSERT, DELETE"
 
 
 class MySQLChecker(Checker[Table, Sent]):
@@ -233,3 +236,116 @@ def _require_transactional(table: Table) -> None:
             f"{table} is a table of the engine {table.engine}, which knows no transactions",
             f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
         )
+
+
+# The server's catalog
+
+
+def read_table(session: Session, name: TableName) -> Table | None:
+    """The table of this name, in the connection's own database where none is named."""
+    schema = "DATABASE()" if name.schema is None else DIALECT.literal(name.schema)
+    which = f"table_schema = {schema} AND table_name = {DIALECT.literal(name.table)}"
+    found = session.query(
+        "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
+        " FROM information_schema.tables t"
+        f" LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE {which}"
+    )
+    if not found:
+        return None
+    in_schema, table, kind, engine, transactions = found[0]
+    return Table(
+        schema=in_schema,
+        name=table,
+        kind="view" if "VIEW" in kind else "table",
+        is_transactional=transactions == "YES",
+        engine=engine or "",
+        columns=_columns(session, which),
+        unique=_unique(session, which),
+    )
+
+
+def _columns(session: Session, which: str) -> dict[str, Column]:
+    rows = session.query(
+        "SELECT column_name, data_type, column_type, character_set_name, collation_name,"
+        " COALESCE(datetime_precision, numeric_scale, 0), is_nullable, column_default, extra"
+        f" FROM information_schema.columns WHERE {which} ORDER BY ordinal_position"
+    )
+    columns = [_column(row) for row in rows]
+    return {column.name: column for column in columns}
+
+
+def _column(row: Sequence[Any]) -> Column:
+    (name, data_type, column_type, charset, collation, scale, is_nullable, default, extra) = row
+    extras = (extra or "").upper()
+    ddl = column_type
+    if charset is not None:
+        ddl = f"{column_type} CHARACTER SET {charset} COLLATE {collation}"
+    return Column(
+        name=name,
+        data_type=data_type.lower(),
+        ddl=ddl,
+        scale=int(scale),
+        is_not_null=is_nullable == "NO",
+        has_default=default is not None and default != "NULL",
+        is_auto="AUTO_INCREMENT" in extras,
+        is_generated="GENERATED" in extras.replace("DEFAULT_GENERATED", ""),
+    )
+
+
+def _unique(session: Session, which: str) -> dict[str, tuple[str, ...]]:
+    rows = session.query(
+        "SELECT index_name, column_name FROM information_schema.statistics"
+        f" WHERE {which} AND non_unique = 0 ORDER BY index_name <> 'PRIMARY', index_name,"
+        " seq_in_index"
+    )
+    indexes: dict[str, tuple[str, ...]] = {}
+    for index, column in rows:
+        indexes[index] = (*indexes.get(index, ()), column or "")
+    return indexes
+
+
+# The least privileges, as statements that a DBA can read and run
+
+
+def grants(sink: MySQL, account: str) -> list[str]:
+    """
+    Statements for an account that may grant; `account` is `'user'@'host'`.
+
+    Without `columns=` the columns are not known yet: rights are on the whole table.
+    """
+    name = sink.table_name
+    table = DIALECT.quote(name.schema or sink.server.database, name.table)
+    meta = DIALECT.quote(sink.meta)
+    statements = [
+        f"CREATE DATABASE IF NOT EXISTS {meta}",
+        f"GRANT {_META_RIGHTS} ON {meta}.* TO {account}",
+        f"GRANT {rights_on_table(sink)} ON {table} TO {account}",
+    ]
+    if sink.strategy == "prepared":
+        statements.append(f"GRANT XA_RECOVER_ADMIN ON *.* TO {account} /* MySQL, not MariaDB */")
+    return statements
+
+
+def rights_on_table(sink: MySQL) -> str:
+    mode = sink.write_mode
+    columns, keys = sink.named_columns()
+    rights = [_right("SELECT", _read(mode, columns, keys)), _right("INSERT", columns)]
+    if mode.mode == "upsert":
+        # The server asks for it on the keys too, though none is changed.
+        rights.append(_right("UPDATE", columns))
+    if mode.mode == "replace" or mode.delete_when is not None:
+        rights.append("DELETE")
+    if sink.create_table == "if_missing":
+        rights.append("CREATE")
+    if sink.evolve == "add_columns":
+        rights.append("ALTER")
+    return ", ".join(rights)
+
+
+def _read(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> Sequence[str]:
+    """Without SELECT on a column the catalog does not show it."""
+    return columns or (keys if not mode.is_keyed else ())
+
+
+def _right(right: str, columns: Sequence[str]) -> str:
+    return f"{right} ({', '.join(map(DIALECT.quote, columns))})" if columns else right

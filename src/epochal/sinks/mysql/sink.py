@@ -90,7 +90,7 @@ class MySQL(TableSink):
 
     def grants(self, account: str = "") -> list[str]:
         """Statements that give an account the least this sink needs; the url's user by default."""
-        from epochal.sinks.mysql.grants import grants  # noqa: PLC0415  for people only
+        from epochal.sinks.mysql.check import grants  # noqa: PLC0415  for people only
 
         return grants(self, account or f"{DIALECT.literal(self.server.user)}@'%'")
 

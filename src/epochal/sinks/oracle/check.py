@@ -1,10 +1,12 @@
-"""The checks before the first row, and what is created before the first epoch."""
+"""The checks before the first row, what is created before the first epoch, and grants."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from contextlib import closing
 from random import getrandbits
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,7 +16,6 @@ from epochal.kit.sql.client import Session
 from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import client
-from epochal.sinks.oracle.catalog import read_table
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.plan import Arriving, Column, Table, plan, sent_fields, to_json
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
@@ -167,3 +168,83 @@ def _no_two_phases(why: str, sink: Oracle) -> Misconfigured:
         f"another connection: {why}",
         "; ".join(sink.grants()) + "; strategy='staged' (the default) needs none of this",
     )
+
+
+# The server's catalog
+
+
+def read_table(session: Session, schema: str, name: str) -> Table | None:
+    rows = session.query(
+        "SELECT column_name, data_type, data_length, char_length, char_used, data_precision,"
+        " data_scale, nullable, default_length, virtual_column, identity_column"
+        f" FROM all_tab_cols WHERE owner = {DIALECT.literal(schema)}"
+        f" AND table_name = {DIALECT.literal(name)} AND hidden_column = 'NO' ORDER BY column_id"
+    )
+    columns = [_column(row) for row in rows]
+    if not columns:
+        return None
+    return Table(schema=schema, name=name, columns={one.name: one for one in columns})
+
+
+def _column(row: Sequence[Any]) -> Column:
+    name, written, length, chars, unit, precision, scale, nullable, default, virtual, identity = row
+    data_type = re.sub(r"\(\d+\)", "", written)
+    fraction = re.search(r"TIMESTAMP\((\d+)\)", written)
+    return Column(
+        name=name,
+        data_type=data_type,
+        ddl=_ddl(written, length, chars, unit, precision, scale),
+        scale=int(fraction[1]) if fraction else None if scale is None else int(scale),
+        is_not_null=nullable == "N",
+        has_default=bool(default),
+        is_generated=virtual == "YES" or identity == "YES",
+    )
+
+
+def _ddl(written: str, *numbers: Any) -> str:
+    length, chars, unit, precision, scale = numbers
+    if written in {"VARCHAR2", "CHAR"}:
+        return f"{written}({int(chars)} CHAR)" if unit == "C" else f"{written}({int(length)} BYTE)"
+    if written in {"NVARCHAR2", "NCHAR"}:
+        return f"{written}({int(chars)})"
+    if written == "RAW":
+        return f"RAW({int(length)})"
+    if written == "NUMBER" and (precision is not None or scale is not None):
+        whole = "*" if precision is None else int(precision)
+        return f"NUMBER({whole},{int(scale or 0)})"
+    return written
+
+
+# The least privileges, as statements that a DBA can read and run
+
+_ELSEWHERE = (
+    *("CREATE ANY TABLE", "CREATE ANY INDEX", "CREATE ANY SEQUENCE", "DROP ANY TABLE"),
+    *("SELECT ANY TABLE", "INSERT ANY TABLE", "DELETE ANY TABLE", "SELECT ANY SEQUENCE"),
+)
+"""What staging tables and the ledger need in a schema that is not the user's own."""
+
+
+def grants(sink: Oracle, user: str) -> list[str]:
+    """Statements for a DBA; in a schema of its own the user needs no rights on its tables."""
+    name, mode = user.upper(), sink.write_mode
+    to = DIALECT.quote(name)
+    # Rows of a staging table are numbered by an identity column, which is a sequence.
+    statements = [
+        f"GRANT CREATE SESSION, CREATE TABLE, CREATE SEQUENCE TO {to}",
+        f"ALTER USER {to} QUOTA UNLIMITED ON users",
+    ]
+    if sink.meta != name:
+        statements.append(f"GRANT {', '.join(_ELSEWHERE)} TO {to}")
+    if sink.table_schema != name:
+        rights = ["SELECT", "INSERT"]
+        rights += ["UPDATE"] if mode.mode == "upsert" else []
+        rights += ["DELETE"] if mode.mode == "replace" or mode.delete_when is not None else []
+        rights += ["ALTER"] if sink.evolve == "add_columns" else []
+        target = DIALECT.quote(sink.table_schema, sink.table_name.table)
+        statements.append(f"GRANT {', '.join(rights)} ON {target} TO {to}")
+    if sink.strategy == "prepared":
+        statements += [
+            f"GRANT SELECT ON sys.dba_pending_transactions TO {to}",
+            f"GRANT FORCE ANY TRANSACTION TO {to}",
+        ]
+    return statements

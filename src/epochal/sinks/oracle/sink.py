@@ -104,7 +104,7 @@ class Oracle(TableSink):
 
     def grants(self, user: str = "") -> list[str]:
         """Statements that give a user the least this sink needs; the url's user by default."""
-        from epochal.sinks.oracle.grants import grants  # noqa: PLC0415  for people only
+        from epochal.sinks.oracle.check import grants  # noqa: PLC0415  for people only
 
         return grants(self, user or self.server.user)
 

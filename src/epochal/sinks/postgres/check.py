@@ -1,10 +1,10 @@
-"""The checks before the first row, and what is created before the first epoch."""
+"""The checks before the first row, what is created before the first epoch, and grants."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -13,20 +13,18 @@ from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
-from epochal.sinks.postgres.catalog import read_columns, read_table
+from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import DIALECT
-from epochal.sinks.postgres.grants import needs
 from epochal.sinks.postgres.plan import Column, Table, UniqueIndex, plan, sent_fields, to_json
-from epochal.sinks.postgres.types import Sent, create_as
+from epochal.sinks.postgres.types import Sent, Type, create_as
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
 
 _VERSION_MIN = 120000
-
-
 _CREATING = 0x65706F63
 """The advisory lock under which our schema is created: one driver at a time."""
 
@@ -273,3 +271,156 @@ def _require_preparable(session: Session, sink: Postgres, table: Table | None, p
             "task that is tried again would wait for its own first attempt",
             f"{staged}; or drop the constraint",
         )
+
+
+# The server's catalog
+
+_KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}
+
+_FIND = """
+SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass({})
+"""
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, NULL), b.typname, b.typcategory, b.typtype = 'e',
+       a.attnotnull OR nn.is_strict, a.atthasdef, a.attidentity <> '', a.attidentity = 'a',
+       a.attgenerated <> '', e.typname, e.typcategory, t.typtype = 'd',
+       CASE WHEN b.typname = 'numeric' AND a.atttypmod > 4 THEN (a.atttypmod - 4) & 2047 ELSE -1 END
+FROM pg_attribute a
+JOIN pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+  WITH RECURSIVE under(oid, typtype, typbasetype) AS (
+    SELECT oid, typtype, typbasetype FROM pg_type WHERE oid = a.atttypid
+    UNION ALL
+    SELECT p.oid, p.typtype, p.typbasetype FROM under u JOIN pg_type p ON p.oid = u.typbasetype
+    WHERE u.typtype = 'd')
+  SELECT p.* FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
+CROSS JOIN LATERAL (SELECT t.typtype = 'd' AND t.typnotnull AS is_strict) nn
+LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+_UNIQUE = """
+SELECT i.indexrelid::regclass::text, i.indisunique, i.indisexclusion, i.indimmediate,
+       i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid,
+       ARRAY(SELECT a.attname FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)::text[]
+FROM pg_index i
+WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = {table}
+   OR i.indrelid IN (SELECT relid FROM pg_partition_tree({table})))
+ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
+"""
+
+
+def read_table(session: Session, name: TableName) -> Table | None:
+    """The table of this name, found by the server's search path where no schema is given."""
+    found = session.query(_FIND.format(DIALECT.literal(DIALECT.quote(*name.parts))))
+    if not found:
+        return None
+    ((oid, schema, table, kind, has_row_security),) = found
+    return Table(
+        oid=oid,
+        schema=schema,
+        name=table,
+        kind=_KINDS_WRITTEN.get(kind, kind),
+        has_row_security=has_row_security,
+        columns=read_columns(session, str(oid)),
+        unique=_unique(session, oid),
+    )
+
+
+def read_columns(session: Session, table: str) -> dict[str, Column]:
+    """The columns of a table, given by its oid or as a `regclass`."""
+    columns = [_column(row) for row in session.query(_COLUMNS.format(table))]
+    return {column.name: column for column in columns}
+
+
+def _column(row: Sequence[Any]) -> Column:
+    (name, written, base, category, is_enum, is_not_null, has_default, is_identity) = row[:8]
+    (is_always, is_generated, element, element_category, is_domain, scale) = row[8:]
+    return Column(
+        name=name,
+        type=Type(
+            written=written,
+            base=element or base,
+            category=element_category or category,
+            is_array=element is not None,
+            is_domain=is_domain,
+            scale=max(scale, 0) if scale >= 0 else 1,
+        ),
+        is_enum=is_enum,
+        is_not_null=is_not_null,
+        has_default=has_default,
+        is_identity=is_identity,
+        is_always_identity=is_always,
+        is_generated=is_generated,
+    )
+
+
+def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
+    return tuple(
+        UniqueIndex(
+            name=name,
+            columns=tuple(columns),
+            is_exclusion=not is_unique or is_exclusion,
+            is_immediate=is_immediate,
+            is_plain=is_plain,
+        )
+        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in session.query(
+            _UNIQUE.format(table=oid)
+        )
+    )
+
+
+# The least privileges, as statements that a DBA can read and run
+
+
+def needs(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[str, str]]:
+    """Rights on the table, each with its column, or none where it is a right on the whole."""
+    every = list(columns) or [""]
+    rights = [("INSERT", column) for column in every]
+    if mode.mode == "upsert":
+        # Columns of `excluded` count as read.
+        rights += [("UPDATE", column) for column in every if column not in keys]
+        rights += [("SELECT", column) for column in every]
+    elif mode.is_keyed:
+        rights += [("SELECT", key) for key in keys]
+    if mode.mode == "replace" or mode.delete_when is not None:
+        rights.append(("DELETE", ""))
+    return rights
+
+
+def grants(sink: Postgres, role: str) -> list[str]:
+    """
+    Statements for the owner of the table and for a role that may create schemas.
+
+    Without `columns=` the columns are not known yet: rights are on the whole table.
+    """
+    to = DIALECT.quote(role)
+    meta = DIALECT.quote(sink.meta_schema)
+    name = sink.table_name
+    table = DIALECT.quote(*name.parts)
+    statements = [
+        f"CREATE SCHEMA IF NOT EXISTS {meta}",
+        f"GRANT USAGE, CREATE ON SCHEMA {meta} TO {to}",
+    ]
+    if name.schema:
+        schema = DIALECT.quote(name.schema)
+        right = "USAGE, CREATE" if sink.create_table == "if_missing" else "USAGE"
+        statements.append(f"GRANT {right} ON SCHEMA {schema} TO {to}")
+    if sink.create_table == "if_missing":
+        return statements
+    columns, keys = sink.named_columns()
+    by_right: dict[str, list[str]] = {}
+    for right, column in needs(sink.write_mode, columns, keys):
+        by_right.setdefault(right, []).append(column)
+    rights = ", ".join(_right(right, which) for right, which in by_right.items())
+    statements.append(f"GRANT {rights} ON {table} TO {to}")
+    return statements
+
+
+def _right(right: str, columns: Sequence[str]) -> str:
+    quoted = [DIALECT.quote(column) for column in columns if column]
+    return f"{right} ({', '.join(quoted)})" if quoted else right

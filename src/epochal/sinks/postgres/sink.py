@@ -99,7 +99,7 @@ class Postgres(TableSink):
 
     def grants(self, role: str = "") -> list[str]:
         """The statements that give a role the least this sink needs; the URL's role by default."""
-        from epochal.sinks.postgres.grants import grants  # noqa: PLC0415  for people only
+        from epochal.sinks.postgres.check import grants  # noqa: PLC0415  for people only
 
         return grants(self, role or self.server.parameter("user") or "epochal")
 
