@@ -17,9 +17,8 @@ from servers.kafka import Certificates
 from servers.receiver import ReceiverServer
 
 from epochal.errors import EpochalError, Misconfigured
-from epochal.receiver.access import Access
 from epochal.receiver.handlers import load_handler
-from epochal.receiver.server import serve
+from epochal.receiver.server import Access, serve
 from epochal.sinks.http import Http
 from epochal.terms import EpochNumber, Generation, Identity, Uid
 from epochal.testing.trial import Target, Trial

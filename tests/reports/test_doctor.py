@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from epochal import Memory, Postgres
+from epochal import Postgres
 from epochal.config.resolve_target import Reached
-from epochal.errors import Misconfigured
-from epochal.reports.doctor import diagnose
-from epochal.reports.grants import grants
-from epochal.reports.log_export import export
+from epochal.reports.doctor import diagnose, grants
 
 
 def test_a_healthy_pipeline_has_no_problems(shop):
@@ -99,13 +94,3 @@ def test_grants_are_statements_of_the_target(shop):
     report = grants(shop.reached)
     assert any("GRANT" in statement for statement in report.sinks["audit"])
     assert set(report.unknown) == {"orders"}
-
-
-def test_an_export_holds_every_kept_record_and_no_secret(shop):
-    shop.audit = Memory(name="audit")
-    shop.run(epochs=1)
-    records = export(shop.log).records
-    assert [record["kind"] for record in records] == ["claim", "commit", "stop"]
-    assert [record["number"] for record in records] == [1, 2, 3]
-    with pytest.raises(Misconfigured, match="holds no epoch log"):
-        export(type(shop)(root=shop.root / "none", monkeypatch=shop.monkeypatch).log)

@@ -7,10 +7,11 @@ import time
 import pytest
 from pyarrow import ArrowInvalid
 
+from epochal import Memory
 from epochal.coordinator import Trouble
 from epochal.errors import CorruptRecord, Misconfigured
 from epochal.logs import open_log
-from epochal.reports.epochs import epoch_attempts, epochs
+from epochal.reports.epochs import epoch_attempts, epochs, export
 from epochal.telemetry.history import (
     PastEpoch,
     PastSink,
@@ -159,3 +160,13 @@ def test_a_pipeline_without_decisions_is_reported_as_such(shop):
     with shop.session():
         report = epochs(shop.log)
         assert (report.epochs, report.because) == ([], "no epoch has been decided yet")
+
+
+def test_an_export_holds_every_kept_record_and_no_secret(shop):
+    shop.audit = Memory(name="audit")
+    shop.run(epochs=1)
+    records = export(shop.log).records
+    assert [record["kind"] for record in records] == ["claim", "commit", "stop"]
+    assert [record["number"] for record in records] == [1, 2, 3]
+    with pytest.raises(Misconfigured, match="holds no epoch log"):
+        export(type(shop)(root=shop.root / "none", monkeypatch=shop.monkeypatch).log)

@@ -20,7 +20,7 @@ from servers.processes import ServerProcess
 _LAUNCH = """
 import json, sys
 from pathlib import Path
-from epochal.receiver.access import Access
+from epochal.receiver.server import Access
 from epochal.receiver.handlers import load_handler
 from epochal.receiver.server import Tls, serve
 options = json.loads(sys.argv[1])

@@ -21,8 +21,7 @@ from rich.table import Table
 from epochal.demo.audit import Verdict, audit
 from epochal.demo.kills import Progress, run_until_drained
 from epochal.demo.servers import forget, running_servers
-from epochal.demo.source import write_source
-from epochal.demo.workspace import Workspace
+from epochal.demo.workspace import Workspace, write_source
 from epochal.terms import quantity
 
 _SEEDS = 10_000
@@ -116,7 +115,7 @@ def _console(workspace: Workspace, *, is_wanted: bool) -> Iterator[None]:
         yield
         return
     try:
-        from epochal.console.server import served  # noqa: PLC0415  an extra
+        from epochal.console.app import served  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
         _stderr.print(f'no console: {error.name} is not installed (pip install "epochal[console]")')
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from epochal.cli.output import AsJson, Named, lines, message, show_json
 from epochal.config.resolve_target import reach
-from epochal.reports.grants import grants as grants_of
+from epochal.reports.doctor import grants as grants_of
 
 
 def grants(pipeline: Named, is_json: AsJson = False) -> None:

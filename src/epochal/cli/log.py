@@ -6,7 +6,7 @@ import typer
 
 from epochal.cli.output import Checkpoint, Target, show_json
 from epochal.config.resolve_target import reach
-from epochal.reports.log_export import export as export_now
+from epochal.reports.epochs import export as export_now
 
 log = typer.Typer(help="Read an epoch log.", no_args_is_help=True)
 

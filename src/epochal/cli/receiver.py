@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from epochal.errors import Misconfigured
-from epochal.receiver.access import Access
 from epochal.receiver.handlers import load_handler
 
 
@@ -47,7 +46,7 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
 
     Committed rows can be read by SQL or by GET /rows, or are passed to a function (--handler).
     """
-    from epochal.receiver.server import Tls, serve  # noqa: PLC0415  needs epochal[receiver]
+    from epochal.receiver.server import Access, Tls, serve  # noqa: PLC0415  needs epochal[receiver]
 
     if (certificate is None) != (key is None) or (client_ca is not None and key is None):
         raise Misconfigured("TLS needs both a certificate and its key", "--certificate and --key")

@@ -1,14 +1,17 @@
-"""The ASGI application: routes, and the forms that change something."""
+"""The ASGI application: routes, the forms that change something, and a server on a thread."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,6 +29,8 @@ from epochal.errors import EpochalError
 from epochal.reports.model import PipelineReport, RecoveryReport, ResolutionReport
 
 _FORM_BYTES_MAX = 64 * 1024
+_HOST = "127.0.0.1"
+_SHUTDOWN_MAX_S = 1
 Form = dict[str, str]
 
 
@@ -208,3 +213,26 @@ def _failed(pages: Pages) -> Callable[[Request, Exception], Response]:
         return HTMLResponse(pages.render(request, "refused.html", status=500, detail=detail), 500)
 
     return answer
+
+
+@contextmanager
+def served(root: str) -> Iterator[str]:
+    """Serve a read-only console on a free loopback port until the block ends; yields its URL."""
+    # The socket listens already: requests before the server is up wait and are not refused.
+    with socket.create_server((_HOST, 0)) as listening:
+        config = uvicorn.Config(
+            console(root),
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_MAX_S,
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listening]}, name="epochal-console", daemon=True
+        )
+        thread.start()
+        try:
+            yield f"http://{_HOST}:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from epochal.coordinator import read_state
-from epochal.demo.source import part_sizes
-from epochal.demo.workspace import AMOUNTS, EVENTS, ORDERS, TABLE, TOPIC, Workspace
+from epochal.demo.workspace import AMOUNTS, EVENTS, ORDERS, TABLE, TOPIC, Workspace, part_sizes
 from epochal.errors import EpochalError
 from epochal.logs import checkpoint_log
 from epochal.terms import DEFAULT_LIMITS, Identity, SinkName

@@ -14,8 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from epochal.demo.source import SCHEMA
-from epochal.demo.workspace import PIPELINE, Workspace
+from epochal.demo.workspace import PIPELINE, SCHEMA, Workspace
 from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import EpochNumber

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -15,11 +15,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from epochal.receiver.access import Access
-from epochal.receiver.bodies import FORMATS, read_rows
 from epochal.receiver.openapi import document
 from epochal.receiver.store import Owner, Store
-from epochal.receiver.transactions import Refusal
+from epochal.receiver.transactions import FORMATS, Refusal, read_rows
+
+if TYPE_CHECKING:
+    from epochal.receiver.server import Access
 
 logger = logging.getLogger("epochal.receiver")
 

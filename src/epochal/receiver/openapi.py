@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochal.receiver.bodies import ARROW, NDJSON
-from epochal.receiver.transactions import State
+from epochal.receiver.transactions import ARROW, NDJSON, State
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}

@@ -1,16 +1,16 @@
-"""`serve`: the receiver as a process."""
+"""`serve`: the receiver as a process, and who may send requests to it."""
 
 from __future__ import annotations
 
+import hmac
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
 from epochal.errors import Misconfigured
-from epochal.receiver.access import Access
 from epochal.receiver.handlers import Handler
 from epochal.receiver.store import Database, Store
 
@@ -29,6 +29,24 @@ _DRAIN_S = 5
 _IDLE_S = 75
 """Longer than clients keep an idle connection: the client must be the one to close it, or it sends
 a request to a socket that is just being closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may send requests, and how large they may be."""
+
+    tokens: tuple[bytes, ...] = field(default=(), repr=False)
+    """Bearer tokens, any of which is accepted; none where every request is."""
+    body_bytes_max: int = 64 * 1024 * 1024
+
+    def allows(self, authorization: str) -> bool:
+        if not self.tokens:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        shown = given.strip().encode() if scheme.lower() == "bearer" else b""
+        # All of them are compared, so that the time taken reveals nothing.
+        matches = [hmac.compare_digest(shown, token) for token in self.tokens]
+        return any(matches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from epochal.receiver.bodies import Rows
 from epochal.receiver.handlers import Handler, ReceivedCommit, without_transactions
-from epochal.receiver.transactions import Refusal, State, Transaction, out_of_state
+from epochal.receiver.transactions import Refusal, Rows, State, Transaction, out_of_state
 from epochal.terms import Handle
 
 _PREFIX_END = "\U0010ffff"

@@ -2,19 +2,20 @@
 The doctor: queries the log, the driver and every target, and lists problems.
 
 For each target: its abilities, its clock, the handles it holds of this pipeline, their age and what
-they block. Changes nothing that readers see.
+they block. Changes nothing that readers see. Also the privileges that sinks need (`grants`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from epochal.config.resolve_target import Reached
 from epochal.contract import Committer, Operable, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
-from epochal.errors import EpochalError
+from epochal.errors import EpochalError, Misconfigured
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, committer_of, error_text, list_found
@@ -23,6 +24,7 @@ from epochal.reports.model import (
     DoctorReport,
     DriverReport,
     FoundReport,
+    GrantsReport,
     Liveness,
     SinkDiagnosis,
 )
@@ -152,3 +154,26 @@ def _is_lingering(found: FoundReport, *, is_alive: bool, alarm_s: float) -> bool
     if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT):
         return True
     return not is_alive or (found.age_s or 0.0) > alarm_s
+
+
+@runtime_checkable
+class Granting(Protocol):
+    """A sink that knows which privileges it needs."""
+
+    def grants(self) -> Sequence[str] | str: ...
+
+
+def grants(reached: Reached) -> GrantsReport:
+    """Return the grants of every sink. No target is queried."""
+    statements: dict[str, Sequence[str]] = {}
+    unknown: dict[str, str] = {}
+    for name, sink in by_name(reached.require_sinks()).items():
+        if not isinstance(sink, Granting):
+            unknown[name] = "nothing to grant: this kind of sink needs no privileges"
+            continue
+        try:
+            found = sink.grants()
+            statements[name] = [found] if isinstance(found, str) else list(found)
+        except Misconfigured as error:
+            unknown[name] = f"{error.message}; {error.hint}"
+    return GrantsReport(pipeline=reached.pipeline or "", sinks=statements, unknown=unknown)

@@ -1,14 +1,23 @@
-"""Pages of a pipeline's history, completed from the records that the log keeps."""
+"""Pages of a pipeline's history, completed from the records that the log keeps; all records."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
+from typing import Any
 
-from epochal.coordinator.journal import EpochLog, kept_records
+from epochal.coordinator.journal import EpochLog, Numbered, kept_records
 from epochal.errors import Misconfigured
+from epochal.protocol.records import encode
 from epochal.protocol.state import Record, RecordKind
-from epochal.reports.model import NOT_QUERIED, EpochReport, EpochsReport, ReceiptReport
-from epochal.reports.status import require_record
+from epochal.reports.model import (
+    NOT_QUERIED,
+    EpochReport,
+    EpochsReport,
+    ExportReport,
+    ReceiptReport,
+)
+from epochal.reports.status import no_log, require_record
 from epochal.telemetry.history import Page, PastEpoch, history_of
 from epochal.terms import EpochNumber
 
@@ -145,3 +154,16 @@ def _decided(record: Record) -> EpochReport | None:
         trouble=None,
         read_from="log",
     )
+
+
+def export(log: EpochLog) -> ExportReport:
+    """Return all records of the log, oldest first, each validated. They hold no secrets."""
+    records = kept_records(log)
+    if not records:
+        raise no_log(log.place)
+    return ExportReport(location=log.place, records=[_to_json(one) for one in records])
+
+
+def _to_json(one: Numbered) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(encode(one.record).split(b"\n")[1])
+    return {"number": one.number, **body}

@@ -5,7 +5,6 @@ on another thread; their errors are logged and otherwise ignored. Only the epoch
 authoritative.
 """
 
-from epochal.telemetry.exporters import push_otlp, serve_metrics
-from epochal.telemetry.json_logs import log_as_json
+from epochal.telemetry.exporters import log_as_json, push_otlp, serve_metrics
 
 __all__ = ["log_as_json", "push_otlp", "serve_metrics"]

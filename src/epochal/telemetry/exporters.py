@@ -3,18 +3,24 @@ The exporters of this process. They apply to every pipeline that starts after th
 
     serve_metrics(9464)            Prometheus scrapes this driver
     push_otlp("http://otel:4318")  this driver pushes metrics and spans
+    log_as_json()                  this driver logs JSON lines to stderr
 
 If the program has configured OpenTelemetry itself, spans go to its provider too.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from epochal.coordinator import Listener, Tracker
 from epochal.coordinator.journal import EpochLog
+from epochal.coordinator.tracker import ABOUT
+from epochal.storage.urls import without_secrets
 from epochal.telemetry.history_writer import record_history
 from epochal.telemetry.instruments import Meters
 from epochal.telemetry.metrics import measure
@@ -77,3 +83,30 @@ def _add_meters(meters: Meters) -> None:
     with _guard:
         if not any(one is meters for one in _meters):
             _meters.append(meters)
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as a JSON object: time, level, message, pipeline, epoch, sink."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            # A library's message that is quoted here may hold a URL with secrets.
+            "message": without_secrets(record.getMessage()),
+            **ABOUT.get(),
+        }
+        if record.exc_info:
+            entry["error"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def log_as_json(level: int = logging.INFO) -> logging.Handler:
+    """Write this package's log to stderr as JSON lines. Returns the handler."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logger = logging.getLogger("epochal")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    return handler
