@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.columns import columns_of, steering_fields
+from epochal.kit.sql.columns import Table, columns_of, steering_fields
 from epochal.kit.sql.dialect import UNFIT, Dialect
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Ability, Identity, Json
@@ -39,9 +39,13 @@ def abilities(sink: TableSink) -> list[Ability]:
     ]
 
 
-def handout(table: Json, identity: Identity) -> Json:
-    """What tasks need: the table's columns, and the names that they write under."""
-    return {"table": table, "pipeline": identity.pipeline, "run": identity.run}
+def must_not_collide(where: object, index: str) -> Misconfigured:
+    """The error where `strategy="prepared"` meets a unique index."""
+    return Misconfigured(
+        f"strategy='prepared' on {where}, which has the {index}: a task that is tried again would "
+        "wait for its own first attempt",
+        "strategy='staged' (the default) needs none of this; or drop it",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +84,7 @@ class ExpectedColumns(Generic[S]):
         return {name: name for name in names if name not in only_steers or name in mode.order_by}
 
 
-class KnownTable(Protocol):
-    """A table as the catalog of a database describes it: a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def columns(self) -> Mapping[str, Any]: ...
-
-
-T = TypeVar("T", bound=KnownTable)
+T = TypeVar("T", bound=Table[Any])
 
 
 class Checker(ABC, Generic[T, S]):
@@ -104,8 +99,8 @@ class Checker(ABC, Generic[T, S]):
 
     def __init__(self, sink: TableSink, identity: Identity, dialect: Dialect) -> None:
         self._declared = sink
-        self._identity = identity
-        self._dialect = dialect
+        self.identity = identity
+        self.dialect = dialect
         self._expected: ExpectedColumns[S] | None = None
 
     # Of each database
@@ -140,13 +135,9 @@ class Checker(ABC, Generic[T, S]):
     def make_meta(self, session: Session) -> None:
         """Create our schema and ledger where they are missing."""
 
-    @abstractmethod
-    def handout(self, session: Session) -> Json:
-        """What `Committer.begin` gives to the tasks."""
-
     def new_name(self) -> str:
         """The quoted name of a table that is created."""
-        return self._dialect.quote(*self._declared.table_name.parts)
+        return self.dialect.quote(*self._declared.table_name.parts)
 
     def require_may_create(self, session: Session) -> None:
         """Raise `Misconfigured` where the user may not create the table, as far as can be asked."""
@@ -200,7 +191,7 @@ class Checker(ABC, Generic[T, S]):
             self._make_table(session, self._expected)
 
     def _make_table(self, session: Session, expected: ExpectedColumns[S]) -> None:
-        sink, dialect, table = self._declared, self._dialect, self.read_table(session)
+        sink, dialect, table = self._declared, self.dialect, self.read_table(session)
         target = self.new_name()
         if table is None and sink.create_table == "if_missing":
             self._create(session, dialect.create_table(target, self._definitions(expected)))
@@ -213,7 +204,7 @@ class Checker(ABC, Generic[T, S]):
                 session.execute(dialect.add_columns(target, added))
 
     def _definitions(self, expected: ExpectedColumns[S]) -> list[str]:
-        quote, keys = self._dialect.quote, expected.keys
+        quote, keys = self.dialect.quote, expected.keys
         columns = [
             f"{quote(name)} {self.new_ddl(sent, is_key=name in keys)}"
             + (" NOT NULL" if name in keys else "")
@@ -225,11 +216,27 @@ class Checker(ABC, Generic[T, S]):
         """Another driver may have created it meanwhile."""
         try:
             session.execute(statement)
-        except self._dialect.errors as error:
-            if not self._dialect.is_one_of(error, self._dialect.exists):
+        except self.dialect.errors as error:
+            if not self.dialect.is_one_of(error, self.dialect.exists):
                 raise
 
     # What the apply and the tasks need
+
+    def handout(self, session: Session) -> Json:
+        """What `Committer.begin` gives to the tasks: the table, and the names they write under."""
+        table, identity = asdict(self.must_read(session)), self.identity
+        return {"table": table, "pipeline": identity.pipeline, "run": identity.run}
+
+    def no_such_table(self, alike: Collection[Collection[str]]) -> Misconfigured:
+        """The error where the table does not exist, and tables with names like it do."""
+        sink = self._declared
+        named = ", ".join(".".join(parts) for parts in alike)
+        return Misconfigured(
+            f"there is no table {sink.table} on {sink.place}",
+            f"names are taken exactly as they are written; there is {named}"
+            if named
+            else "create it, or create_table='if_missing'",
+        )
 
     def must_read(self, session: Session) -> T:
         table = self.read_table(session)
@@ -243,7 +250,7 @@ class Checker(ABC, Generic[T, S]):
 
         Both by what the catalog contains now: the epoch may be older than this driver.
         """
-        sink, dialect = self._declared, self._dialect
+        sink, dialect = self._declared, self.dialect
         there = self.must_read(session).columns
         staged = dialect.columns(session, sink.meta, staging)
         wanted = columns_of(dialect.fields_of(staged), there, sink.column_map, sink.write_mode)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _KEPT_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseServer:
+class DatabaseServer(ABC):
     """Password and limits of all connections to one server. Holds no secret, except a held one."""
 
     password: Secret | None
@@ -32,6 +33,11 @@ class DatabaseServer:
     pool_max: int
     idle_max_s: float
     lifetime_max_s: float
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """For people: host, port and database."""
 
     def secret(self) -> str:
         return "" if self.password is None else self.password.reveal()

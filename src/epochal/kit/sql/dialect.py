@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.errors import ErrorTable
-from epochal.kit.sql.names import NameRule, staging_name
+from epochal.kit.sql.names import (
+    NameRule,
+    parse_staging_name,
+    staging_name,
+    staging_prefix,
+)
 from epochal.kit.sql.rejects import NumberedRows, Rows, row_text
 from epochal.terms import Handle, Identity, InDoubt
 
@@ -120,17 +125,28 @@ class Dialect(ErrorTable):
     def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
         """Every staging table of this sink, found by name alone (I6)."""
 
-    @abstractmethod
+    present_sql: ClassVar[str]
+    """A query for the names of the tables that are in `{schema}` and in `{tables}`."""
+    columns_sql: ClassVar[str]
+    """A query for the names of the columns of `{table}` in `{schema}`, in their order."""
+
     def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
         """Which of these tables exist."""
+        if not tables:
+            return frozenset()
+        listed = ", ".join(map(self.literal, tables))
+        query = self.present_sql.format(schema=self.literal(schema), tables=listed)
+        return frozenset(name for (name,) in session.query(query))
 
-    @abstractmethod
     def columns(self, session: Session, schema: str, table: str) -> list[str]:
         """The columns of a staging table, in their order."""
+        named = {"schema": self.literal(schema), "table": self.literal(table)}
+        return [name for (name,) in session.query(self.columns_sql.format(**named))]
 
-    @abstractmethod
     def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
         """Drop these tables, which were there a moment ago."""
+        listed = ", ".join(self.quote(schema, name) for name in tables)
+        session.execute(f"DROP TABLE IF EXISTS {listed}")
 
     def fields_of(self, columns: Iterable[str]) -> list[str]:
         """The columns of a staging table that are fields of the rows."""
@@ -169,11 +185,20 @@ class Dialect(ErrorTable):
         return staging_name(handle)
 
     @abstractmethod
+    def prepared_names(self, session: Session) -> Collection[str]:
+        """The names of the server's prepared transactions: all that are, or may be, ours."""
+
     def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
         """The prepared transactions of this sink."""
+        prefix = staging_prefix(identity)
+        return [
+            InDoubt(name=name, handle=parse_staging_name(name))
+            for name in sorted(self.prepared_names(session))
+            if name.startswith(prefix)
+        ]
 
-    @abstractmethod
-    def is_prepared(self, session: Session, name: str) -> bool: ...
+    def is_prepared(self, session: Session, name: str) -> bool:
+        return name in self.prepared_names(session)
 
     @abstractmethod
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:

@@ -15,11 +15,10 @@ from epochal.kit.sql.client import DatabaseServer, Pool
 from epochal.kit.sql.columns import column_map, require_choice
 from epochal.kit.sql.modes import Mode, Strategy, WriteMode, require_reject, write_mode
 from epochal.kit.sql.names import NameRule, TableName
-from epochal.terms import Identity, Json, Limits
+from epochal.terms import Json, Limits
 
 if TYPE_CHECKING:
     from epochal.kit.sql.check import Checker
-    from epochal.kit.sql.dialect import Dialect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +65,7 @@ class TableSink(SinkBase):
     table_name: TableName = field(init=False, repr=False)
     write_mode: WriteMode = field(init=False, repr=False)
     column_map: Mapping[str, str] | None = field(init=False, repr=False)
+    server: DatabaseServer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._set("table_name", self.names.parse_table(self.table))
@@ -104,9 +104,9 @@ class TableSink(SinkBase):
         )
 
     @property
-    @abstractmethod
     def place(self) -> str:
         """The server and database, for people."""
+        return self.server.place
 
     @property
     @abstractmethod
@@ -132,15 +132,7 @@ class TableSink(SinkBase):
         """One user on one database; prepared transactions are each task's own."""
         return f"{self.kind} {self.server_key}" if self.strategy == "staged" else None
 
-    def _committer(
-        self,
-        identity: Identity,
-        limits: Limits,
-        *,
-        dialect: Dialect,
-        pool: Pool,
-        checker: Checker[Any, Any],
-    ) -> Committer:
+    def _committer(self, limits: Limits, pool: Pool, checker: Checker[Any, Any]) -> Committer:
         """The strategy's committer; imported here, as tasks don't need it."""
         from epochal.kit.sql.prepared import PreparedSqlCommitter  # noqa: PLC0415
         from epochal.kit.sql.staged import StagedSqlCommitter  # noqa: PLC0415
@@ -148,9 +140,9 @@ class TableSink(SinkBase):
         kind = StagedSqlCommitter if self.strategy == "staged" else PreparedSqlCommitter
         return kind(
             sink=self,
-            identity=identity,
+            identity=checker.identity,
             limits=limits,
-            dialect=dialect,
+            dialect=checker.dialect,
             pool=pool,
             checker=checker,
         )

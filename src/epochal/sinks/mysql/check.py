@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.plan import Column, Table, plan, sent_fields, to_json
-from epochal.terms import Ability, Identity, Json
+from epochal.sinks.mysql.plan import Column, Table, plan, sent_fields
+from epochal.terms import Ability, Identity
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
@@ -111,11 +111,7 @@ class MySQLChecker(Checker[Table, Sent]):
         written = frozenset(there) if expected is None else expected.written(there)
         hit = table.unique_hit_by(written)
         if hit:
-            raise Misconfigured(
-                f"strategy='prepared' on {table}, which has the unique index {next(iter(hit))}: a "
-                "task that is tried again would wait for its own first attempt",
-                "strategy='staged' (the default) needs none of this; or drop the index",
-            )
+            raise must_not_collide(table, f"unique index {next(iter(hit))}")
 
     # What rows need
 
@@ -160,13 +156,7 @@ class MySQLChecker(Checker[Table, Sent]):
             f" WHERE LOWER(table_name) = {DIALECT.literal(sink.table_name.table.lower())}"
             " ORDER BY 1, 2 LIMIT 3"
         )
-        alike = ", ".join(f"{schema}.{name}" for schema, name in rows)
-        return Misconfigured(
-            f"there is no table {sink.table} on {sink.place}",
-            f"names are taken exactly as they are written; there is {alike}"
-            if alike
-            else "create it, or create_table='if_missing'",
-        )
+        return self.no_such_table(rows)
 
     def make_meta(self, session: Session) -> None:
         """Only where it is missing: an account without the right to make it may still use it."""
@@ -186,9 +176,6 @@ class MySQLChecker(Checker[Table, Sent]):
             if DIALECT.code_of(error) not in _DENIED:
                 raise
             raise Misconfigured(DIALECT.text_of(error), "; ".join(self._sink.grants())) from error
-
-    def handout(self, session: Session) -> Json:
-        return handout(to_json(self.must_read(session)), self._identity)
 
 
 class _About:
@@ -287,7 +274,7 @@ def _column(row: Sequence[Any]) -> Column:
         scale=int(scale),
         is_not_null=is_nullable == "NO",
         has_default=default is not None and default != "NULL",
-        is_auto="AUTO_INCREMENT" in extras,
+        is_numbered="AUTO_INCREMENT" in extras,
         is_generated="GENERATED" in extras.replace("DEFAULT_GENERATED", ""),
     )
 

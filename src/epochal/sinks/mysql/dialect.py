@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply
@@ -105,42 +105,18 @@ class MySQLDialect(MySQLErrors, Dialect):
             for name, age_s in rows
         ]
 
-    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
-        if not tables:
-            return frozenset()
-        listed = ", ".join(map(self.literal, tables))
-        rows = session.query(
-            "SELECT table_name FROM information_schema.tables"
-            f" WHERE table_schema = {self.literal(schema)} AND table_name IN ({listed})"
-        )
-        return frozenset(name for (name,) in rows)
-
-    def columns(self, session: Session, schema: str, table: str) -> list[str]:
-        rows = session.query(
-            f"SELECT column_name FROM information_schema.columns WHERE table_schema ="
-            f" {self.literal(schema)} AND table_name = {self.literal(table)}"
-            " ORDER BY ordinal_position"
-        )
-        return [name for (name,) in rows]
-
-    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
-        listed = ", ".join(self.quote(schema, name) for name in tables)
-        session.execute(f"DROP TABLE IF EXISTS {listed}")
+    present_sql: ClassVar[str] = (
+        "SELECT table_name FROM information_schema.tables"
+        " WHERE table_schema = {schema} AND table_name IN ({tables})"
+    )
+    columns_sql: ClassVar[str] = (
+        "SELECT column_name FROM information_schema.columns"
+        " WHERE table_schema = {schema} AND table_name = {table} ORDER BY ordinal_position"
+    )
 
     # Prepared transactions
 
-    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
-        prefix = staging_prefix(identity)
-        return [
-            InDoubt(name=name, handle=parse_staging_name(name))
-            for name in sorted(self._xids(session))
-            if name.startswith(prefix)
-        ]
-
-    def is_prepared(self, session: Session, name: str) -> bool:
-        return name in self._xids(session)
-
-    def _xids(self, session: Session) -> list[str]:
+    def prepared_names(self, session: Session) -> list[str]:
         """Of all prepared transactions on the server."""
         listed = [data for *_, data in session.query("XA RECOVER")]
         return [one if isinstance(one, str) else one.decode(errors="replace") for one in listed]

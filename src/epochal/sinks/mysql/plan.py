@@ -2,64 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.kit.sql import columns as shared
-from epochal.kit.sql.columns import (
-    Problems,
-    columns_of,
-    generated_column,
-    missing_column,
-    require_arriving,
-    require_filled,
-    require_keys_written,
-)
-from epochal.kit.sql.modes import WriteMode
+from epochal.kit.sql.columns import Problems, columns_taking, no_key
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.sinks.mysql.types import Mismatch, load_expression, sent_as
-from epochal.terms import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    name: str
+class Column(shared.Column):
     data_type: str
     """`varchar`, without a length."""
     ddl: str
     """The whole type, character set and collation included."""
     scale: int = 0
     """Digits after the point, of a decimal; of a moment, of its seconds."""
-    is_not_null: bool = False
-    has_default: bool = False
-    is_auto: bool = False
-    is_generated: bool = False
-
-    @property
-    def needs_value(self) -> bool:
-        return self.is_not_null and not (self.has_default or self.is_auto or self.is_generated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    schema: str
-    name: str
-    kind: str
+class Table(shared.Table[Column]):
     is_transactional: bool
     engine: str
-    columns: Mapping[str, Column]
-    unique: Mapping[str, tuple[str, ...]]
+    unique: Mapping[str, Sequence[str]]
     """Unique indexes and their columns; one on an expression has an empty name in it."""
 
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
-
-    def unique_hit_by(self, written: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    def unique_hit_by(self, written: frozenset[str]) -> dict[str, Sequence[str]]:
         """
         Unique indexes that rows with these columns can meet another row in.
 
@@ -70,7 +44,7 @@ class Table:
             column = self.columns.get(name)
             if column is None or name in written:
                 return False
-            return column.is_auto or not (column.is_not_null or column.has_default)
+            return column.is_numbered or not (column.is_not_null or column.has_default)
 
         return {
             name: columns
@@ -79,27 +53,10 @@ class Table:
         }
 
 
-def to_json(table: Table) -> Json:
-    """A table's columns for the tasks."""
-    return {
-        "schema": table.schema,
-        "name": table.name,
-        "columns": [asdict(column) for column in table.columns.values()],
-        "unique": {name: list(columns) for name, columns in table.unique.items()},
-    }
-
-
 def from_json(given: Mapping[str, Any]) -> Table:
-    columns = [Column(**column) for column in given["columns"]]
-    return Table(
-        schema=given["schema"],
-        name=given["name"],
-        kind="table",
-        is_transactional=True,
-        engine="",
-        columns={column.name: column for column in columns},
-        unique={name: tuple(parts) for name, parts in given["unique"].items()},
-    )
+    """The table as a task is given it."""
+    columns = {name: Column(**column) for name, column in given["columns"].items()}
+    return Table(**{**given, "columns": columns})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,61 +89,38 @@ def sent_fields(schema: pa.Schema, sink: TableSink) -> dict[str, Sent]:
 
 def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Planned, ...]:
     """How these fields are written to this table, or `Misconfigured` with everything against it."""
-    problems, mode = Problems(), sink.write_mode
-    require_arriving(sent.keys(), sink.column_map, mode, problems)
-    wanted = columns_of(sent, table.columns, sink.column_map, mode)
-    planned = [_planned(name, how, wanted.get(name), table, problems) for name, how in sent.items()]
-    filled = {one.column.name for one in planned if one.column is not None}
-    require_filled(table.columns.values(), filled, problems)
-    if mode.is_keyed and not problems.facts:
-        _require_keys(mode, planned, table, problems)
+    problems = Problems()
+    taking = columns_taking(sent, table, sink, problems)
+    planned = [_planned(name, how, taking.get(name), problems) for name, how in sent.items()]
+    if sink.mode == "upsert" and not problems.facts:
+        columns = {name: column.name for name, column in taking.items()}
+        _require_key([columns[key] for key in sink.write_mode.keys], columns, table, problems)
     problems.raise_if_any(f"{table.kind} {table}")
     return tuple(planned)
 
 
-def _planned(
-    name: str, sent: Sent, column_name: str | None, table: Table, problems: Problems
-) -> Planned:
-    nowhere = Planned(field=name, sent=sent, column=None, expression=_natural(sent))
-    if column_name is None:
-        return nowhere
-    column = table.columns.get(column_name)
+def _planned(name: str, sent: Sent, column: Column | None, problems: Problems) -> Planned:
     if column is None:
-        problems.add(*missing_column(name, column_name, table.columns))
-        return nowhere
-    if column.is_generated:
-        problems.add(*generated_column(name, column_name))
+        natural = "UNHEX({})" if sent.family == "binary" else None
+        return Planned(field=name, sent=sent, column=None, expression=natural)
     expression = load_expression(sent, column.data_type, column.ddl, column.scale)
     if isinstance(expression, Mismatch):
         problems.add(
-            f'field "{name}": {expression.because} (column "{column_name}")', expression.hint
+            f'field "{name}": {expression.because} (column "{column.name}")', expression.hint
         )
-        return nowhere
+        expression = None
     return Planned(field=name, sent=sent, column=column, expression=expression)
 
 
-def _natural(sent: Sent) -> str | None:
-    return "UNHEX({})" if sent.family == "binary" else None
-
-
-def _require_keys(
-    mode: WriteMode, planned: list[Planned], table: Table, problems: Problems
+def _require_key(
+    names: Sequence[str], columns: Mapping[str, str], table: Table, problems: Problems
 ) -> None:
-    columns = {one.field: one.column.name for one in planned if one.column is not None}
-    if not require_keys_written(mode, columns, problems) or mode.mode != "upsert":
-        return
-    names = [columns[key] for key in mode.keys]
     written = ", ".join(DIALECT.quote(name) for name in names)
     hit = table.unique_hit_by(frozenset(columns.values()))
     fitting = [index for index, parts in hit.items() if set(parts) == set(names)]
     others = [index for index in hit if index not in fitting]
     if not fitting:
-        problems.add(
-            f"an upsert by {written} can't tell which row is meant: there is no primary key or "
-            "unique index on exactly these columns",
-            f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ADD PRIMARY KEY ({written}), "
-            "or mode='replace'",
-        )
+        problems.add(*no_key(written, DIALECT.quote(table.schema, table.name)))
     elif others:
         problems.add(
             f"an upsert by {written} is ambiguous: ON DUPLICATE KEY UPDATE would also change rows "

@@ -76,10 +76,6 @@ class MySQL(TableSink):
             self._set("name", SinkName(f"{self.kind}:{server.database}.{self.table_name}"))
 
     @property
-    def place(self) -> str:
-        return self.server.place
-
-    @property
     def meta(self) -> str:
         return self.meta_schema
 
@@ -114,10 +110,4 @@ class MySQL(TableSink):
                 f"the MySQL sink needs a package that is not installed: {error.name}",
                 "pip install 'epochal[mysql]'",
             ) from error
-        return self._committer(
-            identity,
-            limits,
-            dialect=DIALECT,
-            pool=MySQLPool(self.server),
-            checker=MySQLChecker(self, identity),
-        )
+        return self._committer(limits, MySQLPool(self.server), MySQLChecker(self, identity))

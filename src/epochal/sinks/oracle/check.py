@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
 from epochal.kit.sql.client import Session
+from epochal.kit.sql.columns import no_key
 from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import client
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
-from epochal.sinks.oracle.plan import Arriving, Column, Table, plan, sent_fields, to_json
-from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Json, Receipt
+from epochal.sinks.oracle.plan import Arriving, Column, Table, plan, sent_fields
+from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle
@@ -50,23 +51,15 @@ class OracleChecker(Checker[Table, Arriving]):
 
     def _require_no_unique(self, unique: dict[str, set[str]]) -> None:
         for index in unique:
-            raise Misconfigured(
-                f"strategy='prepared' on {self._sink.table}, which has the unique index {index}: a "
-                "task that is tried again would wait for its own first attempt",
-                "strategy='staged' (the default) needs none of this; or drop the index",
-            )
+            raise must_not_collide(self._sink.table, f"unique index {index}")
 
     def _require_key(self, unique: dict[str, set[str]]) -> None:
         sink = self._sink
-        keys = [(sink.column_map or {}).get(key, key) for key in sink.write_mode.keys]
+        _, keys = sink.named_columns()
         if set(keys) not in unique.values():
             written = ", ".join(map(DIALECT.quote, keys))
-            raise Misconfigured(
-                f"table {sink.table}: an upsert by {written} can't tell which row is meant: there "
-                "is no primary key or unique index on exactly these columns",
-                f"ALTER TABLE {DIALECT.quote(sink.table_schema, sink.table_name.table)} ADD "
-                f"PRIMARY KEY ({written}), or mode='replace'",
-            )
+            fact, hint = no_key(written, self.new_name())
+            raise Misconfigured(f"table {sink.table}: {fact}", hint)
 
     def _unique(self, session: Session) -> dict[str, set[str]]:
         """The columns of each unique index of the table."""
@@ -118,9 +111,6 @@ class OracleChecker(Checker[Table, Arriving]):
         data_type = ddl.partition("(")[0]
         return Column(name=name, data_type=data_type, ddl=ddl, scale=scale, is_not_null=is_key)
 
-    def handout(self, session: Session) -> Json:
-        return handout(to_json(self.must_read(session)), self._identity)
-
     def make_meta(self, session: Session) -> None:
         if not DIALECT.present(session, self._sink.meta, [DIALECT.ledger]):
             for statement in DIALECT.create_ledger(self._sink.meta):
@@ -135,7 +125,7 @@ class OracleChecker(Checker[Table, Arriving]):
 
     def _try_two_phases(self, session: Session) -> None:
         """Prepare something, close the connection, and roll it back from another one."""
-        handle = self._identity.handle(EpochNumber(0), partition=_TRIED, attempt=getrandbits(40))
+        handle = self.identity.handle(EpochNumber(0), partition=_TRIED, attempt=getrandbits(40))
         name = staging_name(handle)
         try:
             self._prepare_nothing(handle)
@@ -152,7 +142,7 @@ class OracleChecker(Checker[Table, Arriving]):
 
     def _prepare_nothing(self, handle: Handle) -> None:
         """As a task does, but for its rows."""
-        ledger = LedgerRows(schema=self._sink.meta, identity=self._identity, dialect=DIALECT)
+        ledger = LedgerRows(schema=self._sink.meta, identity=self.identity, dialect=DIALECT)
         with closing(client.connect(self._sink.server)) as other:
             other.tpc_begin(other.xid(XID_FORMAT, staging_name(handle), ""))
             with other.cursor() as cursor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from epochal.kit.sql.apply import Apply
@@ -103,22 +103,14 @@ class OracleDialect(OracleErrors, Dialect):
         )
         return [InDoubt(name=name, handle=parse_staging_name(name)) for (name,) in rows]
 
-    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
-        if not tables:
-            return frozenset()
-        listed = ", ".join(map(self.literal, tables))
-        rows = session.query(
-            "SELECT object_name FROM all_objects WHERE object_type = 'TABLE'"
-            f" AND owner = {self.literal(schema)} AND object_name IN ({listed})"
-        )
-        return frozenset(name for (name,) in rows)
-
-    def columns(self, session: Session, schema: str, table: str) -> list[str]:
-        rows = session.query(
-            f"SELECT column_name FROM all_tab_columns WHERE owner = {self.literal(schema)}"
-            f" AND table_name = {self.literal(table)} ORDER BY column_id"
-        )
-        return [name for (name,) in rows]
+    present_sql: ClassVar[str] = (
+        "SELECT object_name FROM all_objects WHERE object_type = 'TABLE'"
+        " AND owner = {schema} AND object_name IN ({tables})"
+    )
+    columns_sql: ClassVar[str] = (
+        "SELECT column_name FROM all_tab_columns"
+        " WHERE owner = {schema} AND table_name = {table} ORDER BY column_id"
+    )
 
     def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
         for name in tables:
@@ -130,18 +122,7 @@ class OracleDialect(OracleErrors, Dialect):
 
     # Prepared transactions
 
-    def prepared(self, session: Session, identity: Identity) -> list[InDoubt]:
-        prefix = staging_prefix(identity)
-        return [
-            InDoubt(name=name, handle=parse_staging_name(name))
-            for name in sorted(self._global_ids(session))
-            if name.startswith(prefix)
-        ]
-
-    def is_prepared(self, session: Session, name: str) -> bool:
-        return name in self._global_ids(session)
-
-    def _global_ids(self, session: Session) -> list[str]:
+    def prepared_names(self, session: Session) -> list[str]:
         """Of all prepared transactions of our format."""
         rows = session.query(
             f"SELECT globalid FROM dba_pending_transactions WHERE formatid = {XID_FORMAT}"

@@ -15,7 +15,7 @@ from epochal.terms import Identity, Limits, SinkName
 
 try:
     from epochal.sinks.oracle.client import Server, parse_url
-    from epochal.sinks.oracle.dialect import DIALECT, NAMES
+    from epochal.sinks.oracle.dialect import NAMES
 except ImportError as error:
     raise Misconfigured(
         f"the Oracle sink needs a package that is not installed: {error.name}",
@@ -87,10 +87,6 @@ class Oracle(TableSink):
         }
 
     @property
-    def place(self) -> str:
-        return self.server.place
-
-    @property
     def meta(self) -> str:
         return self.meta_schema or self.server.user.upper()
 
@@ -119,10 +115,4 @@ class Oracle(TableSink):
         from epochal.sinks.oracle.check import OracleChecker  # noqa: PLC0415
         from epochal.sinks.oracle.client import OraclePool  # noqa: PLC0415
 
-        return self._committer(
-            identity,
-            limits,
-            dialect=DIALECT,
-            pool=OraclePool(self.server),
-            checker=OracleChecker(self, identity),
-        )
+        return self._committer(limits, OraclePool(self.server), OracleChecker(self, identity))

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit.sql.apply import Mapped
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, handout
+from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import DIALECT
-from epochal.sinks.postgres.plan import Column, Table, UniqueIndex, plan, sent_fields, to_json
+from epochal.sinks.postgres.plan import Column, Table, UniqueIndex, plan, sent_fields
 from epochal.sinks.postgres.types import Sent, Type, create_as
 from epochal.terms import Ability, Identity, Json
 
@@ -51,7 +51,7 @@ class PostgresChecker(Checker[Table, Sent]):
             self._require_rights(session, there)
         if table is not None and expected is not None:
             fields = {name: one.type for name, one in expected.sent.items()}
-            plan(fields, table, sink.column_map, sink.write_mode)
+            plan(fields, table, sink)
         pooler = _pooler(session)
         if sink.strategy == "prepared":
             _require_preparable(session, sink, table, pooler)
@@ -92,7 +92,15 @@ class PostgresChecker(Checker[Table, Sent]):
         return read_table(session, self._sink.table_name)
 
     def no_table(self, session: Session) -> Misconfigured:
-        return _no_table(session, self._sink)
+        table = DIALECT.literal(self._sink.table_name.table)
+        return self.no_such_table(
+            session.query(
+                "SELECT n.nspname, c.relname FROM pg_class c"
+                " JOIN pg_namespace n ON n.oid = c.relnamespace"
+                f" WHERE lower(c.relname) = lower({table})"
+                " AND c.relkind IN ('r', 'p', 'v', 'f') ORDER BY 1, 2 LIMIT 3"
+            )
+        )
 
     def require_may_create(self, session: Session) -> None:
         _require_may_create(session, self._sink)
@@ -145,7 +153,7 @@ class PostgresChecker(Checker[Table, Sent]):
         """Staged rows need none: their columns have the types of what arrives."""
         if self._sink.strategy == "staged":
             return None
-        return handout(to_json(self.must_read(session)), self._identity)
+        return super().handout(session)
 
     def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
         """With the casts from what arrived to what the table has now."""
@@ -153,7 +161,7 @@ class PostgresChecker(Checker[Table, Sent]):
         quoted = DIALECT.literal(DIALECT.quote(sink.meta_schema, staging))
         staged = read_columns(session, f"{quoted}::regclass")
         fields = {name: staged[name].type for name in DIALECT.fields_of(staged)}
-        planned = plan(fields, table, sink.column_map, sink.write_mode)
+        planned = plan(fields, table, sink)
         return [one.mapped for one in planned], UNFIT[0] in staged
 
 
@@ -195,21 +203,6 @@ def _pooler(session: Session) -> str:
     if pid == reported:
         return ""
     return f"a pooler is in between: it calls the session {reported}, the server {pid}"
-
-
-def _no_table(session: Session, sink: Postgres) -> Misconfigured:
-    rows = session.query(
-        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        f" WHERE lower(c.relname) = lower({DIALECT.literal(sink.table_name.table)})"
-        " AND c.relkind IN ('r', 'p', 'v', 'f') ORDER BY 1, 2 LIMIT 3"
-    )
-    alike = ", ".join(f"{schema}.{name}" for schema, name in rows)
-    return Misconfigured(
-        f"there is no table {sink.table} on {sink.server.place}",
-        f"names are taken exactly as they are written; there is {alike}"
-        if alike
-        else "create it, or create_table='if_missing'",
-    )
 
 
 def _require_may_create(session: Session, sink: Postgres) -> None:
@@ -265,12 +258,8 @@ def _require_preparable(session: Session, sink: Postgres, table: Table | None, p
         raise Misconfigured(f"strategy='prepared' on the foreign table {table}", staged)
     if table is not None and table.unique:
         one = table.unique[0]
-        raise Misconfigured(
-            f"strategy='prepared' on {table}, which has the "
-            f"{'exclusion' if one.is_exclusion else 'unique'} constraint or index {one.name}: a "
-            "task that is tried again would wait for its own first attempt",
-            f"{staged}; or drop the constraint",
-        )
+        kind = "exclusion" if one.is_exclusion else "unique"
+        raise must_not_collide(table, f"{kind} constraint or index {one.name}")
 
 
 # The server's catalog
@@ -353,7 +342,7 @@ def _column(row: Sequence[Any]) -> Column:
         is_enum=is_enum,
         is_not_null=is_not_null,
         has_default=has_default,
-        is_identity=is_identity,
+        is_numbered=is_identity,
         is_always_identity=is_always,
         is_generated=is_generated,
     )

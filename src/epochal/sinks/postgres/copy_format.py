@@ -39,7 +39,7 @@ def row_packing(sink: Postgres, schema: pa.Schema, handout: Json) -> RowLayout |
         given: Any = handout
         table = from_json(given["table"])
         types = {name: one.type for name, one in sent.items()}
-        chosen = plan(types, table, sink.column_map, sink.write_mode)
+        chosen = plan(types, table, sink)
         if may_go_direct(chosen, table):
             read_as = {one.field: one.column.type.base for one in chosen}
     pieces = [_piece(name, schema.field(name).type, base) for name, base in read_as.items()]

@@ -119,27 +119,15 @@ class PostgresDialect(PostgresErrors, Dialect):
             for name, comment in rows
         ]
 
-    def present(self, session: Session, schema: str, tables: Collection[str]) -> frozenset[str]:
-        if not tables:
-            return frozenset()
-        rows = session.query(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE n.nspname = {literal(schema)}"
-            f" AND c.relname IN ({', '.join(map(literal, tables))})"
-        )
-        return frozenset(name for (name,) in rows)
-
-    def columns(self, session: Session, schema: str, table: str) -> list[str]:
-        rows = session.query(
-            "SELECT attname FROM pg_attribute"
-            f" WHERE attrelid = {literal(self.quote(schema, table))}::regclass"
-            " AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
-        )
-        return [name for (name,) in rows]
-
-    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
-        listed = ", ".join(self.quote(schema, name) for name in tables)
-        session.execute(f"DROP TABLE IF EXISTS {listed}")
+    present_sql: ClassVar[str] = (
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = {schema} AND c.relname IN ({tables})"
+    )
+    columns_sql: ClassVar[str] = (
+        "SELECT attname FROM pg_attribute"
+        " WHERE attrelid = (quote_ident({schema}) || '.' || quote_ident({table}))::regclass"
+        " AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+    )
 
     # Single rows of staging tables
 
@@ -187,13 +175,11 @@ class PostgresDialect(PostgresErrors, Dialect):
         ]
         return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
 
-    def is_prepared(self, session: Session, name: str) -> bool:
-        return bool(
-            session.query(
-                f"SELECT 1 FROM pg_prepared_xacts WHERE gid = {literal(name)}"
-                " AND database = current_database()"
-            )
+    def prepared_names(self, session: Session) -> list[str]:
+        rows = session.query(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         )
+        return [name for (name,) in rows]
 
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         session.execute(f"{'COMMIT' if is_commit else 'ROLLBACK'} PREPARED {literal(name)}")

@@ -20,7 +20,7 @@ try:
     from psycopg.conninfo import make_conninfo
 
     from epochal.sinks.postgres.client import Server, parse_url
-    from epochal.sinks.postgres.dialect import DIALECT, NAMES, driver_name
+    from epochal.sinks.postgres.dialect import NAMES, driver_name
 except ImportError as error:
     raise Misconfigured(
         f"the PostgreSQL sink needs a package that is not installed: {error.name}",
@@ -86,10 +86,6 @@ class Postgres(TableSink):
             self._set("name", SinkName(f"{self.kind}:{database}.{self.table_name}"))
 
     @property
-    def place(self) -> str:
-        return self.server.place
-
-    @property
     def meta(self) -> str:
         return self.meta_schema
 
@@ -119,10 +115,5 @@ class Postgres(TableSink):
         from epochal.sinks.postgres.check import PostgresChecker  # noqa: PLC0415
         from epochal.sinks.postgres.client import PostgresPool  # noqa: PLC0415
 
-        return self._committer(
-            identity,
-            limits,
-            dialect=DIALECT,
-            pool=PostgresPool(self.server, driver_name(identity)),
-            checker=PostgresChecker(self, identity),
-        )
+        pool = PostgresPool(self.server, driver_name(identity))
+        return self._committer(limits, pool, PostgresChecker(self, identity))

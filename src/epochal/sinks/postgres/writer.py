@@ -305,7 +305,7 @@ class PreparedWriter(PostgresWriter):
         super().__init__(sink, task)
         self._table = from_json(self._given["table"])
         types = {name: sent.type for name, sent in self._sent.items()}
-        self._plan = plan(types, self._table, sink.column_map, sink.write_mode)
+        self._plan = plan(types, self._table, sink)
         self._is_direct = may_go_direct(self._plan, self._table)
 
     def _copied(self) -> list[Copied]:
