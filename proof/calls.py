@@ -114,6 +114,20 @@ class SimLog:
     def delete(self, numbers: Sequence[int]) -> None:
         self._call("delete", tuple(numbers))
 
+    def put_list(self, name: str, content: bytes) -> None:
+        self._call("put_list", name, content)
+
+    def read_list(self, name: str) -> bytes | None:
+        found: bytes | None = self._call("read_list", name)
+        return found
+
+    def list_names(self) -> Sequence[str]:
+        found: Sequence[str] = self._call("list_names")
+        return found
+
+    def delete_lists(self, names: Sequence[str]) -> None:
+        self._call("delete_lists", tuple(names))
+
     def close(self) -> None:
         """Nothing to let go."""
 

@@ -9,6 +9,7 @@ with that truth:
 - I1, I3  a commit may be issued, and may land, only for handles that an effective decision names;
 - I2      effective records never take a decision back, change it, or decide an epoch twice;
 - I4      a decision leaves the log only when its target proves it done, or a person gave it up;
+          lists beside the log that the truth names are there, from its record on;
 - I5      an abort never meets a handle that a decision names, nor a decision a handle that was
           aborted; a driver that says STOP left nothing prepared that it could have listed, as the
           next one may leave a sink out;
@@ -21,7 +22,7 @@ with that truth:
 - I10     the uid never changes, and a decision's offsets are those that the engine planned.
 
 At rest every row of every decided epoch is visible once in each of its sinks, nothing else is
-visible, nothing is in doubt, and the log is small.
+visible, nothing is in doubt, the log is small, and no list lies beside it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
+from epochal.protocol.receipts import lists_of
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
 from epochal.terms import Decision, Handle, Receipt, SinkName, total
 from epochal.testing.crash import Breach
-from proof.calls import TARGET, Call
+from proof.calls import LOG, TARGET, Call
 
 if TYPE_CHECKING:
     from proof.world import World
 
-_CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers"})
+_CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers", "read_list"})
 """What a driver may do between asking the log who is newest and aborting."""
 
 LOG_RECORDS_MAX = 200
@@ -112,6 +114,8 @@ class Judge:
 
     def landing(self, world: World, call: Call) -> None:
         """The effect of this call is about to happen."""
+        if call.room == LOG and call.verb == "delete_lists":
+            self._may_delete_lists(call)
         if call.room != TARGET:
             return
         if call.verb in ("commit", "commit_half"):
@@ -125,6 +129,11 @@ class Judge:
             self._one_attempt(world, call)
         elif call.verb == "prune":
             self._may_forget(call)
+
+    def _may_delete_lists(self, call: Call) -> None:
+        (names,) = cast("tuple[tuple[str, ...]]", call.args)
+        if self.truth is not None and (needed := lists_of(self.truth.unsettled) & set(names)):
+            raise Breach("I4", f"{call}: the newest record names {sorted(needed)}")
 
     def _may_commit(self, call: Call) -> None:
         epoch, handles = _epoch_and_handles(call)
@@ -181,9 +190,22 @@ class Judge:
         if number != self._top + 1:
             raise Breach("I2", f"{call}: slot {number} filled where {self._top + 1} is next")
         self._top = number
-        record = _decoded(data, f"slot {number}")
+        record = self._with_lists(world, call, _decoded(data, f"slot {number}"))
         self._follows(world, call, record)
         self.truth = record.state
+
+    def _with_lists(self, world: World, call: Call, record: Record) -> Record:
+        """The record with all its receipts: a decision that can't be read can't be carried out."""
+        lists = world.log.lists
+        if missing := lists_of(record.state.unsettled) - lists.keys():
+            raise Breach("I3", f"{call}: names {sorted(missing)}, and they are not there")
+        if record.state.unsettled is None or not lists_of(record.state.unsettled):
+            return record
+        number, data = cast("tuple[int, bytes]", call.args)
+        record = decode(data, f"slot {number}", dict(lists).__getitem__)
+        for receipts in record.state.unsettled.receipts.values() if record.state.unsettled else ():
+            tuple(receipts)
+        return record
 
     def _follows(self, world: World, call: Call, record: Record) -> None:
         before, after = self.truth, record.state
@@ -304,6 +326,8 @@ class Judge:
                 raise Breach("I5", f"{sink} still holds {sorted(target.prepared)}")
         if len(world.log.records) > LOG_RECORDS_MAX:
             raise Breach("I2", f"the log holds {len(world.log.records)} records")
+        if world.log.lists:
+            raise Breach("I4", f"lists that no record names are left: {sorted(world.log.lists)}")
 
     def _once(self, world: World, sink: SinkName) -> None:
         target = world.targets[sink]

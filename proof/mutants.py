@@ -34,7 +34,9 @@ REHEARSAL = "src/epochal/coordinator/rehearsal.py"
 ADMISSION = "src/epochal/protocol/admission.py"
 INVARIANTS = "src/epochal/protocol/invariants.py"
 RECOVERY = "src/epochal/protocol/recovery.py"
+RECEIPTS = "src/epochal/protocol/receipts.py"
 STATE = "src/epochal/protocol/state.py"
+TERMS = "src/epochal/terms.py"
 WORLD = "proof/world.py"
 MEMORY = "src/epochal/sinks/memory/store.py"
 
@@ -138,11 +140,56 @@ MUTANTS = (
     mutant(
         "a sweep aborts what a decision names",
         (
-            STATE,
-            "            receipt.handle for receipts in self.unsettled.receipts.values() "
-            "for receipt in receipts\n",
-            "            receipt.handle for receipt in ()\n",
+            TERMS,
+            "one.handle for some in self.receipts.values() for one in some",
+            "one.handle for some in () for one in some",
         ),
+    ),
+    mutant(
+        "lists written after the record that names them",
+        (JOURNAL, "        self._put_lists(lists)\n        # Halted", "        # Halted"),
+        (
+            JOURNAL,
+            "            self._require_still_newest(number)\n        except",
+            "            self._put_lists(lists)\n"
+            "            self._require_still_newest(number)\n        except",
+        ),
+    ),
+    mutant(
+        "lists deleted while the newest record names them",
+        (
+            JOURNAL,
+            "        self.has_unwritten_state = True\n",
+            "        self.has_unwritten_state = True\n        self._note_lists(state)\n",
+        ),
+    ),
+    mutant(
+        "lists listed after the question who is newest",
+        (
+            JOURNAL,
+            "        if found - self._lists:\n            self.require_newest()\n",
+            "",
+        ),
+    ),
+    mutant(
+        "lists deleted while a put is unanswered",
+        (
+            JOURNAL,
+            "        if self.is_halted:\n            return\n        kept_from",
+            "        kept_from",
+        ),
+    ),
+    mutant(
+        "two appends may write the same list",
+        (RECEIPTS, "% (_MAGIC, FORMAT, nonce.encode())", '% (_MAGIC, FORMAT, b"")'),
+    ),
+    mutant(
+        "lists of killed drivers are never found",
+        (CLEANUP, "self._journal.tidy(with_strays=True)", "self._journal.tidy()"),
+    ),
+    mutant(
+        "the log is tidied by time only",
+        (CLEANUP, "            self._journal.tidy_if_many()\n", ""),
     ),
     mutant(
         "a zombie aborts what a newer driver prepared",

@@ -21,7 +21,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenlet import greenlet
@@ -68,6 +68,8 @@ class Weather:
     speculate: float
     second_driver: float
     changes_sinks: bool
+    lists_receipts: bool
+    """Whether receipts lie beside the log: as those of epochs of many tasks do."""
     is_deterministic: bool
     """Whether a replayed epoch gives the same rows."""
 
@@ -89,6 +91,7 @@ class Weather:
             speculate=some(0.5),
             second_driver=some(0.03),
             changes_sinks=chance.random() < 0.2,
+            lists_receipts=chance.random() < 0.5,
             is_deterministic=chance.random() < 0.9,
         )
 
@@ -290,7 +293,9 @@ class Simulation:
             engine=SimSpark(self._send, name),
             read=self._read,
             epochs=len(self._world.source.epochs),
-            limits=LIMITS,
+            limits=replace(LIMITS, receipts_inline_bytes=0)
+            if self._weather.lists_receipts
+            else LIMITS,
             gates=[self._gate(name)],
             environment=Environment(
                 clock=self._clock,

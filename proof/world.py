@@ -1,10 +1,10 @@
 """
 A world: the state outside of a simulated driver, which outlives it.
 
-It has three parts. The log holds numbered records. A target holds prepared rows, visible rows and a
-ledger, per pipeline and uid, and commits handle by handle: the weakest shape a sink may have, as
-a reader may see an epoch half committed. Spark's checkpoint records which epochs are
-planned and finished.
+It has three parts. The log holds numbered records and lists beside them. A target holds prepared
+rows, visible rows and a ledger, per pipeline and uid, and commits handle by handle: the weakest
+shape a sink may have, as a reader may see an epoch half committed. Spark's checkpoint records which
+epochs are planned and finished.
 
 A world can be copied and has a key: two worlds with one key behave alike from then on. Each
 call is reported to it when a driver issues it and when its effect lands; the judge checks both.
@@ -61,16 +61,19 @@ class Source:
 
 
 class LogStore:
-    __slots__ = ("records",)
+    __slots__ = ("lists", "records")
 
-    def __init__(self, records: Mapping[int, bytes] | None = None) -> None:
+    def __init__(
+        self, records: Mapping[int, bytes] | None = None, lists: Mapping[str, bytes] | None = None
+    ) -> None:
         self.records = dict(records or {})
+        self.lists = dict(lists or {})
 
     def copy(self) -> LogStore:
-        return LogStore(self.records)
+        return LogStore(self.records, self.lists)
 
     def key(self) -> Hashable:
-        return frozenset(self.records.items())
+        return frozenset(self.records.items()), frozenset(self.lists)
 
     def put_if_absent(self, number: int, record: bytes) -> bool:
         if number in self.records:
@@ -87,6 +90,19 @@ class LogStore:
     def delete(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self.records.pop(number, None)
+
+    def put_list(self, name: str, content: bytes) -> None:
+        self.lists[name] = content
+
+    def read_list(self, name: str) -> bytes | None:
+        return self.lists.get(name)
+
+    def list_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.lists))
+
+    def delete_lists(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.lists.pop(name, None)
 
 
 class Target:

@@ -2,10 +2,11 @@
 
     00000000000000000041.json    record 41
     00000000000000000042.json    record 42
+    lists/<sha256>               receipts of a large decision: see protocol.receipts
     history/                     a store beside the log, for people: see telemetry.history
 
-A log only stores. The rules of the sequence (nonces, list after put, a gap is not an end) are the
-journal's.
+A log only stores. The rules of the sequence (nonces, list after put, a gap is not an end), and
+which lists may be deleted, are the journal's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _RECORD = re.compile(r"(?P<number>[0-9]{20})\.json")
+_LISTS = "lists"
 _FOLDER = "epochal/log"
 
 
@@ -48,6 +50,19 @@ class StoredLog:
 
     def delete(self, numbers: Sequence[int]) -> None:
         self.store.delete([record_name(number) for number in numbers])
+
+    def put_list(self, name: str, content: bytes) -> None:
+        # Not if absent: the name is a digest of the content, so a repeated put changes nothing.
+        self.store.put(f"{_LISTS}/{name}", content)
+
+    def read_list(self, name: str) -> bytes | None:
+        return self.store.read(f"{_LISTS}/{name}")
+
+    def list_names(self) -> Sequence[str]:
+        return self.store.names(_LISTS)
+
+    def delete_lists(self, names: Sequence[str]) -> None:
+        self.store.delete([f"{_LISTS}/{name}" for name in names])
 
     def close(self) -> None:
         self.store.close()

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NewType, TypeAlias
 
 Uid = NewType("Uid", str)
@@ -157,7 +158,7 @@ class Offsets:
 NO_OFFSETS = Offsets(digest="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     """COMMIT of an epoch: written once, durable, never changed (I2)."""
 
@@ -167,6 +168,11 @@ class Decision:
     receipts: Receipts
     decided_at: float
     """Seconds since 1970 by the deciding driver's clock: for people, never compared."""
+
+    @cached_property
+    def handles(self) -> frozenset[Handle]:
+        """Every handle that it names: there may be many, and each one in doubt is looked up."""
+        return frozenset(one.handle for some in self.receipts.values() for one in some)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +260,8 @@ class Limits:
     """Prepared work without a decision that is older than this is reported loudly."""
     sweep_every_s: float = 60.0
     """How often, between epochs, targets are asked for what late attempts left behind (I5)."""
+    receipts_inline_bytes: int = 65_536
+    """Receipts that a record of the epoch log holds itself; more lie in lists beside the log."""
     log_records_kept: int = 32
     """Records of the epoch log kept below the newest, for people; none is ever needed."""
     history_epochs_kept: int = 100_000

@@ -5,14 +5,33 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator import Environment
-from epochal.coordinator.journal import Journal
+from epochal.coordinator.journal import Journal, newest_record
 from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.logs import MemoryLog
-from epochal.protocol.state import RecordKind, State, claimed, stopped
-from epochal.terms import Limits, Uid
+from epochal.protocol.state import (
+    RecordKind,
+    State,
+    claimed,
+    decided,
+    settled,
+    sinks_done,
+    stopped,
+)
+from epochal.terms import (
+    Decision,
+    EpochNumber,
+    Fingerprint,
+    Identity,
+    Limits,
+    Offsets,
+    Receipt,
+    SinkName,
+    Uid,
+)
 from proof.behaviour import OwnClock
 
-LIMITS = Limits(decide_retry_max_s=5.0, log_records_kept=2)
+LIMITS = Limits(decide_retry_max_s=5.0, log_records_kept=2, receipts_inline_bytes=0)
+X = SinkName("x")
 
 
 class FlakyLog(MemoryLog):
@@ -39,6 +58,12 @@ class FlakyLog(MemoryLog):
 
     def read(self, number):
         return self._around("read", lambda: MemoryLog.read(self, number))
+
+    def put_list(self, name, content):
+        return self._around("put_list", lambda: MemoryLog.put_list(self, name, content))
+
+    def list_names(self):
+        return self._around("list_names", lambda: MemoryLog.list_names(self))
 
 
 @pytest.fixture
@@ -182,7 +207,7 @@ def test_deleting_old_records_keeps_the_newest_and_never_touches_what_is_above(l
     state = own.claim(follow)
     for _ in range(9):
         own.append(RecordKind.PROGRESS, state)
-    own.delete_old_records()
+    own.tidy()
     assert list(log.numbers()) == [8, 9, 10]
 
 
@@ -192,7 +217,7 @@ def test_a_zombie_that_deletes_old_records_removes_nothing_that_is_needed(log, c
     for _ in range(5):
         old.append(RecordKind.PROGRESS, state)
     latest = new.claim(follow)
-    old.delete_old_records()
+    old.tidy()
     assert journal(log, clock, "c").peek() == latest
 
 
@@ -200,7 +225,7 @@ def test_a_failure_to_delete_old_records_costs_nothing(log, clock):
     own = journal(log, clock)
     own.claim(follow)
     log.before["numbers"] = [OSError("down")]
-    own.delete_old_records()
+    own.tidy()
 
 
 def test_a_torn_record_is_refused_by_name_and_stays_as_it_is(log, clock):
@@ -209,3 +234,160 @@ def test_a_torn_record_is_refused_by_name_and_stays_as_it_is(log, clock):
         journal(log, clock).claim(follow)
     assert log.read(1) == b"epochal-log 1 torn"
     assert list(log.numbers()) == [1]
+
+
+# Lists beside the log
+
+
+def decision(state):
+    identity = Identity(pipeline="p", uid=state.uid, sink=X, generation=state.generation)
+    epoch = state.expected
+    return Decision(
+        epoch=epoch,
+        generation=state.generation,
+        offsets=Offsets(digest=""),
+        receipts={
+            X: tuple(
+                Receipt(
+                    handle=identity.handle(epoch, partition=partition, attempt=partition),
+                    fingerprint=Fingerprint(1, 1),
+                )
+                for partition in range(3)
+            )
+        },
+        decided_at=0.0,
+    )
+
+
+def decide(journal):
+    journal.append(RecordKind.COMMIT, decided(journal.state, decision(journal.state)))
+
+
+def settle(journal):
+    journal.remember(settled(sinks_done(journal.state, frozenset({X}))))
+
+
+def test_a_decision_of_many_receipts_is_found_whole_by_the_next_driver(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    decide(own)
+    assert len(log.list_names()) == 1
+    found = journal(log, clock, "b").claim(follow)
+    assert {handle.partition for handle in found.named} == {0, 1, 2}
+
+
+def test_lists_are_durable_before_the_record_that_names_them(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    log.calls.clear()
+    decide(own)
+    assert log.calls[:2] == ["put_list", "put"]
+
+
+def test_a_list_that_can_not_be_written_leaves_the_epoch_undecided_and_may_be_aborted(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    log.before["put_list"] = [OSError("full")] * 1000
+    with pytest.raises(OutcomeUnknown):
+        decide(own)
+    assert list(log.numbers()) == [1]
+    assert not own.is_halted
+
+
+def test_a_list_is_deleted_once_a_record_without_it_is_the_newest(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    decide(own)
+    (first,) = log.list_names()
+    settle(own)
+    own.tidy(with_strays=True)
+    assert log.list_names() == [first], "settled in memory only: the newest record names it"
+    decide(own)
+    own.tidy_if_many()
+    (second,) = log.list_names()
+    assert first != second
+    assert {handle.epoch for handle in journal(log, clock, "b").peek().named} == {EpochNumber(1)}
+
+
+def test_records_that_carry_a_decision_on_write_no_list_again(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    decide(own)
+    log.calls.clear()
+    own.append(RecordKind.PROGRESS, own.state)
+    successor = journal(log, clock, "b")
+    successor.append(RecordKind.PROGRESS, successor.claim(follow))
+    assert "put_list" not in log.calls
+    assert len(log.list_names()) == 1
+
+
+def test_a_sweep_finds_lists_that_a_killed_driver_left(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    MemoryLog.put_list(log, "0" * 64, b"put, and the decision never was")
+    own.tidy()
+    assert log.list_names() == ["0" * 64]
+    own.tidy(with_strays=True)
+    assert log.list_names() == []
+
+
+def test_a_superseded_driver_deletes_no_list_of_its_successor(log, clock):
+    old, new = journal(log, clock), journal(log, clock, "b")
+    old.claim(follow)
+    listed = log.list_names
+
+    def overtaken():
+        """The newer driver claims and decides just before the old one lists."""
+        log.list_names = listed
+        new.claim(follow)
+        decide(new)
+        return listed()
+
+    log.list_names = overtaken
+    with pytest.raises(Fenced):
+        old.tidy(with_strays=True)
+    assert journal(log, clock, "c").peek().named
+
+
+def test_a_missing_list_is_reported_with_its_record_and_nothing_is_guessed(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    decide(own)
+    (name,) = log.list_names()
+    log.delete_lists([name])
+    found = journal(log, clock, "b").peek()
+    with pytest.raises(CorruptRecord, match=f"record 2 names the list {name}"):
+        found.named  # noqa: B018  it reads
+
+
+def test_a_list_deleted_under_a_reader_says_that_the_epoch_is_settled(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    decide(own)
+    behind, old = newest_record(log), journal(log, clock, "b").peek()
+    settle(own)
+    decide(own)
+    own.tidy_if_many()
+    with pytest.raises(TryAgain, match="settled"):
+        list(behind.record.state.pending[X])
+    with pytest.raises(Fenced):
+        list(old.pending[X])
+
+
+def test_the_log_is_tidied_by_count_between_sweeps(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    for _ in range(3000):
+        own.append(RecordKind.PROGRESS, state)
+        own.tidy_if_many()
+        assert len(log.numbers()) <= 2 * LIMITS.log_records_kept + 1
+
+
+def test_nothing_is_tidied_while_a_put_is_unanswered(log, clock):
+    own = journal(log, clock)
+    own.claim(follow)
+    log.before["put"] = [OutcomeUnknown("no answer")] * 1000
+    with pytest.raises(OutcomeUnknown):
+        decide(own)
+    own.tidy(with_strays=True)
+    assert len(log.list_names()) == 1

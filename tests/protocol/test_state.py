@@ -130,6 +130,12 @@ def test_handles_of_the_unsettled_decision_are_named_until_it_is_settled(make):
     assert not settled(sinks_done(state, frozenset(state.pending))).named
 
 
+def test_the_handles_of_a_decision_are_gathered_once_for_all_that_is_judged(make):
+    state = make.unsettled()
+    assert state.named is state.named
+    assert sinks_done(state, frozenset({make.orders})).named is state.named
+
+
 def test_small_changes_change_one_thing(make):
     assert bound(make.fresh(query_id=None), "q").query_id == "q"
     assert stopped(make.fresh(is_stopped=False)).is_stopped

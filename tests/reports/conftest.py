@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psycopg
@@ -95,7 +95,8 @@ class Shop:
 
     def die(self, at="decided", *, driver=DEAD) -> Session:
         """Let a driver without heartbeat die in an epoch. Keep a reference, or it is closed."""
-        session = self.session(driver=driver, die_at=at, limits=Limits(history_epochs_kept=0))
+        limits = replace(self.limits, history_epochs_kept=0)
+        session = self.session(driver=driver, die_at=at, limits=limits)
         with pytest.raises(Killed):
             self.epoch(session)
         return session

@@ -28,8 +28,10 @@ def test_a_dry_run_shows_what_would_be_removed_and_removes_nothing(shop):
 def test_everything_is_removed_but_the_rows(shop):
     shop.run(epochs=1)
     driver = shop.die("prepared")
+    shop.log.put_list("0" * 64, b"left by a killed driver")
     report = drop(shop.reached, dry_run=False)
     assert shop.log.numbers() == []
+    assert shop.log.list_names() == []
     assert history_of(shop.log).store.names() == []
     assert ledgers(shop) == {}
     assert shop.orders._reference.store()._prepared == {}

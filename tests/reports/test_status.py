@@ -7,12 +7,15 @@ import time
 
 import pytest
 
+from epochal.coordinator import read_state
 from epochal.errors import CorruptRecord, Refused
 from epochal.reports import VERSION, to_json
+from epochal.reports.epochs import epoch_receipts, epochs, export
 from epochal.reports.model import Health, Liveness
+from epochal.reports.recover import recover
 from epochal.reports.status import pipeline_status, status
 from epochal.telemetry.history import Live, history_of, live_bytes
-from epochal.terms import Generation
+from epochal.terms import Generation, Limits
 
 
 def put_heartbeat(shop, *, age_s=0.0, every_s=5.0, generation=1, **more):
@@ -128,3 +131,32 @@ def test_a_thousand_pipelines_are_reported_within_seconds(shop):
     began_s = time.monotonic()
     assert len(status(str(many)).pipelines) == 1000
     assert time.monotonic() - began_s < 5
+
+
+def test_receipts_beside_the_log_are_reported_as_those_inside_it(shop):
+    shop.limits = Limits(receipts_inline_bytes=0)
+    driver = shop.die("decided")
+    assert len(shop.log.list_names()) == 2
+    waiting = pipeline_status(shop.log).unsettled.sinks
+    assert [(one.sink, one.receipts, one.rows) for one in waiting] == [
+        ("orders", 1, 2),
+        ("audit", 1, 2),
+    ]
+    newest = export(shop.log).records[-1]["state"]["unsettled"]["receipts"]
+    assert [len(some) for some in newest.values()] == [1, 1]
+    assert epoch_receipts(shop.log, 0).keys() == {"orders", "audit"}
+    recover(shop.reached)
+    assert shop.orders.rows().num_rows == 2
+    assert read_state(shop.log).unsettled is None
+    assert shop.log.list_names() == []
+    assert [one.rows for one in epochs(shop.log).epochs] == [4]
+    assert epoch_receipts(shop.log, 0) == {}
+    assert driver is not None
+
+
+def test_the_status_reads_no_list(shop, monkeypatch):
+    shop.limits = Limits(receipts_inline_bytes=0)
+    driver = shop.die("decided")
+    monkeypatch.setattr("epochal.logs.StoredLog.read_list", lambda *_: pytest.fail("a list"))
+    assert pipeline_status(shop.log).unsettled.epoch == 0
+    assert driver is not None

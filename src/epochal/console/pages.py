@@ -28,6 +28,7 @@ from epochal.terms import quantity
 
 PAGE = 50
 _EPOCHS_DRAWN = 60
+_RECEIPTS_SHOWN_MAX = 500
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -105,6 +106,7 @@ class Pages:
                 number=number,
                 attempts=attempts,
                 receipts=receipts,
+                receipts_max=_RECEIPTS_SHOWN_MAX,
             )
 
     # The same as JSON

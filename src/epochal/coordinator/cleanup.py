@@ -75,6 +75,7 @@ class Cleanup:
 
     def sweep_if_due(self) -> None:
         if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
+            self._journal.tidy_if_many()
             return
         try:
             self.sweep()
@@ -94,7 +95,7 @@ class Cleanup:
         if state.last is not None:
             for committer in committers.values():
                 committer.prune(state.last.epoch)
-        self._journal.delete_old_records()
+        self._journal.tidy(with_strays=True)
 
     def _sweep_all(
         self, committers: Mapping[SinkName, Committer], state: State

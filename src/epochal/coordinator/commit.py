@@ -151,11 +151,12 @@ class Commit:
 def _lost_by_sink(group: Receipts, handles: Sequence[str]) -> dict[SinkName, tuple[str, ...]]:
     if len(group) == 1:
         return dict.fromkeys(group, tuple(handles))
+    gone = frozenset(handles)
     named = {
-        sink: tuple(str(one.handle) for one in some if str(one.handle) in handles)
+        sink: tuple(str(one.handle) for one in some if str(one.handle) in gone)
         for sink, some in group.items()
     }
-    lost = {sink: gone for sink, gone in named.items() if gone}
+    lost = {sink: some for sink, some in named.items() if some}
     return lost or dict.fromkeys(group, tuple(handles))
 
 

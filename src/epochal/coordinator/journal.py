@@ -39,6 +39,10 @@ A's stray record does no harm, as only the highest number is ever read.
 7 until a number is missing would take A's stray decision for the truth. So the newest record is the
 highest number of a listing, and a claim goes above it.
 
+**Lists first.** Receipts of a large decision lie in lists beside the log. They are put before the
+record that names them, and deleted once a record that does not name them was the newest; why a late
+put or delete does no harm is argued in `protocol.receipts`.
+
 A driver's own newest record is deleted by nobody but a driver above it. Where it is missing and
 nothing is above it, the log was moved or removed, and puts that succeed at the old place don't show
 who writes at the new one: the driver stops.
@@ -47,13 +51,15 @@ who writes at the new one: the driver stops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.retry import backoff
 from epochal.errors import (
+    CorruptRecord,
     EpochalError,
     Fenced,
     InvariantBroken,
@@ -62,6 +68,7 @@ from epochal.errors import (
     TryAgain,
     Unsettled,
 )
+from epochal.protocol.receipts import lay_beside, lists_of
 from epochal.protocol.records import decode, encode
 from epochal.protocol.state import Record, RecordKind, State
 from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits
@@ -102,6 +109,18 @@ class EpochLog(Protocol):
     def delete(self, numbers: Sequence[int]) -> None:
         """Empty slots. Those that are empty already are no error."""
 
+    def put_list(self, name: str, content: bytes) -> None:
+        """Write a list, durable on return; its name is a digest of its content."""
+
+    def read_list(self, name: str) -> bytes | None:
+        """The content of a list, or None where there is none of this name."""
+
+    def list_names(self) -> Sequence[str]:
+        """The names of all lists."""
+
+    def delete_lists(self, names: Sequence[str]) -> None:
+        """Remove lists. Those that are not there are no error."""
+
     def close(self) -> None: ...
 
 
@@ -123,6 +142,12 @@ class Journal:
         self._environment = environment or Environment()
         self._number = 0
         """The newest record that this driver has read or written."""
+        self._lists: frozenset[str] = frozenset()
+        """Lists that the newest record names."""
+        self._stale_lists: frozenset[str] = frozenset()
+        """Lists that an earlier record names, and the newest does not."""
+        self._records = 0
+        """How many records there were when they were last listed."""
         self._state: State | None = None
         self._fenced_by: Fenced | None = None
         self.is_halted = False
@@ -167,6 +192,7 @@ class Journal:
                 self._require_still_newest(number + 1)
                 self._number = number + 1
                 self._state = state
+                self._note_lists(state)
                 self.was_stopped_cleanly = before is None or before.is_stopped
                 return state
         raise TryAgain(
@@ -181,6 +207,9 @@ class Journal:
 
     def append(self, kind: RecordKind, state: State, *, note: str = "") -> None:
         """Make `state` the truth, durably, or raise `Fenced` where another driver's is newer."""
+        state, lists = self._with_lists(state)
+        # Before the halt: an error here decides nothing.
+        self._put_lists(lists)
         # Halted until the log has answered, as an unanswered put may yet win its slot. An answer
         # does not undo a halt that a hanging target caused.
         was_halted, self.is_halted = self.is_halted, True
@@ -195,6 +224,7 @@ class Journal:
         # In this order: after an interrupt in between, an old state must not be appended.
         self._number = number
         self._state = state
+        self._note_lists(state)
         self.has_unwritten_state = False
         self.is_halted = was_halted
 
@@ -218,22 +248,71 @@ class Journal:
         """Raise `Fenced` where another driver has claimed since (I7)."""
         self._require_still_newest(self._number)
 
-    def delete_old_records(self) -> None:
-        """Delete records that nobody needs; a failure costs nothing but space."""
+    def tidy_if_many(self) -> None:
+        """
+        Delete what has become too much since the last sweep: an epoch may end 50 times a second,
+        or name lists of many megabytes.
+        """
+        if self._stale_lists or self._records > 2 * max(self._limits.log_records_kept, 1):
+            self.tidy()
+
+    def tidy(self, *, with_strays: bool = False) -> None:
+        """
+        Delete records and lists that nobody needs; a failure costs nothing but space.
+
+        `with_strays` also finds lists that a killed driver or a late put left behind.
+        """
+        # An unanswered put may yet become the newest record, and names lists.
+        if self.is_halted:
+            return
         kept_from = self._number - self._limits.log_records_kept
         try:
             stale = [number for number in self._log.numbers() if number < kept_from]
             if len(stale) >= self._limits.log_records_kept:
                 self._log.delete(stale)
+                self._records = self._limits.log_records_kept
+            lists = self._stale_lists | (self._stray_lists() if with_strays else frozenset())
+            if lists:
+                self._log.delete_lists(sorted(lists))
+                self._stale_lists = frozenset()
+        except (Fenced, InvariantBroken):
+            raise
         except (EpochalError, OSError) as error:
             logger.warning("%s: old records could not be deleted: %s", self.place, error)
+
+    def _stray_lists(self) -> frozenset[str]:
+        # In this order (see `protocol.receipts`): a newer driver's lists must not be among them.
+        found = frozenset(self._log.list_names())
+        if found - self._lists:
+            self.require_newest()
+        return found - self._lists
 
     def close(self) -> None:
         self._log.close()
 
     def _newest(self) -> tuple[int, State | None]:
-        found = newest_record(self._log)
+        found = newest_record(self._log, self._read_list)
         return (0, None) if found is None else (found.number, found.record.state)
+
+    def _with_lists(self, state: State) -> tuple[State, Mapping[str, bytes]]:
+        """The state with receipts that are too many for a record in lists, and lists to put."""
+        if state.unsettled is None:
+            return state, {}
+        decision, contents = lay_beside(
+            state.unsettled,
+            inline_bytes_max=self._limits.receipts_inline_bytes,
+            nonce=self._environment.nonce,
+        )
+        return replace(state, unsettled=decision), contents
+
+    def _put_lists(self, lists: Mapping[str, bytes]) -> None:
+        for name, content in lists.items():
+            self._insist(partial(self._log.put_list, name, content))
+
+    def _note_lists(self, state: State) -> None:
+        named = lists_of(state.unsettled)
+        self._stale_lists = (self._stale_lists | self._lists) - named
+        self._lists = named
 
     def _fill(self, number: int, kind: RecordKind, state: State, note: str) -> bool:
         """True if the slot holds this record, no matter how many answers were lost on the way."""
@@ -250,12 +329,21 @@ class Journal:
             lambda: self._log.put_if_absent(number, data) or self._holds(number, nonce)
         )
 
+    def _read_list(self, number: int, name: str) -> bytes:
+        content = self._insist(partial(self._log.read_list, name))
+        if content is not None:
+            return content
+        if max(self._insist(self._log.numbers), default=0) > number:
+            raise self._fenced(f"record {number} is not the newest, and its list {name} is gone")
+        raise _gone(self._log, number, name)
+
     def _holds(self, number: int, nonce: str) -> bool:
         data = self._log.read(number)
         return data is not None and decode(data, _name(self._log, number)).nonce == nonce
 
     def _require_still_newest(self, number: int) -> None:
         numbers = self._insist(self._log.numbers)
+        self._records = len(numbers)
         newest = max(numbers, default=0)
         if newest > number:
             raise self._fenced(f"record {newest} is above this driver's {number}")
@@ -307,30 +395,63 @@ def read_state(log: EpochLog) -> State | None:
     return Journal(log).peek()
 
 
-def newest_record(log: EpochLog) -> Numbered | None:
+def newest_record(
+    log: EpochLog, read_list: Callable[[int, str], bytes] | None = None
+) -> Numbered | None:
     """The newest record. Asks once: a log that does not answer raises at once."""
     for _ in range(_RACES_MAX):
         numbers = log.numbers()
         if not numbers:
             return None
-        data = log.read(numbers[-1])
         # Deleted between the listing and the read: then there is a newer one to list.
-        if data is not None:
-            return Numbered(number=numbers[-1], record=decode(data, _name(log, numbers[-1])))
+        found = _read(log, numbers[-1], read_list)
+        if found is not None:
+            return found
     raise InvariantBroken(f"{log.place}: records are listed that can't be read")
 
 
 def kept_records(log: EpochLog, count: int | None = None) -> list[Numbered]:
-    """The newest records that are kept for people, oldest first."""
+    """
+    The newest records that are kept for people, oldest first.
+
+    Lists that only the older ones name are deleted: of those their sums are known, and to ask for
+    the receipts raises `TryAgain`.
+    """
     numbers = log.numbers()
     if count is not None:
         numbers = numbers[-count:]
-    found = ((number, log.read(number)) for number in numbers)
-    return [
-        Numbered(number=number, record=decode(data, _name(log, number)))
-        for number, data in found
-        if data is not None
-    ]
+    found = (_read(log, number) for number in numbers)
+    return [one for one in found if one is not None]
+
+
+def _read(
+    log: EpochLog, number: int, read_list: Callable[[int, str], bytes] | None = None
+) -> Numbered | None:
+    data = log.read(number)
+    if data is None:
+        return None
+    read = partial(read_list or partial(_read_list, log), number)
+    return Numbered(number=number, record=decode(data, _name(log, number), read))
+
+
+def _read_list(log: EpochLog, number: int, name: str) -> bytes:
+    content = log.read_list(name)
+    if content is not None:
+        return content
+    if max(log.numbers(), default=0) > number:
+        raise TryAgain(
+            f"{_name(log, number)}: the epoch is settled, and the list {name} of its receipts is "
+            "deleted"
+        )
+    raise _gone(log, number, name)
+
+
+def _gone(log: EpochLog, number: int, name: str) -> CorruptRecord:
+    return CorruptRecord(
+        f"{_name(log, number)} names the list {name} of receipts, which is gone",
+        "restore the list from a backup of the log; without it the decided epoch can't be "
+        "carried out",
+    )
 
 
 def _name(log: EpochLog, number: int) -> str:

@@ -23,6 +23,7 @@ from typing import Protocol
 from epochal.clock import Clock
 from epochal.errors import EpochalError
 from epochal.protocol.machine import Phase
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.recovery import Judgement
 from epochal.protocol.state import State
 from epochal.terms import EpochNumber, Receipts, SinkName
@@ -202,8 +203,8 @@ class Tracker:
         with self._lock:
             for sink, some in receipts.items():
                 figures = self._epochs[-1].sinks.setdefault(sink, SinkFigures())
-                figures.rows = sum(receipt.rows for receipt in some)
-                figures.bytes = sum(receipt.bytes for receipt in some)
+                counted = sum_of(some)
+                figures.rows, figures.bytes = counted.fingerprint.rows, counted.bytes
                 figures.phase = Phase.PREPARED
 
     def sink_committed(self, sink: SinkName) -> None:

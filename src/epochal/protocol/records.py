@@ -19,13 +19,13 @@ from dataclasses import asdict
 from typing import Any
 
 from epochal.errors import CorruptRecord
+from epochal.protocol.receipts import ListedReceipts, ReadList, Sum, receipt_in, receipt_out
 from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State, Total
 from epochal.terms import (
     Decision,
     EpochNumber,
     Fingerprint,
     Generation,
-    Handle,
     Offsets,
     Receipt,
     SinkName,
@@ -52,8 +52,12 @@ def encode(record: Record) -> bytes:
     return b"%s %d %s %d\n%s\n" % (_MAGIC, FORMAT, digest, len(body), body)
 
 
-def decode(data: bytes, name: str) -> Record:
-    """The record in `data`; `name` says in errors which object it came from."""
+def decode(data: bytes, name: str, read_list: ReadList | None = None) -> Record:
+    """
+    The record in `data`; `name` says in errors which object it came from.
+
+    Receipts that lie beside the log are read by `read_list` when they are first needed.
+    """
     body = _checked_body(data, name)
     try:
         read = json.loads(body)
@@ -62,7 +66,7 @@ def decode(data: bytes, name: str) -> Record:
             nonce=read["nonce"],
             written_at=read["written_at"],
             note=read["note"],
-            state=_state_in(read["state"]),
+            state=_state_in(read["state"], read_list),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _corrupt(
@@ -100,22 +104,6 @@ def _corrupt(name: str, fact: str) -> CorruptRecord:
     )
 
 
-# A receipt is written as a list, as there are many and their keys would be most of the bytes.
-
-
-def receipt_out(receipt: Receipt) -> list[Any]:
-    print_ = receipt.fingerprint
-    return [str(receipt.handle), print_.rows, print_.hash_sum, receipt.bytes, receipt.token]
-
-
-def receipt_in(read: Sequence[Any]) -> Receipt:
-    name, rows, hash_sum, size, token = read
-    handle = Handle.parse(name)
-    if handle is None:
-        raise ValueError(f"{name!r} is not a handle")
-    return Receipt(handle=handle, fingerprint=Fingerprint(rows, hash_sum), bytes=size, token=token)
-
-
 def _offsets_out(offsets: Offsets) -> list[str]:
     return [offsets.digest, offsets.text]
 
@@ -131,21 +119,34 @@ def _decision_out(decision: Decision) -> dict[str, Any]:
         "generation": decision.generation,
         "offsets": _offsets_out(decision.offsets),
         "decided_at": decision.decided_at,
-        "receipts": {
-            sink: [receipt_out(receipt) for receipt in receipts]
-            for sink, receipts in decision.receipts.items()
-        },
+        "receipts": {sink: _receipts_out(receipts) for sink, receipts in decision.receipts.items()},
     }
 
 
-def _decision_in(read: Mapping[str, Any]) -> Decision:
+def _receipts_out(receipts: Sequence[Receipt]) -> Any:
+    if not isinstance(receipts, ListedReceipts):
+        return [receipt_out(receipt) for receipt in receipts]
+    counted, print_ = receipts.sum, receipts.sum.fingerprint
+    sums = [counted.receipts, print_.rows, print_.hash_sum, counted.bytes]
+    return {"sum": sums, "lists": receipts.lists}
+
+
+def _receipts_in(read: Any, read_list: ReadList | None) -> Sequence[Receipt]:
+    if not isinstance(read, dict):
+        return tuple(receipt_in(one) for one in read)
+    count, rows, hash_sum, size = read["sum"]
+    counted = Sum(receipts=count, fingerprint=Fingerprint(rows, hash_sum), bytes=size)
+    return ListedReceipts(read["lists"], counted, read=read_list)
+
+
+def _decision_in(read: Mapping[str, Any], read_list: ReadList | None) -> Decision:
     return Decision(
         epoch=EpochNumber(read["epoch"]),
         generation=Generation(read["generation"]),
         offsets=_offsets_in(read["offsets"]),
         decided_at=read["decided_at"],
         receipts={
-            SinkName(sink): tuple(receipt_in(one) for one in receipts)
+            SinkName(sink): _receipts_in(receipts, read_list)
             for sink, receipts in read["receipts"].items()
         },
     )
@@ -218,7 +219,7 @@ def _totals_in(read: Mapping[str, Any]) -> dict[SinkName, Total]:
     }
 
 
-def _state_in(read: Mapping[str, Any]) -> State:
+def _state_in(read: Mapping[str, Any], read_list: ReadList | None) -> State:
     last, unsettled = read["last"], read["unsettled"]
     return State(
         uid=Uid(read["uid"]),
@@ -231,7 +232,7 @@ def _state_in(read: Mapping[str, Any]) -> State:
         driver=read["driver"],
         first=EpochNumber(read["first"]),
         last=None if last is None else _last_in(last),
-        unsettled=None if unsettled is None else _decision_in(unsettled),
+        unsettled=None if unsettled is None else _decision_in(unsettled, read_list),
         done=frozenset(SinkName(sink) for sink in read["done"]),
         sinks={SinkName(sink): described for sink, described in read["sinks"].items()},
         given_up=tuple(GivenUp(**given_up) for given_up in read["given_up"]),

@@ -33,8 +33,9 @@ from enum import Enum
 
 from epochal.errors import Unsettled
 from epochal.protocol.invariants import require_newest
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import State
-from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, quantity, total
+from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, quantity
 
 
 class Verdict(Enum):
@@ -90,7 +91,8 @@ def plan_rewrite(
     All lost: the sums over the sink must agree, as a replay may be cut into other partitions. Some
     lost: each partition's must agree too, or the visible part and the new part would overlap.
     """
-    _require_equal(sink, "all rows", _sum(decided), _sum(again))
+    lost = frozenset(lost)
+    _require_equal(sink, "all rows", sum_of(decided).fingerprint, sum_of(again).fingerprint)
     if all(str(receipt.handle) in lost for receipt in decided):
         return Rewrite(receipts=tuple(again), surplus=())
     renewed = {receipt.handle.partition: receipt for receipt in again}
@@ -104,10 +106,6 @@ def plan_rewrite(
     taken = tuple(receipt for receipt in again if receipt.handle.partition in gone)
     surplus = tuple(receipt for receipt in again if receipt.handle.partition not in gone)
     return Rewrite(receipts=kept + taken, surplus=surplus)
-
-
-def _sum(receipts: Sequence[Receipt]) -> Fingerprint:
-    return total(receipt.fingerprint for receipt in receipts)
 
 
 def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Fingerprint) -> None:

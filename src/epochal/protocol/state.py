@@ -24,6 +24,7 @@ from enum import Enum
 
 from epochal.errors import Refused
 from epochal.protocol.invariants import broken
+from epochal.protocol.receipts import sum_of
 from epochal.terms import (
     NO_ROWS,
     Decision,
@@ -37,7 +38,6 @@ from epochal.terms import (
     Receipts,
     SinkName,
     Uid,
-    total,
 )
 
 NO_GENERATION = Generation(0)
@@ -131,11 +131,7 @@ class State:
     @property
     def named(self) -> frozenset[Handle]:
         """Every handle that the unsettled decision names: not to be aborted by anyone (I5)."""
-        if self.unsettled is None:
-            return frozenset()
-        return frozenset(
-            receipt.handle for receipts in self.unsettled.receipts.values() for receipt in receipts
-        )
+        return frozenset() if self.unsettled is None else self.unsettled.handles
 
     @property
     def pending(self) -> Mapping[SinkName, Sequence[Receipt]]:
@@ -214,7 +210,7 @@ def decided(state: State, decision: Decision) -> State:
         epoch=decision.epoch,
         generation=decision.generation,
         offsets=decision.offsets,
-        rows={sink: sum(r.rows for r in some) for sink, some in decision.receipts.items()},
+        rows={sink: sum_of(some).fingerprint.rows for sink, some in decision.receipts.items()},
         decided_at=decision.decided_at,
     )
     totals = _counted(state, decision.epoch, decision.receipts)
@@ -228,14 +224,10 @@ def _counted(state: State, epoch: EpochNumber, receipts: Receipts) -> Mapping[Si
         totals[sink] = replace(
             so_far,
             epochs=so_far.epochs + 1,
-            fingerprint=so_far.fingerprint + _sum(some),
-            bytes=so_far.bytes + sum(receipt.bytes for receipt in some),
+            fingerprint=so_far.fingerprint + sum_of(some).fingerprint,
+            bytes=so_far.bytes + sum_of(some).bytes,
         )
     return totals
-
-
-def _sum(receipts: Sequence[Receipt]) -> Fingerprint:
-    return total(receipt.fingerprint for receipt in receipts)
 
 
 def sinks_done(state: State, sinks: frozenset[SinkName]) -> State:
@@ -276,8 +268,8 @@ def _uncounted(
     less = replace(
         so_far,
         epochs=so_far.epochs - 1,
-        fingerprint=so_far.fingerprint - _sum(receipts),
-        bytes=so_far.bytes - sum(receipt.bytes for receipt in receipts),
+        fingerprint=so_far.fingerprint - sum_of(receipts).fingerprint,
+        bytes=so_far.bytes - sum_of(receipts).bytes,
     )
     return {**state.totals, sink: less}
 

@@ -121,6 +121,7 @@ def _log(log: EpochLog, *, dry_run: bool, is_kept: bool) -> list[str]:
         # The highest number last: it is the state of the log as long as it exists.
         for number in numbers:
             log.delete([number])
+        log.delete_lists(log.list_names())
     return [
         f"{quantity(len(numbers), 'record')} in {log.place}",
         f"{quantity(len(names), 'part')} of its history",

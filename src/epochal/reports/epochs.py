@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from epochal.coordinator.journal import EpochLog, Numbered, kept_records
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, TryAgain
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.records import encode
 from epochal.protocol.state import Record, RecordKind
 from epochal.reports.model import (
@@ -19,7 +21,7 @@ from epochal.reports.model import (
 )
 from epochal.reports.status import no_log, require_record
 from epochal.telemetry.history import Page, PastEpoch, history_of
-from epochal.terms import EpochNumber
+from epochal.terms import EpochNumber, Receipt
 
 EPOCHS_MAX = 1000
 _DECIDED = "decided"
@@ -78,23 +80,32 @@ def epoch_attempts(log: EpochLog, epoch: int) -> list[EpochReport]:
 
 
 def epoch_receipts(log: EpochLog, epoch: int) -> dict[str, list[ReceiptReport]]:
-    """Return the receipts of an epoch's decision, while the log keeps its record."""
+    """
+    Return the receipts of an epoch's decision, while the log keeps its record.
+
+    Without sinks whose receipts lay beside the log and were deleted once the epoch was settled.
+    """
     for numbered in reversed(kept_records(log)):
         decision = numbered.record.state.unsettled
         if decision is not None and decision.epoch == epoch:
-            return {
-                sink: [
-                    ReceiptReport(
-                        handle=str(receipt.handle),
-                        rows=receipt.rows,
-                        bytes=receipt.bytes,
-                        proof=NOT_QUERIED,
-                    )
-                    for receipt in some
-                ]
-                for sink, some in decision.receipts.items()
-            }
+            found = {sink: _receipts(some) for sink, some in decision.receipts.items()}
+            return {sink: some for sink, some in found.items() if some is not None}
     return {}
+
+
+def _receipts(receipts: Sequence[Receipt]) -> list[ReceiptReport] | None:
+    try:
+        return [
+            ReceiptReport(
+                handle=str(receipt.handle),
+                rows=receipt.rows,
+                bytes=receipt.bytes,
+                proof=NOT_QUERIED,
+            )
+            for receipt in receipts
+        ]
+    except TryAgain:
+        return None
 
 
 def past_report(past: PastEpoch) -> EpochReport:
@@ -135,8 +146,8 @@ def _decided(record: Record) -> EpochReport | None:
         return None
     sinks = {
         name: {
-            "rows": sum(receipt.rows for receipt in some),
-            "bytes": sum(receipt.bytes for receipt in some),
+            "rows": sum_of(some).fingerprint.rows,
+            "bytes": sum_of(some).bytes,
             "seconds": {},
         }
         for name, some in decision.receipts.items()
@@ -157,11 +168,26 @@ def _decided(record: Record) -> EpochReport | None:
 
 
 def export(log: EpochLog) -> ExportReport:
-    """Return all records of the log, oldest first, each validated. They hold no secrets."""
+    """
+    Return all records of the log, oldest first, each validated. They hold no secrets.
+
+    The newest one holds all its receipts; older ones may name lists, which are deleted.
+    """
     records = kept_records(log)
     if not records:
         raise no_log(log.place)
-    return ExportReport(location=log.place, records=[_to_json(one) for one in records])
+    *older, newest = records
+    whole = replace(newest, record=_with_receipts(newest.record))
+    return ExportReport(location=log.place, records=[_to_json(one) for one in [*older, whole]])
+
+
+def _with_receipts(record: Record) -> Record:
+    decision = record.state.unsettled
+    if decision is None:
+        return record
+    receipts = {sink: tuple(some) for sink, some in decision.receipts.items()}
+    state = replace(record.state, unsettled=replace(decision, receipts=receipts))
+    return replace(record, state=state)
 
 
 def _to_json(one: Numbered) -> dict[str, Any]:

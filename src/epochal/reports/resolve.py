@@ -10,6 +10,7 @@ from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import GivenUp, State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, require_no_driver
@@ -166,7 +167,7 @@ def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str
         )
     receipts = state.pending[sink]
     head = f"decided by generation {decision.generation}: {quantity(len(receipts), 'receipt')}, "
-    facts = [f"{head}{quantity(sum(receipt.rows for receipt in receipts), 'row')}"]
+    facts = [f"{head}{quantity(sum_of(receipts).fingerprint.rows, 'row')}"]
     if reached.sinks is None:
         return [*facts, "the target was not queried: only the log was named"]
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from epochal.coordinator.journal import EpochLog, Numbered, newest_record
 from epochal.errors import EpochalError, Refused
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import State
 from epochal.reports.discover import find_logs
 from epochal.reports.liveness import driver_report
@@ -125,7 +126,7 @@ def unsettled_report(state: State, *, now: float) -> UnsettledReport | None:
             PendingSink(
                 sink=sink,
                 receipts=len(some),
-                rows=sum(receipt.rows for receipt in some),
+                rows=sum_of(some).fingerprint.rows,
                 is_done=sink in state.done,
             )
             for sink, some in decision.receipts.items()

@@ -20,6 +20,7 @@ from epochal.config.resolve_target import Reached
 from epochal.contract import Operable, Recount, Sink
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
+from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import State, Total
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.model import SinkVerification, VerificationReport
@@ -185,7 +186,7 @@ def _with_pending(because: str, state: State, name: SinkName) -> str:
     waiting = state.pending.get(name)
     if state.unsettled is None or not waiting:
         return because
-    rows = quantity(sum(receipt.rows for receipt in waiting), "row")
+    rows = quantity(sum_of(waiting).fingerprint.rows, "row")
     return f"{because}; epoch {state.unsettled.epoch} ({rows}) is decided and not committed yet"
 
 
@@ -198,7 +199,7 @@ def _settled_rows(state: State, name: SinkName) -> int:
     total = _total(state, name)
     if total is None:
         return 0
-    pending = sum(receipt.rows for receipt in state.pending.get(name, ()))
+    pending = sum_of(state.pending.get(name, ())).fingerprint.rows
     return total.fingerprint.rows - pending
 
 

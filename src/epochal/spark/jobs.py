@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from epochal.protocol.records import receipt_in
+from epochal.protocol.receipts import receipt_in
 from epochal.spark.arrow_transfer import for_transfer
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch

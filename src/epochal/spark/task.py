@@ -18,7 +18,7 @@ import pyarrow as pa
 from epochal import arrow_values
 from epochal.contract import Sink, Task, prepare_rows
 from epochal.errors import EpochalError, InvariantBroken, TaskFailed
-from epochal.protocol.records import receipt_out
+from epochal.protocol.receipts import receipt_out
 from epochal.spark.arrow_transfer import PACKED, as_declared
 from epochal.terms import (
     FINGERPRINT_MODULUS,

@@ -30,7 +30,7 @@ import pytest
 from epochal.contract import Sink
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.sink_base import Cannot
-from epochal.protocol.records import receipt_in, receipt_out
+from epochal.protocol.receipts import receipt_in, receipt_out
 from epochal.terms import EpochNumber, Limits, Proof, Receipt
 from epochal.testing.crash import crash_inside_commit
 from epochal.testing.trial import OTHER_UID, UID, Target, Trial

@@ -61,11 +61,33 @@ if TYPE_CHECKING:
 _CALLS_MAX = 100_000
 
 READS = frozenset(
-    {"numbers", "read", "in_doubt", "outcome", "newest", "position", "offsets", "twice"}
+    {
+        "in_doubt",
+        "list_names",
+        "newest",
+        "numbers",
+        "offsets",
+        "outcome",
+        "position",
+        "read",
+        "read_list",
+        "twice",
+    }
 )
 """Verbs that change nothing outside: a crash there is a crash at the next one that does."""
 
-_LOG_VERBS = frozenset({"put_if_absent", "numbers", "read", "delete"})
+_LOG_VERBS = frozenset(
+    {
+        "delete",
+        "delete_lists",
+        "list_names",
+        "numbers",
+        "put_if_absent",
+        "put_list",
+        "read",
+        "read_list",
+    }
+)
 _ENGINE_VERBS = frozenset({"position", "plan", "finish"})
 _WRITER_VERBS = frozenset({"write", "prepare"})
 _COMMITTER_VERBS = frozenset(
