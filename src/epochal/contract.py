@@ -240,68 +240,6 @@ class SharesTransaction(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recount:
-    """What readers of a target see of one sink."""
-
-    rows: int | None
-    """None where it can't be counted."""
-    because: str
-    """What was counted, or why nothing was."""
-    epochs: Mapping[EpochNumber, int] | None = None
-    """The same by epoch, where the target keeps the epoch of a row."""
-    is_alone: bool = True
-    """False where rows of other writers can't be distinguished and are counted in."""
-    faults: Sequence[str] = ()
-    """What is wrong by itself: a file that a manifest names and that is not there, say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    removed: Sequence[str] = ()
-    """What was removed, or would be, one text per thing."""
-    kept: str = ""
-    """What stays and why; empty where nothing does."""
-
-
-@runtime_checkable
-class Operable(Protocol):
-    """
-    A committer that answers the operator's commands (`verify`, `drop`, `doctor`). Optional: derive
-    from this class and define what the target can do; the defaults say that the rest is not
-    available. Nothing here takes part in an epoch.
-    """
-
-    def recount(self) -> Recount:
-        """
-        Count what readers see of this sink, from the rows themselves and not from a ledger.
-
-        Called at any time, also while a driver works. Changes nothing.
-        """
-        return Recount(rows=None, because="this kind of target can't be recounted")
-
-    def reread(self, engine: Any) -> Rows:  # noqa: ARG002  a default has no use for it
-        """
-        All visible rows of this sink, with the columns and types that it was given: a Spark
-        session gives a DataFrame whose row hashes sum up to those of the receipts. None where the
-        target does not give rows back as they were written.
-        """
-        return None
-
-    def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002  a default removes nothing
-        """
-        Make the target forget this sink of this uid: ledger rows, ids, folders. Rows stay.
-
-        Called for a pipeline that is dead for good, when nothing of it is in doubt any more. May
-        be repeated.
-        """
-        return Dropped(kept="what this kind of target remembers of old epochs")
-
-    def server_time(self) -> float | None:
-        """Seconds since 1970 by the target's clock; None where it has none to read."""
-        return None
-
-
 class Sink(Protocol):
     """What a user declares. Picklable; opens nothing by itself; its repr shows no secret."""
 
@@ -377,23 +315,3 @@ def prepare_rows(sink: Sink, task: Task, batches: Iterable[pa.RecordBatch]) -> R
             "this is a defect of the sink; nothing was decided",
         )
     return receipt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the engine makes of a sink's rows, after `where` and `select`, before tasks get them."""
-
-    select: Sequence[str]
-    """SQL expressions with their names: the columns that cross to the tasks."""
-    cluster_by: str | None = None
-    """An expression whose equal rows must meet in one task."""
-    order_by: Sequence[str] = ()
-    """How each task's rows are sorted."""
-
-
-@runtime_checkable
-class Shaped(Protocol):
-    """A sink that has a part of its work done by the engine. Where none is, rows come whole."""
-
-    @property
-    def shape(self) -> Shape: ...

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
         Begin,
         Committer,
         Deadline,
-        Dropped,
-        Operable,
-        Recount,
         Select,
         Sink,
         Task,
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
         TryAgain,
     )
     from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
-    from epochal.kit.sink_base import CommitterBase, Promises, SinkBase
+    from epochal.kit.sink_base import CommitterBase, Dropped, Operable, Promises, Recount, SinkBase
     from epochal.kit.staged_committer import LedgerEntry, StagedCommitter, Transaction
     from epochal.terms import (
         Ability,
@@ -61,8 +58,7 @@ if TYPE_CHECKING:
     )
 
 _CONTRACT = (
-    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Dropped", "Operable", "Recount",
-    "Select", "Sink", "Task", "Writer",
+    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Select", "Sink", "Task", "Writer",
 )  # fmt: skip
 _ERRORS = (
     "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
@@ -72,6 +68,7 @@ _TERMS = (
     "Ability", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json", "Limits",
     "Mark", "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
 )  # fmt: skip
+_BASES = ("CommitterBase", "Dropped", "Operable", "Promises", "Recount", "SinkBase")
 _SECRETS = ("EnvironmentSecret", "FileSecret", "HeldSecret", "Secret", "env", "file")
 
 _HOMES = {
@@ -79,7 +76,7 @@ _HOMES = {
     **dict.fromkeys(_ERRORS, "epochal.errors"),
     **dict.fromkeys(_TERMS, "epochal.terms"),
     **dict.fromkeys(_SECRETS, "epochal.kit.secrets"),
-    **dict.fromkeys(("CommitterBase", "Promises", "SinkBase"), "epochal.kit.sink_base"),
+    **dict.fromkeys(_BASES, "epochal.kit.sink_base"),
     **dict.fromkeys(
         ("LedgerEntry", "StagedCommitter", "Transaction"), "epochal.kit.staged_committer"
     ),

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Committer, Operable, Sink
+from epochal.contract import Committer, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
+from epochal.kit.sink_base import Operable
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, committer_of, error_text, list_found

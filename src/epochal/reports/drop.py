@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Dropped, Operable, Sink
+from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.cleanup import abort_judged
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
+from epochal.kit.sink_base import Dropped, Operable
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
 from epochal.reports.inspect import committer_of, error_text

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epochal.config.resolve_target import Reached
-from epochal.contract import Operable, Recount, Sink
+from epochal.contract import Sink
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
+from epochal.kit.sink_base import Operable, Recount
 from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import State, Total
 from epochal.reports.inspect import committer_of, error_text

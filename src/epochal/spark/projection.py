@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from epochal.contract import Rows, Shape, Shaped, Sink
+from epochal.contract import Rows, Sink
 from epochal.errors import Misconfigured
+from epochal.kit.sink_base import Shape, Shaped
 from epochal.spark.error_text import spark_message
 from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
 
-from epochal.contract import Operable
+from epochal.kit.sink_base import Operable
 
 
 def data_files(lake):

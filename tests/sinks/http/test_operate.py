@@ -9,7 +9,7 @@ from servers.receiver import ReceiverServer
 from sinks.http.conftest import TOKEN
 from sinks.http.left import left_at
 
-from epochal.contract import Operable
+from epochal.kit.sink_base import Operable
 from epochal.sinks.http import Http
 from epochal.terms import Uid
 from epochal.testing.trial import Target, Trial

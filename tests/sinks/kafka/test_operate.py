@@ -8,7 +8,6 @@ import confluent_kafka
 import pytest
 from kafka_broker import Broker, Life, some
 
-from epochal.contract import Operable, Recount
 from epochal.kafka import batch_reader
 from epochal.kafka.cluster import Leader
 from epochal.kafka.messages.delete_records import (
@@ -17,6 +16,7 @@ from epochal.kafka.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from epochal.kafka.messages.list_groups import ListGroupsRequest
+from epochal.kit.sink_base import Operable, Recount
 from epochal.terms import Uid
 
 OTHER = Uid("zyxwvuts7654")

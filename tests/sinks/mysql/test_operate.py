@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epochal.contract import Operable
+from epochal.kit.sink_base import Operable
 from epochal.terms import Uid
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["staged", "prepared"])

@@ -17,8 +17,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Dropped, Operable
+from epochal.contract import Begin
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
+from epochal.kit.sink_base import Dropped, Operable
 from epochal.kit.spool.ledger import Delivered, SpoolLedger
 from epochal.kit.spool.rows import RowSpool
 from epochal.terms import (

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Operable, Recount
 from epochal.errors import TryAgain
+from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
 from epochal.kit.sql.dialect import Dialect

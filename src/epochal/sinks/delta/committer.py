@@ -18,9 +18,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
-from epochal.contract import Begin, Dropped, Operable, Recount
+from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.delta.check import (
     Rehearsal,
     WritePlan,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta
 
 
-class DeltaCommitter(MarkedFilesCommitter[Ledger], Operable):
+class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     """One sink's decisions on one table."""
 
     def __init__(self, sink: Delta, identity: Identity, limits: Limits) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from epochal.contract import Dropped, Recount
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.delta.client import active_paths
 from epochal.sinks.delta.ledger import ledger_id
 from epochal.sinks.delta.table_files import TableFiles, handle_in

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Dropped, Operable, Recount, Rows
+from epochal.contract import Begin, Rows
 from epochal.errors import InvariantBroken, Misconfigured
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.files.backend import Staging
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
@@ -26,7 +27,7 @@ from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
 
 
-class FileCommitter(MarkedFilesCommitter[LedgerView], Operable):
+class FileCommitter(MarkedFilesCommitter[LedgerView]):
     """One sink's decisions below one root."""
 
     def __init__(

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from epochal.contract import Recount
 from epochal.errors import EpochalError
 from epochal.kit.marked_files import at_once
+from epochal.kit.sink_base import Recount
 from epochal.sinks.files import layout
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Ledger

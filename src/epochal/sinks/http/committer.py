@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Operable, Recount
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
-from epochal.kit.sink_base import CommitterBase
+from epochal.kit.sink_base import CommitterBase, Dropped, Recount
 from epochal.sinks.http.check import check
 from epochal.sinks.http.client import Client, Reply
 from epochal.sinks.http.sink import Service
@@ -40,7 +39,7 @@ _LOST = frozenset({"unknown", "aborted"})
 _FORGOTTEN = "forgotten"
 
 
-class HttpCommitter(CommitterBase, Operable):
+class HttpCommitter(CommitterBase):
     def __init__(
         self,
         identity: Identity,

@@ -18,9 +18,10 @@ import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
 
-from epochal.contract import Begin, Dropped, Operable, Recount
+from epochal.contract import Begin
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter, at_once
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.data_files import is_for, locations_in
@@ -41,7 +42,7 @@ _CONFLICTS_MAX = 20
 _CONFLICT_WAIT_S = 0.02
 
 
-class IcebergCommitter(MarkedFilesCommitter[TableLedger], Operable):
+class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     """One sink's decisions on one table."""
 
     def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:  # noqa: ARG002

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import RemovePropertiesUpdate
 
-from epochal.contract import Dropped, Recount
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.ledger import Ledger
 from epochal.sinks.iceberg.snapshot_plan import DRIVER

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Deadline, Dropped, Operable, Recount
+from epochal.contract import Begin, Deadline
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
 from epochal.kafka.errors import code_name
+from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.spool.committer import require_seen
 from epochal.sinks.kafka import operate, transaction_status, transactions
 from epochal.sinks.kafka.check import ClusterLimits, check, read_limits

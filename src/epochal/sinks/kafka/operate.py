@@ -17,7 +17,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from epochal.contract import Dropped, Recount
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kafka import batch_reader
 from epochal.kafka.batch_reader import Batch
@@ -28,6 +27,7 @@ from epochal.kafka.codes import Code
 from epochal.kafka.errors import require_ok
 from epochal.kafka.messages.delete_groups import DeleteGroupsRequest
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
+from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.kafka.ledger import groups
 from epochal.sinks.kafka.proof import fetch
 from epochal.sinks.kafka.transactional_ids import TransactionalIds

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.contract import Shape
 from epochal.kafka.batches import Columns
+from epochal.kit.sink_base import Shape
 from epochal.sinks.kafka.values import as_text, column_of
 from epochal.terms import Json
 

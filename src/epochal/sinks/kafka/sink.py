@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from epochal.contract import Shape, Task
+from epochal.contract import Task
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sink_base import Promises, SinkBase
+from epochal.kit.sink_base import Promises, Shape, SinkBase
 from epochal.terms import Identity, Json, Limits, SinkName
 
 try:

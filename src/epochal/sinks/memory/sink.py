@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from epochal.contract import Dropped, Operable, Recount, Task
+from epochal.contract import Task
 from epochal.errors import Misconfigured
-from epochal.kit.sink_base import CommitterBase, Promises, SinkBase
+from epochal.kit.sink_base import CommitterBase, Dropped, Promises, Recount, SinkBase
 from epochal.sinks.memory.client import StoreReference
 from epochal.sinks.memory.store import Store
 from epochal.terms import (
@@ -131,7 +131,7 @@ class MemoryWriter:
         self._store.abort([str(self._task.handle)])
 
 
-class MemoryCommitter(CommitterBase, Operable):
+class MemoryCommitter(CommitterBase):
     """Calls the store under one identity. It has no state of its own: any process may have one."""
 
     def __init__(self, identity: Identity, store: Store, *, replaces: bool) -> None:
