@@ -1,5 +1,8 @@
 """What becomes of what is found in doubt, and of rows that a target lost."""
 
+import time
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,6 +34,18 @@ def test_what_the_unsettled_decision_names_is_committed(make):
 
 def test_what_no_decision_names_is_aborted(make):
     assert judge(found(make.handle("orders", attempt=2)), make.unsettled()).verdict is Verdict.ABORT
+
+
+def test_judging_thousands_against_thousands_of_receipts_takes_seconds(make):
+    decision = replace(
+        make.decision(),
+        receipts={ORDERS: tuple(make.receipt("orders", partition=at) for at in range(20_000))},
+    )
+    state = make.unsettled(unsettled=decision)
+    listed = [found(make.handle("orders", partition=at, attempt=2)) for at in range(5_000)]
+    began_s = time.monotonic()
+    assert {judge(one, state).verdict for one in listed} == {Verdict.ABORT}
+    assert time.monotonic() - began_s < 10
 
 
 def test_what_can_not_be_read_is_left_for_a_person(make):

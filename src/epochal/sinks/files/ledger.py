@@ -189,6 +189,7 @@ class LedgerView:
         self._ledger = ledger
         self._identity = identity
         self._found: dict[EpochNumber, Manifest | None] = {}
+        self._named: dict[EpochNumber, frozenset[str]] = {}
 
     def find(self, epoch: EpochNumber) -> Manifest | None:
         if epoch not in self._found:
@@ -200,7 +201,11 @@ class LedgerView:
 
     def names(self, handle: Handle) -> bool | None:
         manifest = self.find(handle.epoch)
-        return None if manifest is None else str(handle) in manifest.handles
+        if manifest is None:
+            return None
+        if handle.epoch not in self._named:
+            self._named[handle.epoch] = frozenset(manifest.handles)
+        return str(handle) in self._named[handle.epoch]
 
     def generation_of(self, epoch: EpochNumber) -> Generation | None:
         manifest = self.find(epoch)

@@ -225,8 +225,9 @@ def _spark_rows(spark: Any, store: FileStore, files: Sequence[str], schema: pa.S
 def _spark_read(
     spark: Any, store: FileStore, form: str, files: Sequence[str], schema: pa.Schema
 ) -> Rows:
-    hidden = [file for file in files if file.startswith(f"{layout.DATA}/")]
-    shown = [file for file in files if file not in set(hidden)]
+    start = f"{layout.DATA}/"
+    hidden = [file for file in files if file.startswith(start)]
+    shown = [file for file in files if not file.startswith(start)]
     root = _spark_root(store.location)
     reader = spark.read.options(**_SPARK_OPTIONS[form]).format("json" if form == "jsonl" else form)
     frames = [_spark_hidden(reader, root, some, schema) for some in _by_folder(hidden)]
