@@ -30,6 +30,7 @@ CLEANUP = "src/epochal/coordinator/cleanup.py"
 COMMIT = "src/epochal/coordinator/commit.py"
 COORDINATOR = "src/epochal/coordinator/coordinator.py"
 JOURNAL = "src/epochal/coordinator/journal.py"
+TARGETS = "src/epochal/coordinator/targets.py"
 REHEARSAL = "src/epochal/coordinator/rehearsal.py"
 ADMISSION = "src/epochal/protocol/admission.py"
 INVARIANTS = "src/epochal/protocol/invariants.py"
@@ -73,7 +74,7 @@ MUTANTS = (
         "no list after put",
         (
             JOURNAL,
-            "            self._require_still_newest(number)\n        except",
+            "            self._require_still_newest(number, has_put=True)\n        except",
             "        except",
         ),
     ),
@@ -97,8 +98,8 @@ MUTANTS = (
         "no fence check before abort",
         (
             CLEANUP,
-            "        self._journal.require_newest()\n        self._targets.at_once(",
-            "        self._targets.at_once(",
+            "        self._journal.require_newest()\n        self._targets.ask_each(",
+            "        self._targets.ask_each(",
         ),
     ),
     mutant(
@@ -126,8 +127,60 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a target that hangs is called again after a note",
-        (JOURNAL, "        self.is_halted = was_halted\n", "        self.is_halted = False\n"),
+        "a target that hangs is called again",
+        (TARGETS, "        self._on_hang()\n        self.committers = {}\n", ""),
+    ),
+    mutant(
+        "what is done beside a target that hangs is noted when it is given up",
+        (COMMIT, "            on_late=lambda: self._delayed(pending),\n", ""),
+    ),
+    mutant(
+        "a listing that arrives late still aborts",
+        (CLEANUP, "        if self._journal.is_halted:\n            return left\n", ""),
+    ),
+    mutant(
+        "a sink waits for the retries of another that hangs",
+        (
+            COMMIT,
+            "is_last = clock.monotonic() + wait_s > deadline_s or",
+            "is_last = True or",
+        ),
+    ),
+    mutant(
+        "a refused record is taken for an unanswered one",
+        (
+            JOURNAL,
+            "        except (TryAgain, Misconfigured):\n            self.is_halted = False\n",
+            "        except (TryAgain, Misconfigured):\n",
+        ),
+    ),
+    mutant(
+        "a lost reply is forgotten once the log refuses",
+        (
+            JOURNAL,
+            "                is_unknown |= has_effect and",
+            "                is_unknown = has_effect and",
+        ),
+    ),
+    mutant(
+        "a record is taken for refused where only its listing failed",
+        (JOURNAL, "            if not has_put:\n                raise\n", "            raise\n"),
+    ),
+    mutant(
+        "an idle driver does not sweep",
+        (
+            COORDINATOR,
+            "        if self._phase not in _RESTING or self._journal.is_halted:\n",
+            "        if self._phase is not None:\n",
+        ),
+    ),
+    mutant(
+        "a sweep runs while an epoch is open",
+        (
+            COORDINATOR,
+            "        if self._phase not in _RESTING or self._journal.is_halted:\n",
+            "        if self._journal.is_halted:\n",
+        ),
     ),
     mutant(
         "a log that was moved away is not missed",
@@ -232,7 +285,7 @@ MUTANTS = (
     ),
     mutant(
         "marks not compared",
-        (COORDINATOR, "        admit_marks(self.state, marks, run)\n", ""),
+        (COORDINATOR, "        admit_marks(self.state, self._targets.newest(), run)\n", ""),
     ),
     mutant(
         "offsets not compared at begin",
@@ -254,9 +307,8 @@ MUTANTS = (
         "lost receipts dropped",
         (
             COMMIT,
-            "                self.lost |= _lost_by_sink(group, result.handles)\n"
-            "                self._waiting |= group.keys() - self.lost.keys()\n",
-            "                pass\n",
+            "            self.lost |= _lost_by_sink(group, result.handles)\n",
+            "            self._done |= group.keys()\n",
         ),
     ),
     mutant(
@@ -277,14 +329,14 @@ MUTANTS = (
     ),
     mutant(
         "what is done is not noted",
-        (COMMIT, "                self.note_done(done)\n", "                pass\n"),
+        (COMMIT, "            self.note_done(news)\n", ""),
     ),
     mutant(
         "settled although a sink failed",
         (
             COMMIT,
-            "            remaining = {sink: remaining[sink] for sink in failed}\n",
-            "            remaining = {}\n",
+            "            self._errors |= dict.fromkeys(group, result)\n",
+            "            self._done |= group.keys()\n",
         ),
     ),
     mutant(

@@ -1,5 +1,6 @@
 """A decision is committed again and again until it is done, by proof (I4, I9)."""
 
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -10,7 +11,15 @@ from epochal.coordinator import Environment
 from epochal.coordinator.commit import Commit
 from epochal.coordinator.retry import backoff, in_threads
 from epochal.coordinator.targets import Targets
-from epochal.errors import Fenced, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain, Unsettled
+from epochal.errors import (
+    Fenced,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    TaskFailed,
+    TryAgain,
+    Unsettled,
+)
 from epochal.terms import (
     EpochNumber,
     Fingerprint,
@@ -101,9 +110,16 @@ def test_half_of_each_wait_is_random():
     assert next(backoff((100,), lambda: 1.0)) == pytest.approx(0.1)
 
 
-def test_a_sink_that_is_done_while_another_is_retried_is_noted_once(carry, noted):
+def test_a_sink_that_is_done_just_before_another_needs_no_record_of_its_own(carry, noted):
     carry(x=Scripted([None]), y=Scripted([TryAgain("busy"), TryAgain("busy"), None]))
-    assert noted == [{X}]
+    assert noted == []
+
+
+def test_once_a_sink_has_failed_for_good_the_others_are_not_retried(carry, clock, noted):
+    other = Scripted([TryAgain("busy")])
+    with pytest.raises(Unsettled, match="password"):
+        carry(x=Scripted([Misconfigured("wrong password")]), y=other)
+    assert (other.commits, clock.monotonic()) == (1, 0)
 
 
 def test_a_sink_that_is_done_is_not_committed_again_by_a_retry(carry):
@@ -163,13 +179,35 @@ def test_a_lost_sink_does_not_keep_another_from_being_retried(carry):
     assert other.commits == 2
 
 
+def run_threads(jobs, *, give_up_s, late_s=(), on_end=lambda at, result: None):
+    late = []
+    return in_threads(jobs, late_s=late_s, give_up_s=give_up_s, on_end=on_end, on_late=late.append)
+
+
+def test_each_job_is_reported_as_it_ends_and_not_with_the_last_one():
+    ended, is_first_known = [], threading.Event()
+
+    def on_end(at, result):
+        ended.append(at)
+        is_first_known.set()
+
+    run_threads([lambda: is_first_known.wait(10), lambda: None], give_up_s=10.0, on_end=on_end)
+    assert ended == [1, 0]
+
+
+def test_sys_exit_in_a_sink_ends_its_call_and_is_reported():
+    (result,) = run_threads([lambda: sys.exit(3)], give_up_s=10.0)
+    assert isinstance(result, TaskFailed)
+    assert "SystemExit: 3" in str(result)
+
+
 def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
     forever = threading.Event()
 
     def fails():
         raise TryAgain("busy")
 
-    results = in_threads([lambda: None, fails, forever.wait], slow_s=0.01, give_up_s=0.05)
+    results = run_threads([lambda: None, fails, forever.wait], give_up_s=0.05)
     forever.set()
     assert results[0] is None
     assert isinstance(results[1], TryAgain)
@@ -179,7 +217,7 @@ def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
 def test_jobs_that_hang_share_one_deadline():
     forever = threading.Event()
     began_s = time.monotonic()
-    results = in_threads([forever.wait] * 10, slow_s=0.05, give_up_s=0.2)
+    results = run_threads([forever.wait] * 10, give_up_s=0.2)
     spent_s = time.monotonic() - began_s
     forever.set()
     assert all(isinstance(result, OutcomeUnknown) for result in results)

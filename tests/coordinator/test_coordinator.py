@@ -477,3 +477,20 @@ def test_a_committer_is_given_epoch_offsets_and_the_newest_epoch_committed_at_it
     later.start(bench.start(position=Position(planned=1, finished=1)))
     bench.begin(later, 2)
     assert begun[-1].newest_committed == 1
+
+
+def test_an_epoch_that_a_full_disk_kept_from_being_decided_is_aborted_and_tried_again(bench):
+    coordinator = bench.started()
+    bench.begin(coordinator)
+    coordinator.preparing()
+    receipts = bench.prepare(coordinator)
+    full = TryAgain("cannot write /log/2: No space left on device", "free some space")
+    bench.before["put_if_absent"] = [full] * 1000
+    with pytest.raises(TryAgain, match="No space left on device"):
+        bench.conclude(coordinator, receipts)
+    assert coordinator.phase is Phase.ABORTED
+    assert not bench.world.targets["x"].prepared
+    bench.before.clear()
+    bench.epoch(coordinator)
+    coordinator.stop()
+    assert bench.visible() == ["e0p0r0", "e0p1r0"]

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from epochal.coordinator import Coordinator, Environment, read_state
+from epochal.contract import Task
+from epochal.coordinator import Coordinator, Environment, commit, read_state
 from epochal.coordinator.retry import StillRunning, in_threads
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
+from epochal.protocol.machine import Phase
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.sink import MemoryCommitter
 from epochal.terms import EpochNumber, Identity, InDoubt, Limits, Receipt
 
 ZERO = EpochNumber(0)
+SCHEMA = pa.schema([("id", pa.int64())])
 
 
 class Hanging(MemoryCommitter):
@@ -74,11 +80,13 @@ def test_a_committer_that_hangs_is_not_called_again():
 
 
 def interrupted_once_asked(
-    jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+    jobs: Sequence[Callable[[], None]], *, late_s: Any, give_up_s: float, on_end: Any, on_late: Any
 ) -> Sequence[BaseException | None]:
     """Ctrl-C while the driver waits for its targets."""
-    in_threads(jobs, slow_s=slow_s, give_up_s=0.05)
-    raise KeyboardInterrupt
+    results = in_threads(jobs, late_s=(), give_up_s=0.05, on_end=on_end, on_late=on_late)
+    if any(isinstance(result, StillRunning) for result in results):
+        raise KeyboardInterrupt
+    return results
 
 
 def test_a_committer_that_is_at_work_when_ctrl_c_comes_is_not_called_again():
@@ -107,18 +115,20 @@ class HangingAtCommitSink(Memory):
         return made
 
 
-def test_what_is_done_beside_a_target_that_hangs_is_noted_and_no_more_is_said():
-    hanging, other = HangingAtCommitSink(name="hanging"), Memory(name="other")
-    log = MemoryLog()
-    coordinator = Coordinator(
-        log=log,
-        sinks=[hanging, other],
-        limits=Limits(commit_timeout_s=0.05, commit_retry_max_s=0.0),
-    )
+def two_begun(log: MemoryLog, hanging: Memory, other: Memory, limits: Limits) -> Coordinator:
+    coordinator = Coordinator(log=log, sinks=[hanging, other], limits=limits)
     sinks = {sink.name: sink.describe() for sink in (hanging, other)}
     coordinator.start(Start(pipeline="p", location="/c", sinks=sinks))
     coordinator.begin(ZERO)
     coordinator.preparing()
+    return coordinator
+
+
+def test_what_is_done_beside_a_target_that_hangs_is_noted_and_nothing_more_is_written():
+    hanging, other = HangingAtCommitSink(name="hanging"), Memory(name="other")
+    log = MemoryLog()
+    limits = Limits(commit_timeout_s=0.05, commit_retry_max_s=0.0)
+    coordinator = two_begun(log, hanging, other, limits)
     with pytest.raises(Unsettled, match="hanging"):
         coordinator.conclude({"hanging": (), "other": ()})
     with pytest.raises(Unsettled, match="did not answer"):
@@ -128,6 +138,152 @@ def test_what_is_done_beside_a_target_that_hangs_is_noted_and_no_more_is_said():
     assert (state.done, state.is_stopped) == ({"other"}, False)
     assert hanging.made.asked_meanwhile == []
     hanging.made.is_released.set()
+
+
+class Busy(MemoryCommitter):
+    """Is done at the second attempt."""
+
+    attempts = 0
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self.attempts += 1
+        if self.attempts == 1:
+            raise TryAgain("busy")
+        super().commit(epoch, receipts)
+
+
+class BusySink(Memory):
+    def committer(self, identity: Identity, limits: Limits) -> Busy:
+        return Busy(identity, self._reference.store(), replaces=False)
+
+
+@pytest.mark.parametrize("other", [Memory(name="other"), BusySink(name="other")])
+def test_a_sink_is_done_and_on_record_while_another_target_hangs(other, monkeypatch):
+    monkeypatch.setattr(commit, "_NOTE_AFTER_S", 0.05)
+    hanging, log = HangingAtCommitSink(name="hanging"), MemoryLog()
+    coordinator = two_begun(log, hanging, other, Limits(retry_backoff_ms=(1,)))
+    concluding = threading.Thread(
+        target=coordinator.conclude, args=({"hanging": (), "other": ()},), daemon=True
+    )
+    concluding.start()
+    wait_for(lambda: read_state(log).done == {"other"})
+    assert concluding.is_alive()
+    phases = {name: one.phase for name, one in coordinator.tracker.current().sinks.items()}
+    assert phases == {"hanging": Phase.PREPARED, "other": Phase.COMMITTED}
+    hanging.made.is_released.set()
+    concluding.join(10)
+    assert coordinator.phase is Phase.COMMITTED
+
+
+def wait_for(fact: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 5
+    while not fact():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class HangingAt(MemoryCommitter):
+    """Hangs in one verb, once armed."""
+
+    verb = ""
+    is_armed = False
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.is_released = threading.Event()
+        self.aborted: list[Receipt] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == type(self).verb and type(self).is_armed:
+            type(self).is_armed = False
+            return partial(self._hang, name)
+        return super().__getattribute__(name)
+
+    def _hang(self, verb: str, *args: Any) -> Any:
+        self.is_released.wait(10)
+        return super().__getattribute__(verb)(*args)
+
+    def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self.aborted += receipts
+        super().abort(epoch, receipts)
+
+
+class HangingAtSink(Memory):
+    def committer(self, identity: Identity, limits: Limits) -> HangingAt:
+        made = HangingAt(identity, self._reference.store(), replaces=False)
+        object.__setattr__(self, "made", made)
+        return made
+
+
+QUICK = Limits(commit_timeout_s=0.05, commit_retry_max_s=0.0, sweep_every_s=0.0)
+
+
+def arm(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(HangingAt, "verb", verb)
+    monkeypatch.setattr(HangingAt, "is_armed", True)
+
+
+@pytest.mark.parametrize("verb", ["check", "newest", "in_doubt"])
+def test_a_start_gives_up_a_target_that_hangs_and_names_it(verb, monkeypatch):
+    sink = HangingAtSink(name="slow")
+    coordinator = Coordinator(log=MemoryLog(), sinks=[sink], limits=QUICK)
+    arm(monkeypatch, verb)
+    with pytest.raises(StillRunning, match="sink slow: no answer"):
+        coordinator.start(Start(pipeline="p", location="/c", sinks={"slow": sink.describe()}))
+    coordinator.stop()
+    sink.made.is_released.set()
+
+
+@pytest.mark.parametrize("verb", ["in_doubt", "prune", "begin"])
+def test_an_epoch_that_begins_gives_up_a_target_that_hangs_and_names_it(verb, monkeypatch):
+    sink = HangingAtSink(name="slow")
+    coordinator = begun(sink, QUICK)
+    coordinator.conclude({"slow": ()})
+    arm(monkeypatch, verb)
+    with pytest.raises(StillRunning, match="sink slow: no answer"):
+        coordinator.begin(EpochNumber(1))
+    with pytest.raises(Unsettled, match="did not answer"):
+        coordinator.begin(EpochNumber(1))
+    coordinator.stop()
+    sink.made.is_released.set()
+
+
+def prepared_at(sink: Memory, coordinator: Coordinator, epoch: int, attempt: int = 1) -> Receipt:
+    identity = coordinator.identity(sink.name)
+    handle = identity.handle(EpochNumber(epoch), partition=0, attempt=attempt)
+    return sink.writer(Task(handle=handle, schema=SCHEMA)).prepare()
+
+
+def test_a_sweep_clears_the_others_while_a_target_hangs(monkeypatch):
+    hanging, other = HangingAtSink(name="hanging"), Memory(name="other")
+    coordinator = two_begun(MemoryLog(), hanging, other, QUICK)
+    coordinator.conclude({"hanging": (), "other": ()})
+    for sink in (hanging, other):
+        prepared_at(sink, coordinator, 1)
+    listed = coordinator._targets.committers["other"].in_doubt
+    assert len(listed()) == 1
+    arm(monkeypatch, "in_doubt")
+    with pytest.raises(StillRunning, match="sink hanging"):
+        coordinator.begin(EpochNumber(1))
+    assert listed() == []
+    coordinator.stop()
+    hanging.made.is_released.set()
+
+
+def test_a_listing_that_arrives_after_its_target_was_given_up_aborts_nothing(monkeypatch):
+    sink = HangingAtSink(name="slow")
+    coordinator = begun(sink, QUICK)
+    coordinator.conclude({"slow": ()})
+    prepared_at(sink, coordinator, 1)
+    arm(monkeypatch, "in_doubt")
+    with pytest.raises(StillRunning):
+        coordinator.begin(EpochNumber(1))
+    waiting = [one for one in threading.enumerate() if one.name.startswith("epochal-0")]
+    sink.made.is_released.set()
+    for one in waiting:
+        one.join(10)
+    assert sink.made.aborted == []
+    assert len(sink.made.in_doubt()) == 1
 
 
 def test_it_counts_as_an_outcome_that_nobody_knows():

@@ -6,7 +6,14 @@ import pytest
 
 from epochal.coordinator import Environment
 from epochal.coordinator.journal import Journal, newest_record
-from epochal.errors import CorruptRecord, Fenced, InvariantBroken, OutcomeUnknown, TryAgain
+from epochal.errors import (
+    CorruptRecord,
+    Fenced,
+    InvariantBroken,
+    Misconfigured,
+    OutcomeUnknown,
+    TryAgain,
+)
 from epochal.logs import MemoryLog
 from epochal.protocol.state import (
     RecordKind,
@@ -179,6 +186,65 @@ def test_a_log_that_does_not_answer_in_time_leaves_the_outcome_unknown(log, cloc
         own.append(RecordKind.STOP, stopped(state))
     assert "nothing was aborted" in caught.value.hint
     assert clock.monotonic() <= 5.0
+
+
+def test_a_log_that_refuses_every_attempt_has_written_nothing_and_says_so(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    full = TryAgain("cannot write /log/2: No space left on device", "free some space")
+    log.before["put"] = [full] * 1000
+    with pytest.raises(TryAgain, match=r"record 2 can't be written.*No space left") as caught:
+        own.append(RecordKind.STOP, stopped(state))
+    assert caught.value.hint == "free some space; then start again"
+    log.before.clear()
+    own.append(RecordKind.STOP, stopped(state))
+    assert list(log.numbers()) == [1, 2]
+
+
+def test_a_log_that_refuses_after_a_reply_was_lost_leaves_the_outcome_unknown(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [OutcomeUnknown("reply lost"), *[TryAgain("disk full")] * 1000]
+    with pytest.raises(OutcomeUnknown, match="disk full"):
+        own.append(RecordKind.STOP, stopped(state))
+    assert own.is_halted
+
+
+def test_a_log_that_may_not_be_written_any_more_refuses_at_once(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [Misconfigured("cannot write /log/2: Permission denied")]
+    with pytest.raises(Misconfigured, match="Permission denied"):
+        own.append(RecordKind.STOP, stopped(state))
+    assert not own.is_halted
+    log.before["put"] = [OutcomeUnknown("reply lost"), Misconfigured("Permission denied")]
+    with pytest.raises(OutcomeUnknown, match="Permission denied"):
+        own.append(RecordKind.STOP, stopped(state))
+    assert own.is_halted
+
+
+@pytest.mark.parametrize("verb", ["numbers", "read"])
+@pytest.mark.parametrize("error", [TryAgain("down"), Misconfigured("Permission denied")])
+def test_a_record_that_may_be_written_is_never_taken_for_refused(log, clock, verb, error):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.after["put"] = [OutcomeUnknown("reply lost")]
+    log.before[verb] = [error] * 1000
+    with pytest.raises(OutcomeUnknown):
+        own.append(RecordKind.STOP, stopped(state))
+    assert own.is_halted
+
+
+def test_after_an_unanswered_put_nothing_is_appended_any_more(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [OSError("down")] * 1000
+    with pytest.raises(OutcomeUnknown):
+        own.append(RecordKind.STOP, stopped(state))
+    log.before.clear()
+    with pytest.raises(InvariantBroken, match="I9"):
+        own.append(RecordKind.STOP, stopped(state))
+    assert list(log.numbers()) == [1]
 
 
 def test_a_claim_that_loses_a_race_claims_above_the_winner(log, clock):

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 from epochal.clock import Clock
 from epochal.contract import Committer
 from epochal.coordinator.journal import Journal
-from epochal.coordinator.targets import Targets
-from epochal.errors import EpochalError, Fenced, InvariantBroken
+from epochal.coordinator.retry import StillRunning
+from epochal.coordinator.targets import STOPPING, Targets
+from epochal.errors import EpochalError
 from epochal.protocol.invariants import require_unnamed
 from epochal.protocol.recovery import Judgement, Verdict, judge
 from epochal.protocol.state import State
@@ -57,7 +59,7 @@ class Cleanup:
                 return
             try:
                 step()
-            except (Fenced, InvariantBroken) as error:
+            except STOPPING as error:
                 self._journal.halt(error)
                 raise
             except Exception as error:  # noqa: BLE001  or it would hide why the epoch is aborted
@@ -65,11 +67,11 @@ class Cleanup:
 
     def _abort(self, epoch: EpochNumber, receipts: Receipts) -> None:
         self._journal.require_newest()
-        self._targets.at_once(
-            [
-                partial(self._targets.committers[sink].abort, epoch, some)
+        self._targets.ask_each(
+            {
+                sink: partial(self._targets.committers[sink].abort, epoch, some)
                 for sink, some in receipts.items()
-            ],
+            },
             give_up_s=self._limits.abort_timeout_s,
         )
 
@@ -79,7 +81,7 @@ class Cleanup:
             return
         try:
             self.sweep()
-        except (Fenced, InvariantBroken):
+        except (*STOPPING, StillRunning):
             raise
         except (EpochalError, OSError) as error:
             logger.warning("%s: not all could be cleared yet: %s", self._journal.place, error)
@@ -89,37 +91,39 @@ class Cleanup:
         self._swept_s = self._clock.monotonic()
         self._journal.require_newest()
         state = self._journal.state
-        committers = self._targets.committers
-        self.left = self._sweep_all(committers, state)
+        self.left = self._sweep_all(state)
         self.is_clear = True
         if state.last is not None:
-            for committer in committers.values():
-                committer.prune(state.last.epoch)
+            self._targets.ask_each(
+                {
+                    sink: partial(committer.prune, state.last.epoch)
+                    for sink, committer in self._targets.committers.items()
+                }
+            )
         self._journal.tidy(with_strays=True)
 
-    def _sweep_all(
-        self, committers: Mapping[SinkName, Committer], state: State
-    ) -> tuple[Judgement, ...]:
+    def _sweep_all(self, state: State) -> tuple[Judgement, ...]:
         """
         Abort what may be aborted; returns what is left for a person.
 
-        The first error is raised once all were asked: while one target does not answer, rows that
-        are prepared at another one, and may block others there, are aborted all the same.
+        All targets are asked at the same time, and an error is raised once all have answered:
+        while one does not, rows that are prepared at another, and may block others there, are
+        aborted all the same.
         """
-        left: list[Judgement] = []
-        errors: list[Exception] = []
-        for sink, committer in committers.items():
-            try:
-                left += self._sweep_one(sink, committer, state)
-            except (Fenced, InvariantBroken):
-                raise
-            except Exception as error:  # noqa: BLE001  raised below, of any class
-                errors.append(error)
-        for one in left:
-            logger.error("%s is left for a person: %s", one.found.name, one.because)
-        if errors:
-            raise errors[0]
-        return tuple(left)
+        committers = dict(self._targets.committers)
+        left: dict[SinkName, list[Judgement]] = {sink: [] for sink in committers}
+
+        def sweep(sink: SinkName, committer: Committer) -> None:
+            left[sink] = self._sweep_one(sink, committer, state)
+
+        try:
+            self._targets.ask_each(
+                {sink: partial(sweep, sink, one) for sink, one in committers.items()}
+            )
+        finally:
+            for one in chain.from_iterable(left.values()):
+                logger.error("%s is left for a person: %s", one.found.name, one.because)
+        return tuple(chain.from_iterable(left.values()))
 
     def _sweep_one(self, sink: SinkName, committer: Committer, state: State) -> list[Judgement]:
         judged = [judge(found, state) for found in committer.in_doubt()]
@@ -127,6 +131,9 @@ class Cleanup:
         left = [one for one in judged if one.verdict is Verdict.LEAVE]
         # Before and after: where an abort fails, all that was found is still in doubt.
         self._note(sink, judged, len(left))
+        # Listed after this driver had given the target up: a later driver may be at work by now.
+        if self._journal.is_halted:
+            return left
         abort_judged(committer, judged, state)
         self._note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(left))
         return left

@@ -1,8 +1,16 @@
 """
 `Commit`: one decision on its way to its sinks, retried until it is carried out everywhere.
 
-All sinks are committed at the same time. A lost answer is settled by proof (I9). A sink that is
-done while another must be retried is written to the log, as its own proof may expire meanwhile.
+All sinks are committed at the same time, each by attempts of its own under one deadline: none waits
+for another that fails or hangs. A lost answer is settled by proof (I9). A sink that is done while
+another is late or has failed is written to the log at once, as its own proof may expire meanwhile:
+
+    0 s      x, y and z are asked
+    0.1 s    x is done                          tracker: x; one record for all would do
+    5 s      y and z have not answered          PROGRESS: x
+    7 s      y is done, after two attempts      PROGRESS: y
+    330 s    z hangs                            Unsettled, the driver asks nothing more of anyone
+
 What can't be carried out in the time given stays decided (I4): the query stops, and the next start
 goes on from there. Sinks that share a transaction are done together: where one of them lost its
 rows, the others wait until these are written again.
@@ -26,6 +34,7 @@ named. After it the decision names p1', and a crash leaves p1' to the next start
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -36,12 +45,17 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.rehearsal import Rehearsal
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
-from epochal.coordinator.targets import Targets
+from epochal.coordinator.targets import Call, Targets
 from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Unsettled, outcome_of
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.recovery import plan_rewrite
 from epochal.protocol.state import State, rewritten
 from epochal.terms import Decision, EpochNumber, Limits, Outcome, Proof, Receipts, SinkName
+
+logger = logging.getLogger("epochal")
+
+_NOTE_AFTER_S = 5.0
+"""How long sinks that are done wait for the others before the log says that they are done."""
 
 Lost = Mapping[SinkName, tuple[str, ...]]
 """Handles, by sink, whose prepared rows a target proves to have thrown away."""
@@ -59,39 +73,59 @@ class Commit:
     """Writes to the log that these sinks are done."""
     timing: Callable[[SinkName], AbstractContextManager[None]] = lambda _sink: nullcontext()
     """Measures one sink's attempt."""
+    on_committed: Callable[[SinkName], None] = lambda _sink: None
+    """Called for each sink as it is done."""
     lost: dict[SinkName, tuple[str, ...]] = field(default_factory=dict)
-    _waiting: set[SinkName] = field(default_factory=set)
-    """Sinks that share a transaction with one that lost its rows."""
+    _done: set[SinkName] = field(default_factory=set)
+    _noted: set[SinkName] = field(default_factory=set)
+    _errors: dict[SinkName, BaseException] = field(default_factory=dict)
+    _is_delayed: bool = False
+    """A sink failed, lost rows or has not answered for a while: the others are noted in the log."""
 
     def carry_out(self, pending: Receipts) -> Lost:
         """Commit all of `pending`; returns what must be written again, or raises `Unsettled`."""
-        clock = self.environment.clock
-        remaining = dict(pending)
-        deadline = clock.monotonic() + self.limits.commit_retry_max_s
-        waits = backoff(self.limits.retry_backoff_ms, self.environment.random)
-        while remaining:
-            groups = self.targets.groups(remaining)
-            results = self.targets.in_parallel(
-                [partial(self._commit, group) for group in groups],
-                slow_s=self.limits.commit_timeout_s,
-                give_up_s=max(deadline - clock.monotonic(), self.limits.commit_timeout_s),
-            )
-            failed = self._failed(groups, results)
-            done = frozenset(remaining) - failed.keys() - self.lost.keys() - self._waiting
-            remaining = {sink: remaining[sink] for sink in failed}
-            if done and (remaining or self.lost):
-                self.note_done(done)
-            self._stop_on_fatal(failed)
-            wait_s = next(waits)
-            if remaining and clock.monotonic() + wait_s > deadline:
-                sink, error = next(iter(failed.items()))
-                raise self._unsettled(sink, error) from error
-            if remaining:
-                clock.sleep(wait_s)
+        groups = self.targets.groups(pending)
+        deadline_s = self.environment.clock.monotonic() + self.limits.commit_retry_max_s
+        self.targets.in_parallel(
+            [
+                Call(sinks=tuple(group), run=partial(self._commit_in_time, group, deadline_s))
+                for group in groups
+            ],
+            # Also an attempt that begins at the last moment may take its time.
+            give_up_s=self.limits.commit_retry_max_s + self.limits.commit_timeout_s,
+            on_end=lambda at, result: self._ended(groups[at], result, pending),
+            late_s=min(_NOTE_AFTER_S, self.limits.commit_timeout_s),
+            on_late=lambda: self._delayed(pending),
+        )
+        for error in self._errors.values():
+            if isinstance(error, Fenced):
+                raise error
+        for sink, error in self._errors.items():
+            raise self._unsettled(sink, error) from error
         return self.lost
 
+    def _commit_in_time(self, group: Receipts, deadline_s: float) -> None:
+        """
+        Attempts at the sinks of one transaction, on a thread of its own: none waits for another
+        group, which may hang. Once one has failed for good, the others are not retried.
+        """
+        clock = self.environment.clock
+        waits = backoff(self.limits.retry_backoff_ms, self.environment.random)
+        while True:
+            try:
+                self._commit(group)
+            except Exception as error:
+                wait_s = next(waits)
+                is_last = clock.monotonic() + wait_s > deadline_s or bool(self._errors)
+                if is_last or outcome_of(error) is Outcome.FATAL:
+                    raise
+                logger.warning("sink %s: committed again in a moment: %s", ", ".join(group), error)
+                clock.sleep(wait_s)
+            else:
+                return
+
     def _commit(self, group: Receipts) -> None:
-        """One attempt at the sinks of one transaction, on a thread of its own."""
+        """One attempt at the sinks of one transaction."""
         with ExitStack() as timings:
             for sink in group:
                 timings.enter_context(self.timing(sink))
@@ -118,28 +152,27 @@ class Commit:
         # A sink without receipts has none that could be proven: it is committed again.
         return all(group.values()) and Proof.UNKNOWN not in proofs.values()
 
-    def _failed(
-        self, groups: Sequence[Receipts], results: Sequence[Result]
-    ) -> Mapping[SinkName, BaseException]:
-        """The sinks that must be retried, with their errors; keeps those that lost rows."""
-        failed: dict[SinkName, BaseException] = {}
-        for group, result in zip(groups, results, strict=True):
-            if isinstance(result, PreparedLost):
-                self.lost |= _lost_by_sink(group, result.handles)
-                self._waiting |= group.keys() - self.lost.keys()
-            elif result is not None:
-                failed |= dict.fromkeys(group, result)
-            else:
-                for sink in group:
-                    self.environment.on_step(f"committed {sink}", self.epoch)
-        return failed
+    def _ended(self, group: Receipts, result: Result, pending: Receipts) -> None:
+        """Take what became of one group, while others are still at it. On the driver's thread."""
+        if result is None:
+            self._done |= group.keys()
+            for sink in group:
+                self.on_committed(sink)
+                self.environment.on_step(f"committed {sink}", self.epoch)
+        elif isinstance(result, PreparedLost):
+            self.lost |= _lost_by_sink(group, result.handles)
+        else:
+            self._errors |= dict.fromkeys(group, result)
+        if result is not None or self._is_delayed:
+            self._delayed(pending)
 
-    def _stop_on_fatal(self, failed: Mapping[SinkName, BaseException]) -> None:
-        for sink, error in failed.items():
-            if isinstance(error, Fenced):
-                raise error
-            if outcome_of(error) is Outcome.FATAL:
-                raise self._unsettled(sink, error) from error
+    def _delayed(self, pending: Receipts) -> None:
+        """Not all is done, or not soon: write to the log what is, as its proof may expire."""
+        self._is_delayed = True
+        news = frozenset(self._done - self._noted)
+        if news and self._done != pending.keys():
+            self._noted |= news
+            self.note_done(news)
 
     def _unsettled(self, sink: SinkName, error: BaseException) -> Unsettled:
         return Unsettled(

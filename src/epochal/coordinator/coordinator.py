@@ -7,6 +7,7 @@
     conclude   rehearse, ask gates, decide (the commit point), commit every sink, settle
     abort      throw the open epoch away
     rewrite    prepare again what a target lost after the decision
+    sweep      between epochs: abort what late tasks have prepared
     stop       abort what is open, clear up, write STOP, close
 
 The Spark pipeline and the session call these verbs, one after the other and never at the same time.
@@ -34,9 +35,9 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
 from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
-from epochal.coordinator.targets import Targets, by_name, identity_of
+from epochal.coordinator.targets import STOPPING, Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
-from epochal.errors import EpochalError, Misconfigured, Unsettled
+from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled
 from epochal.protocol.admission import (
     Admission,
     Start,
@@ -79,6 +80,7 @@ logger = logging.getLogger("epochal")
 
 _OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})
 _ENDED = frozenset({Phase.COMMITTED, Phase.ABORTED})
+_RESTING = _ENDED | {Phase.IDLE}
 
 
 class Coordinator:
@@ -286,6 +288,22 @@ class Coordinator:
         self._carry_out()
         raise_if_lost(self._open_epoch, self._lost)
 
+    def sweep(self) -> None:
+        """
+        While no epoch is open: abort what late tasks and older drivers have prepared since (I5).
+
+        Called at any time between epochs; does nothing where no sweep is due. Raises `Fenced` where
+        another driver has taken over, and whatever else ends this one.
+        """
+        if self._phase not in _RESTING or self._journal.is_halted:
+            return
+        try:
+            self._cleanup.sweep_if_due()
+        except STOPPING as error:
+            self._journal.halt(error)
+            self.tracker.troubled(error)
+            raise
+
     def stop(self) -> None:
         """
         Stop cleanly: nothing open, losers cleared, STOP or SETTLED written, everything closed.
@@ -320,8 +338,7 @@ class Coordinator:
     # Starting
 
     def _compare_marks(self, run: str | None) -> None:
-        marks = {name: committer.newest() for name, committer in self._targets.committers.items()}
-        admit_marks(self.state, marks, run)
+        admit_marks(self.state, self._targets.newest(), run)
 
     def _recover(self) -> None:
         if self.state.unsettled is not None:
@@ -356,7 +373,7 @@ class Coordinator:
             self.tracker.enter(self._epoch, self._phase)
 
     def _decide(self, receipts: Receipts, offsets: Offsets) -> None:
-        """The commit point. If anything goes wrong here, this driver must abort nothing."""
+        """The commit point. Unless the log says that nothing was written, no error aborts here."""
         decision = Decision(
             epoch=self._open_epoch,
             generation=self.state.generation,
@@ -364,7 +381,12 @@ class Coordinator:
             receipts={sink: tuple(some) for sink, some in receipts.items()},
             decided_at=self._environment.clock.now(),
         )
-        self._journal.append(RecordKind.COMMIT, decided(self.state, decision))
+        try:
+            self._journal.append(RecordKind.COMMIT, decided(self.state, decision))
+        except (TryAgain, Misconfigured) as error:
+            # Nothing was written, and nothing will be: the epoch is not decided.
+            self.abort(receipts, because=error)
+            raise
         self._move(Move.DECIDE)
         self._environment.on_step("decided", decision.epoch)
 
@@ -377,8 +399,11 @@ class Coordinator:
             limits=self._limits,
             environment=self._environment,
             note_done=self._note_done,
+            on_committed=self.tracker.sink_committed,
             timing=partial(self.tracker.timing, phase=Phase.COMMITTING),
         )
+        for sink in self.state.done:
+            self.tracker.sink_committed(sink)
         try:
             self._lost = commit.carry_out(self.state.pending)
         except BaseException as error:
@@ -388,8 +413,6 @@ class Coordinator:
         if self._lost:
             self._move(Move.FAIL)
             return
-        for sink in self.state.last.rows if self.state.last else ():
-            self.tracker.sink_committed(sink)
         self._journal.remember(settled(sinks_done(self.state, frozenset(self.state.pending))))
         self._move(Move.SETTLE)
         self._environment.on_step("settled", epoch)

@@ -68,6 +68,7 @@ from epochal.errors import (
     TryAgain,
     Unsettled,
 )
+from epochal.protocol.invariants import broken
 from epochal.protocol.receipts import lay_beside, lists_of
 from epochal.protocol.records import decode, encode
 from epochal.protocol.state import Record, RecordKind, State
@@ -79,6 +80,10 @@ T = TypeVar("T")
 
 _RACES_MAX = 100
 _TRANSIENT = (TryAgain, OutcomeUnknown, OSError)
+_UNKNOWN = (
+    "nothing was aborted; start again once the storage of the log answers: the start reads what "
+    "was written and goes on from there"
+)
 
 
 class EpochLog(Protocol):
@@ -174,7 +179,7 @@ class Journal:
 
     def peek(self) -> State | None:
         """The newest state in the log, without claiming anything."""
-        return self._insist(self._newest)[1]
+        return self._insist(self._newest, "the newest record can't be read")[1]
 
     def claim(
         self,
@@ -185,11 +190,11 @@ class Journal:
     ) -> State:
         """Append what `follow` makes of the newest state. From here on older drivers are fenced."""
         for _ in range(_RACES_MAX):
-            number, before = self._insist(self._newest)
+            number, before = self._insist(self._newest, "the newest record can't be read")
             self._number = number
             state = follow(before)
             if self._fill(number + 1, kind, state, note):
-                self._require_still_newest(number + 1)
+                self._require_still_newest(number + 1, has_put=True)
                 self._number = number + 1
                 self._state = state
                 self._note_lists(state)
@@ -206,27 +211,36 @@ class Journal:
         self.has_unwritten_state = True
 
     def append(self, kind: RecordKind, state: State, *, note: str = "") -> None:
-        """Make `state` the truth, durably, or raise `Fenced` where another driver's is newer."""
+        """
+        Make `state` the truth, durably, or raise `Fenced` where another driver's is newer.
+
+        `TryAgain` and `Misconfigured` mean that nothing was written, and none of it can appear any
+        more: the caller may abort. After any other error the journal is halted.
+        """
+        if self.is_halted:
+            raise broken("I9", f"{kind.value} was to be appended after an unanswered request")
         state, lists = self._with_lists(state)
         # Before the halt: an error here decides nothing.
         self._put_lists(lists)
-        # Halted until the log has answered, as an unanswered put may yet win its slot. An answer
-        # does not undo a halt that a hanging target caused.
-        was_halted, self.is_halted = self.is_halted, True
+        # Until the log has answered, as an unanswered put may yet win its slot.
+        self.is_halted = True
         number = self._number + 1
         try:
             if not self._fill(number, kind, state, note):
                 raise self._fenced(f"record {number} was written by another driver")
-            self._require_still_newest(number)
+            self._require_still_newest(number, has_put=True)
         except Fenced as error:
             self._fenced_by = error
+            raise
+        except (TryAgain, Misconfigured):
+            self.is_halted = False
             raise
         # In this order: after an interrupt in between, an old state must not be appended.
         self._number = number
         self._state = state
         self._note_lists(state)
         self.has_unwritten_state = False
-        self.is_halted = was_halted
+        self.is_halted = False
 
     def halt(self, error: EpochalError | None = None) -> None:
         self.is_halted = True
@@ -307,7 +321,9 @@ class Journal:
 
     def _put_lists(self, lists: Mapping[str, bytes]) -> None:
         for name, content in lists.items():
-            self._insist(partial(self._log.put_list, name, content))
+            self._insist(
+                partial(self._log.put_list, name, content), f"the list {name} can't be written"
+            )
 
     def _note_lists(self, state: State) -> None:
         named = lists_of(state.unsettled)
@@ -326,23 +342,37 @@ class Journal:
         )
         data = encode(record)
         return self._insist(
-            lambda: self._log.put_if_absent(number, data) or self._holds(number, nonce)
+            lambda: self._log.put_if_absent(number, data) or self._holds(number, nonce),
+            f"record {number} can't be written",
+            has_effect=True,
         )
 
     def _read_list(self, number: int, name: str) -> bytes:
-        content = self._insist(partial(self._log.read_list, name))
+        content = self._insist(partial(self._log.read_list, name), f"the list {name} can't be read")
         if content is not None:
             return content
-        if max(self._insist(self._log.numbers), default=0) > number:
+        if max(self._numbers(), default=0) > number:
             raise self._fenced(f"record {number} is not the newest, and its list {name} is gone")
         raise _gone(self._log, number, name)
 
     def _holds(self, number: int, nonce: str) -> bool:
-        data = self._log.read(number)
+        try:
+            data = self._log.read(number)
+        except (TryAgain, Misconfigured, OSError) as error:
+            # The slot is taken, perhaps by an earlier attempt of this very put.
+            raise OutcomeUnknown(_fact(error)) from error
         return data is not None and decode(data, _name(self._log, number)).nonce == nonce
 
-    def _require_still_newest(self, number: int) -> None:
-        numbers = self._insist(self._log.numbers)
+    def _numbers(self) -> Sequence[int]:
+        return self._insist(self._log.numbers, "the records can't be listed")
+
+    def _require_still_newest(self, number: int, *, has_put: bool = False) -> None:
+        try:
+            numbers = self._numbers()
+        except (TryAgain, Misconfigured) as error:
+            if not has_put:
+                raise
+            raise OutcomeUnknown(error.message, _UNKNOWN) from error
         self._records = len(numbers)
         newest = max(numbers, default=0)
         if newest > number:
@@ -360,23 +390,43 @@ class Journal:
             "leave this driver stopped; the newer one finishes what is decided",
         )
 
-    def _insist(self, ask: Callable[[], T]) -> T:
-        """Repeat a request that may be repeated until it is answered or the time is up."""
+    def _insist(self, ask: Callable[[], T], failure: str, *, has_effect: bool = False) -> T:
+        """
+        Repeat a request that may be repeated until it is answered or the time is up.
+
+        An attempt that raises `TryAgain` had no effect, and none will come. Where that is true of
+        all attempts, what is raised says so:
+
+            put 7: no space left   put 7: no space left    TryAgain: no record 7, abort and stop
+            put 7: reply lost      put 7: no space left    OutcomeUnknown: the first may be there
+        """
         clock = self._environment.clock
         deadline = clock.monotonic() + self._limits.decide_retry_max_s
         waits = backoff(self._limits.retry_backoff_ms, self._environment.random)
+        is_unknown = False
         while True:
             try:
                 return ask()
-            except _TRANSIENT as error:
+            except (*_TRANSIENT, Misconfigured) as error:
+                is_unknown |= has_effect and not isinstance(error, TryAgain | Misconfigured)
                 wait_s = next(waits)
-                if clock.monotonic() + wait_s > deadline:
-                    raise OutcomeUnknown(
-                        f"{self.place}: no answer from the epoch log for "
-                        f"{self._limits.decide_retry_max_s:.0f} s: {error}",
-                        "nothing was aborted; the next start reads what was written and goes on",
-                    ) from error
+                is_last = clock.monotonic() + wait_s > deadline
+                if isinstance(error, Misconfigured) and not is_unknown:
+                    raise
+                if is_last or isinstance(error, Misconfigured):
+                    raise self._gave_up(failure, error, is_unknown=is_unknown) from error
                 clock.sleep(wait_s)
+
+    def _gave_up(self, failure: str, error: Exception, *, is_unknown: bool) -> EpochalError:
+        limit_s = self._limits.decide_retry_max_s
+        if is_unknown:
+            fact = f"no answer from the epoch log for {limit_s:.0f} s"
+            return OutcomeUnknown(f"{self.place}: {fact}: {_fact(error)}", _UNKNOWN)
+        hint = getattr(error, "hint", "") or "bring the storage of the epoch log back"
+        return TryAgain(
+            f"{self.place}: {failure}, tried for {limit_s:.0f} s: {_fact(error)}",
+            f"{hint}; then start again",
+        )
 
 
 # Reading a log without claiming it: for audits, reports and tools
@@ -452,6 +502,10 @@ def _gone(log: EpochLog, number: int, name: str) -> CorruptRecord:
         "restore the list from a backup of the log; without it the decided epoch can't be "
         "carried out",
     )
+
+
+def _fact(error: Exception) -> str:
+    return error.message if isinstance(error, EpochalError) else str(error)
 
 
 def _name(log: EpochLog, number: int) -> str:

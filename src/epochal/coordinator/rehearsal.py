@@ -85,11 +85,9 @@ class Rehearsal:
         self._ask_gates(epoch, {**receipts, **self.rejected}, frame)
         self._environment.on_step("gated", epoch)
 
-    def examine_again(self, epoch: EpochNumber, groups: Iterable[Receipts]) -> None:
+    def examine_again(self, epoch: EpochNumber, groups: Sequence[Receipts]) -> None:
         """Examine a decided epoch in which lost receipts were replaced, before that is recorded."""
-        self._deadlines = []
-        for group in groups:
-            self._rehearse_group(epoch, group)
+        self._deadlines = [*self._targets.rehearse_all(epoch, groups).items()]
         self.require_time(epoch)
 
     def require_time(self, epoch: EpochNumber) -> None:
@@ -114,10 +112,8 @@ class Rehearsal:
 
     def _rehearse(self, state: State, epoch: EpochNumber, receipts: Receipts) -> None:
         due = {sink: some for sink, some in receipts.items() if sink not in self._rehearsed}
-        self._targets.at_once(
-            [partial(self._rehearse_group, epoch, group) for group in self._targets.groups(due)],
-            give_up_s=max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s),
-        )
+        deadlines = self._targets.rehearse_all(epoch, self._targets.groups(due))
+        self._deadlines += deadlines.items()
         self._rehearsed.update(due)
         for sink in due:
             self._rejected_rows.deliver(
@@ -127,11 +123,6 @@ class Rehearsal:
                 identity=partial(identity_of, state),
                 handout=self._targets.handout,
             )
-
-    def _rehearse_group(self, epoch: EpochNumber, group: Receipts) -> None:
-        deadline = self._targets.rehearse(epoch, group)
-        if deadline is not None:
-            self._deadlines.append((tuple(group), deadline))
 
 
 def _require_own(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Protocol
 
-from epochal.errors import OutcomeUnknown
-
-logger = logging.getLogger("epochal")
+from epochal.errors import OutcomeUnknown, TaskFailed
 
 Result = BaseException | None
+OnEnd = Callable[[int, Result], None]
+"""Called on the driver's thread with the number of a job that has ended and its error, or None."""
+OnLate = Callable[[float], None]
+"""Called on the driver's thread where some jobs still run after so many seconds."""
 
 
 class StillRunning(OutcomeUnknown):
@@ -23,10 +25,20 @@ class StillRunning(OutcomeUnknown):
 
 
 class RunParallel(Protocol):
-    """Runs jobs at the same time; returns each one's error, or None, in their order."""
+    """
+    Runs jobs at the same time, all under one deadline; returns each one's error, or None, in their
+    order. `on_end` is called for each job as it ends, while others still run; `on_late` at each
+    time of `late_s` at which some do.
+    """
 
     def __call__(
-        self, jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+        self,
+        jobs: Sequence[Callable[[], None]],
+        *,
+        late_s: Sequence[float],
+        give_up_s: float,
+        on_end: OnEnd,
+        on_late: OnLate,
     ) -> Sequence[Result]: ...
 
 
@@ -44,44 +56,55 @@ def backoff(waits_ms: Sequence[int], random: Callable[[], float]) -> Iterator[fl
 
 
 def in_threads(
-    jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+    jobs: Sequence[Callable[[], None]],
+    *,
+    late_s: Sequence[float],
+    give_up_s: float,
+    on_end: OnEnd,
+    on_late: OnLate,
 ) -> Sequence[Result]:
     """
     Run each job in a daemon thread. One that hangs is reported and left behind, and does not keep
     the process from ending; what became of it is asked of the target at the next start (I9).
     """
     results: list[Result] = [StillRunning(f"no answer within {give_up_s:.0f} s") for _ in jobs]
+    ended: queue.SimpleQueue[tuple[int, Result]] = queue.SimpleQueue()
 
     def run(at: int, job: Callable[[], None]) -> None:
         try:
             job()
         except Exception as error:  # noqa: BLE001  the caller sorts errors of any class
-            results[at] = error
+            ended.put((at, error))
+        except BaseException as error:  # noqa: BLE001  sys.exit() in a sink ends its call, no more
+            ended.put((at, TaskFailed(f"{type(error).__name__}: {error}")))
         else:
-            results[at] = None
+            ended.put((at, None))
 
-    threads = [
+    began_s = time.monotonic()
+    for item in enumerate(jobs):
         threading.Thread(
             target=copy_context().run,  # so that its log lines carry pipeline, epoch and sink
             args=(run, *item),
             name=f"epochal-{item[0]}",
             daemon=True,
-        )
-        for item in enumerate(jobs)
-    ]
-    began_s = time.monotonic()
-    for thread in threads:
-        thread.start()
-    if late := _alive_at(began_s + min(slow_s, give_up_s), threads):
-        logger.warning(
-            "%d of %d targets have not answered after %.0f s", len(late), len(jobs), slow_s
-        )
-        _alive_at(began_s + give_up_s, late)
+        ).start()
+    running = set(range(len(jobs)))
+
+    def take_until(deadline_s: float) -> None:
+        while running:
+            try:
+                at, result = ended.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                return
+            running.remove(at)
+            results[at] = result
+            on_end(at, result)
+
+    for mark_s in sorted(mark_s for mark_s in late_s if mark_s < give_up_s):
+        take_until(began_s + mark_s)
+        if running:
+            on_late(mark_s)
+    take_until(began_s + give_up_s)
+    for at in sorted(running):
+        on_end(at, results[at])
     return tuple(results)
-
-
-def _alive_at(deadline_s: float, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
-    """Wait for all of them until one common deadline; returns those that still run then."""
-    for thread in threads:
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-    return [thread for thread in threads if thread.is_alive()]

@@ -13,21 +13,52 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epochal.contract import Begin, Committer, Deadline, SharedTransaction, SharesTransaction, Sink
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.rejected_rows import check_schemas, reject_sinks
-from epochal.coordinator.retry import Result, StillRunning
-from epochal.errors import Misconfigured
+from epochal.coordinator.retry import OnEnd, Result, StillRunning
+from epochal.errors import Fenced, InvariantBroken, Misconfigured
 from epochal.protocol.invariants import broken
 from epochal.protocol.state import State
-from epochal.terms import Ability, EpochNumber, Identity, Json, Limits, Receipt, Receipts, SinkName
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Identity,
+    Json,
+    Limits,
+    Mark,
+    Receipt,
+    Receipts,
+    SinkName,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger("epochal")
+
+
+STOPPING = (Fenced, InvariantBroken)
+"""What ends a driver wherever it is found, and must not be hidden by another target's error."""
+_AFTER_HANG = (
+    "its call may still take effect, so nothing more is asked of any target in this run: start "
+    "again, the new start asks what became of it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call to a target, and the sinks that it is about."""
+
+    sinks: tuple[SinkName, ...]
+    run: Callable[[], None]
+
+    def __str__(self) -> str:
+        return f"sink {', '.join(self.sinks)}"
 
 
 class Targets:
@@ -57,24 +88,42 @@ class Targets:
         self.shared = shared_transactions(self._sinks, self.committers)
 
     def close(self) -> None:
-        for name, committer in self.committers.items():
-            try:
-                committer.close()
-            except Exception as error:  # noqa: BLE001  the others are to be closed all the same
-                logger.warning("sink %s could not be closed: %s", name, error)
+        calls = [Call(sinks=(sink,), run=one.close) for sink, one in self.committers.items()]
+        results = self.in_parallel(calls, give_up_s=self._limits.abort_timeout_s)
+        for call, error in zip(calls, results, strict=True):
+            if error is not None:
+                logger.warning("%s could not be closed: %s", call, error)
         self.committers = {}
 
     def check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
         schemas = check_schemas(self._sinks, self.committers, schemas)
-        return [
-            ability
-            for name, committer in self.committers.items()
-            for ability in committer.check(schemas.get(name))
-        ]
+        found: dict[SinkName, Sequence[Ability]] = {}
+
+        def check(sink: SinkName, committer: Committer) -> None:
+            found[sink] = committer.check(schemas.get(sink))
+
+        self.ask_each({sink: partial(check, sink, one) for sink, one in self.committers.items()})
+        return [ability for sink in self.committers for ability in found[sink]]
+
+    def newest(self) -> Mapping[SinkName, Sequence[Mark] | None]:
+        """What each target proves of this pipeline's name."""
+        marks: dict[SinkName, Sequence[Mark] | None] = {}
+
+        def ask(sink: SinkName, committer: Committer) -> None:
+            marks[sink] = committer.newest()
+
+        self.ask_each({sink: partial(ask, sink, one) for sink, one in self.committers.items()})
+        return {sink: marks[sink] for sink in self.committers}
 
     def begin(self, begins: Mapping[SinkName, Begin]) -> None:
         """Ask for what the tasks of an epoch need."""
-        self._handouts = {sink: self.committers[sink].begin(one) for sink, one in begins.items()}
+        handouts: dict[SinkName, Json] = {}
+
+        def begin(sink: SinkName, one: Begin) -> None:
+            handouts[sink] = self.committers[sink].begin(one)
+
+        self.ask_each({sink: partial(begin, sink, one) for sink, one in begins.items()})
+        self._handouts = handouts
 
     def handout(self, sink: SinkName) -> Json:
         return self._handouts.get(sink)
@@ -89,7 +138,24 @@ class Targets:
             groups[sink if shared is None else id(shared)][sink] = some
         return list(groups.values())
 
-    def rehearse(self, epoch: EpochNumber, group: Receipts) -> Deadline | None:
+    def rehearse_all(
+        self, epoch: EpochNumber, groups: Sequence[Receipts]
+    ) -> Mapping[tuple[SinkName, ...], Deadline]:
+        """Rehearse these groups at the same time; returns until when their rows are kept."""
+        deadlines: dict[tuple[SinkName, ...], Deadline] = {}
+
+        def rehearse(group: Receipts) -> None:
+            deadline = self._rehearse(epoch, group)
+            if deadline is not None:
+                deadlines[tuple(group)] = deadline
+
+        self._at_once(
+            [Call(sinks=tuple(group), run=partial(rehearse, group)) for group in groups],
+            give_up_s=self._patience_s,
+        )
+        return deadlines
+
+    def _rehearse(self, epoch: EpochNumber, group: Receipts) -> Deadline | None:
         sink = next(iter(group))
         if sink in self.shared:
             return self.shared[sink].rehearse(epoch, group)
@@ -104,31 +170,89 @@ class Targets:
 
     # Several at the same time
 
-    def at_once(self, jobs: Sequence[Callable[[], None]], *, give_up_s: float) -> None:
-        """Ask several sinks at the same time; the first error is raised once all have answered."""
-        slow_s = min(give_up_s, self._limits.commit_timeout_s)
-        for error in self.in_parallel(jobs, slow_s=slow_s, give_up_s=give_up_s):
-            if error is not None:
-                raise error
+    @property
+    def _patience_s(self) -> float:
+        """How long an answer of a slow but living target may take."""
+        return max(self._limits.commit_retry_max_s, self._limits.commit_timeout_s)
+
+    def ask_each(
+        self, asked: Mapping[SinkName, Callable[[], None]], *, give_up_s: float | None = None
+    ) -> None:
+        """Ask each of these sinks by itself."""
+        self._at_once(
+            [Call(sinks=(sink,), run=run) for sink, run in asked.items()],
+            give_up_s=self._patience_s if give_up_s is None else give_up_s,
+        )
+
+    def _at_once(self, calls: Sequence[Call], *, give_up_s: float) -> None:
+        """
+        Ask several sinks at the same time; an error is raised once all have answered.
+
+        Not before: until then a target still works on the call, and must not get another. So each
+        error is logged as it arrives, while another target may hang until the common deadline.
+        `Fenced` and broken invariants are raised before others.
+        """
+        results = self.in_parallel(calls, give_up_s=give_up_s)
+        errors = [result for result in results if result is not None]
+        for error in sorted(errors, key=lambda one: not isinstance(one, STOPPING)):
+            raise error
 
     def in_parallel(
-        self, jobs: Sequence[Callable[[], None]], *, slow_s: float, give_up_s: float
+        self,
+        calls: Sequence[Call],
+        *,
+        give_up_s: float,
+        on_end: OnEnd = lambda _at, _result: None,
+        late_s: float | None = None,
+        on_late: Callable[[], None] = lambda: None,
     ) -> Sequence[Result]:
-        """The same; returns the error of each, or None."""
+        """
+        The same; returns the error of each, or None. All have one deadline. `on_late` is called
+        after `late_s`, where some have not answered by then.
+        """
+        slow_s = self._limits.commit_timeout_s
+        running = dict(enumerate(calls))
+
+        def ended(at: int, result: Result) -> None:
+            call = running.pop(at)
+            if result is not None and running:
+                logger.warning("%s: %s", call, result)
+            on_end(at, _about(call, result))
+
+        def late(after_s: float) -> None:
+            if after_s == slow_s:
+                unanswered = ", ".join(map(str, running.values()))
+                logger.warning("%s: no answer after %.0f s", unanswered, slow_s)
+            if after_s == late_s:
+                on_late()
+
         try:
-            results = self._parallel(jobs, slow_s=slow_s, give_up_s=give_up_s)
+            results = self._parallel(
+                [call.run for call in calls],
+                late_s=sorted({slow_s, slow_s if late_s is None else late_s}),
+                give_up_s=give_up_s,
+                on_end=ended,
+                on_late=late,
+            )
         except BaseException:
             # Interrupted while it waited: the calls themselves go on.
             self._abandon()
             raise
         if any(isinstance(result, StillRunning) for result in results):
             self._abandon()
-        return results
+        return [_about(call, result) for call, result in zip(calls, results, strict=True)]
 
     def _abandon(self) -> None:
         self._on_hang()
         self.committers = {}
         self.shared = {}
+
+
+def _about(call: Call, result: Result) -> Result:
+    """`StillRunning` with the names of the sinks that did not answer; any other as it is."""
+    if not isinstance(result, StillRunning):
+        return result
+    return StillRunning(f"{call}: {result.message}", _AFTER_HANG)
 
 
 def shared_transactions(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from epochal.contract import Sink, Task
 from epochal.coordinator import Coordinator, Environment, Gate
 from epochal.coordinator.journal import EpochLog
+from epochal.coordinator.retry import OnEnd, OnLate
 from epochal.coordinator.targets import described
 from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, TryAgain
 from epochal.protocol.admission import Admission, Position, Start
@@ -101,11 +102,17 @@ class Checkpoint:
 def one_after_the_other(
     jobs: Sequence[Callable[[], None]],
     *,
-    slow_s: float,  # noqa: ARG001
+    late_s: Sequence[float],  # noqa: ARG001
     give_up_s: float,  # noqa: ARG001
+    on_end: OnEnd,
+    on_late: OnLate,  # noqa: ARG001
 ) -> Sequence[BaseException | None]:
     """`Environment.parallel` without threads, for runs that must repeat themselves."""
-    return [_error_of(job) for job in jobs]
+    results = []
+    for at, job in enumerate(jobs):
+        results.append(_error_of(job))
+        on_end(at, results[-1])
+    return results
 
 
 def _error_of(job: Callable[[], None]) -> BaseException | None:
