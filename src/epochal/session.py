@@ -5,11 +5,15 @@ A session is for programs that produce rows themselves: a consumer loop, a test,
 program numbers its epochs and says where in the source their rows come from; after a crash it asks
 for `next_epoch` and goes on there. An epoch that turns out to be decided already takes
 its rows again and writes none of them.
+
+Verbs are called from one thread at a time. While no epoch is open, a thread of the session sweeps
+the targets.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,9 +24,10 @@ import pyarrow as pa
 
 from epochal.contract import Sink, Task, Writer
 from epochal.coordinator import Coordinator, Environment, Gate, Metrics, this_driver
+from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
-from epochal.errors import Misconfigured, Unsettled
+from epochal.errors import EpochalError, Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
@@ -94,6 +99,11 @@ class Session:
         except BaseException:
             self._coordinator.stop()
             raise
+        self._lock = threading.RLock()
+        """Held by each verb: a sweep runs between them or not at all."""
+        self._idle_sweep = IdleSweep(
+            self._coordinator, self._lock, every_s=limits.sweep_every_s, on_error=_report
+        )
 
     @property
     def state(self) -> Phase:
@@ -115,17 +125,20 @@ class Session:
         `Admission.REPLAY` means that it was decided in an earlier life: its rows may be written
         again and go nowhere. The same epoch with other offsets is refused (I10).
         """
+        with self._lock:
+            return self._begin(EpochNumber(epoch), Offsets(digest=offsets, text=offsets))
+
+    def _begin(self, epoch: EpochNumber, offsets: Offsets) -> Admission:
         if self._is_replay:
             # A replay leaves the coordinator's phase alone; the caller still holds an open epoch.
-            advance(Phase.ACTIVE, Move.BEGIN, EpochNumber(epoch))
-        given = Offsets(digest=offsets, text=offsets)
-        admission = self._coordinator.begin(EpochNumber(epoch), offsets=given)
-        self._offsets = given
+            advance(Phase.ACTIVE, Move.BEGIN, epoch)
+        admission = self._coordinator.begin(epoch, offsets=offsets)
+        self._offsets = offsets
         self._require_nothing_lost(epoch)
         self._is_replay = admission is Admission.REPLAY
         if not self._is_replay:
             self._coordinator.preparing()
-            self._open_writers(EpochNumber(epoch))
+            self._open_writers(epoch)
         return admission
 
     def write(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
@@ -137,38 +150,43 @@ class Session:
         """
         if self._is_replay:
             return
-        self._require_open()
-        try:
-            self._take(rows)
-        except BaseException as error:
-            self._give_up({}, because=error)
-            raise
+        with self._lock:
+            self._require_open()
+            try:
+                self._take(rows)
+            except BaseException as error:
+                self._give_up({}, because=error)
+                raise
 
     def commit(self) -> None:
         """Make the open epoch visible everywhere, or abort it and raise why."""
         if self._is_replay:
             self._is_replay = False
             return
-        self._require_open()
-        receipts = self._prepared()
-        self._coordinator.conclude(
-            receipts, offsets=lambda: self._offsets, began_with=self._offsets
-        )
+        with self._lock:
+            self._require_open()
+            receipts = self._prepared()
+            self._coordinator.conclude(
+                receipts, offsets=lambda: self._offsets, began_with=self._offsets
+            )
 
     def abort(self) -> None:
         """Throw the open epoch away; it may be begun again under the same number."""
         if self._is_replay:
             self._is_replay = False
             return
-        self._require_open()
-        self._give_up({})
+        with self._lock:
+            self._require_open()
+            self._give_up({})
 
     def close(self) -> None:
-        try:
-            if self._writers:
-                self.abort()
-        finally:
-            self._coordinator.stop()
+        self._idle_sweep.stop()
+        with self._lock:
+            try:
+                if self._writers:
+                    self.abort()
+            finally:
+                self._coordinator.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +308,11 @@ class Session:
                 logger.warning("sink %s: a writer could not be given up: %s", name, error)
         self._writers = {}
         self._buffer = []
+
+
+def _report(error: EpochalError) -> None:
+    """What ended a session between two epochs: the next `begin` raises it, too."""
+    logger.error("%s", error)
 
 
 def _batches(rows: pa.RecordBatch | pa.Table, rows_max: int) -> Iterable[pa.RecordBatch]:
