@@ -187,6 +187,7 @@ class Session:
                     self.abort()
             finally:
                 self._coordinator.stop()
+        self._idle_sweep.join()
 
     def __enter__(self) -> Self:
         return self

@@ -46,17 +46,22 @@ class IdleSweep:
     ) -> None:
         self._is_over = threading.Event()
         # Weak, so that an owner that is dropped without being closed ends the thread.
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_run,
             args=(weakref.ref(coordinator), lock, self._is_over, on_error),
             kwargs={"every_s": max(every_s, _EVERY_MIN_S)},
             name="epochal-idle-sweep",
             daemon=True,
-        ).start()
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """No sweep begins any more. One that runs has ended once its lock can be taken."""
         self._is_over.set()
+
+    def join(self) -> None:
+        """After `stop`, and without the lock: wait until the thread has ended."""
+        self._thread.join()
 
 
 def _run(
