@@ -85,11 +85,21 @@ class Promises:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedColumn:
+    """A column that the engine makes for a sink's tasks."""
+
+    name: str
+    sql: str
+    option: str
+    """The sink's option that it comes from, as its user wrote it, for messages: `key='id'`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the engine makes of a sink's rows, after `where` and `select`, before tasks get them."""
 
-    select: Sequence[str]
-    """SQL expressions with their names: the columns that cross to the tasks."""
+    select: Sequence[ShapedColumn]
+    """All columns that cross to the tasks."""
     cluster_by: str | None = None
     """An expression whose equal rows must meet in one task."""
     order_by: Sequence[str] = ()

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import TYPE_CHECKING
 
 from epochal.errors import EpochalError, GateRefused, TaskFailed, from_text
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
 
 logger = logging.getLogger("epochal")
 
@@ -72,6 +76,14 @@ def spark_message(error: BaseException) -> str:
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     return text.strip().partition("\n")[0].rstrip(";")
+
+
+def analysis_message(error: PySparkException) -> str:
+    """The same of an expression that can't be analysed; a column that is missing is named."""
+    if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+        missing = (error.getMessageParameters() or {}).get("objectName", "")
+        return f"there is no column {missing}"
+    return spark_message(error)
 
 
 def _reason(error: BaseException) -> str:

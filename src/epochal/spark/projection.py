@@ -6,12 +6,14 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epochal.contract import Rows, Sink
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Shape, Shaped
-from epochal.spark.error_text import spark_message
+from epochal.spark.error_text import analysis_message
 from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
 
 if TYPE_CHECKING:
@@ -29,45 +31,63 @@ _NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
 def project(sink: Sink, batch: Rows) -> DataFrame:
     """The sink's own rows: `where` first, then `select`, then its `shape`."""
     part = _selected(sink, batch)
-    return _shaped(part, sink.shape) if isinstance(sink, Shaped) else part
+    return _shaped(sink, part, sink.shape) if isinstance(sink, Shaped) else part
 
 
 def project_unordered(sink: Sink, batch: Rows) -> DataFrame:
     """The same rows, in any order and partition: for sums."""
     part = _selected(sink, batch)
-    return part.selectExpr(*sink.shape.select) if isinstance(sink, Shaped) else part
+    if not isinstance(sink, Shaped):
+        return part
+    return _shaped(sink, part, replace(sink.shape, cluster_by=None, order_by=()))
 
 
 def _selected(sink: Sink, batch: Rows) -> DataFrame:
-    part: DataFrame = batch if sink.where is None else _checked(sink, "where", batch.where)
+    part: DataFrame = batch
+    if sink.where is not None:
+        part = _analysed(sink, f"where={sink.where!r}", part, partial(part.where, sink.where))
     if callable(sink.select):
-        part = sink.select(part)
+        part = _analysed(sink, "the function of select=", part, partial(sink.select, part))
     elif sink.select is not None:
-        part = _checked(sink, "select", part.selectExpr)
+        wanted = (sink.select,) if isinstance(sink.select, str) else tuple(sink.select)
+        analyse = partial(part.selectExpr, *wanted)
+        part = _analysed(sink, f"select={sink.select!r}", part, analyse)
     return part
 
 
-def _checked(sink: Sink, option: str, apply: Callable[..., DataFrame]) -> DataFrame:
+def _shaped(sink: Sink, part: DataFrame, shape: Shape) -> DataFrame:
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
-
-    sql = getattr(sink, option)
-    try:
-        return apply(sql) if isinstance(sql, str) else apply(*sql)
-    except PySparkException as error:
-        raise Misconfigured(
-            f"sink {sink.name!r}: {option}={sql!r}: {spark_message(error)}",
-            "SQL over the columns of the stream",
-        ) from None
-
-
-def _shaped(part: DataFrame, shape: Shape) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-    if shape.cluster_by is not None:
-        part = part.repartition(functions.expr(shape.cluster_by))
-    if shape.order_by:
-        part = part.sortWithinPartitions(*map(_ordering, shape.order_by))
-    return part.selectExpr(*shape.select)
+    try:
+        placed = part
+        if shape.cluster_by is not None:
+            placed = placed.repartition(functions.expr(shape.cluster_by))
+        if shape.order_by:
+            placed = placed.sortWithinPartitions(*map(_ordering, shape.order_by))
+        return placed.selectExpr(*(f"{one.sql} AS {one.name}" for one in shape.select))
+    except PySparkException:
+        # Each alone, to name the one that is refused.
+        for one in shape.select:
+            _analysed(sink, one.option, part, partial(part.selectExpr, one.sql))
+        for text in shape.order_by:
+            _analysed(sink, f"order_by={text!r}", part, lambda: part.sort(_ordering(text)))  # noqa: B023  called at once
+        raise
+
+
+def _analysed(
+    sink: Sink, option: str, part: DataFrame, analyse: Callable[[], DataFrame]
+) -> DataFrame:
+    """What Spark makes of an option; or its refusal as ours, with the columns there are."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    try:
+        return analyse()
+    except PySparkException as error:
+        raise Misconfigured(
+            f"sink {sink.name!r}: {option}: {analysis_message(error)}",
+            f"the columns here are {', '.join(part.columns)}",
+        ) from None
 
 
 def _ordering(text: str) -> Column:

@@ -146,6 +146,11 @@ REFUSALS = [
     ({}, {"partition_by": ["id"]}, r"partitioned by \[\], not by \['id'\]"),
     ({}, {"mode": "merge", "keys": "nr"}, "no field 'nr' arrives"),
     ({}, {"mode": "merge", "keys": "id", "delete_when": "nonsense ("}, "can't be evaluated"),
+    (
+        {},
+        {"mode": "merge", "keys": "id", "delete_when": "op = 1"},
+        "(?s)named op.*over the fields id",
+    ),
 ]
 
 

@@ -19,9 +19,11 @@ import spark_victim as victim
 from confluent_kafka import TopicPartition
 from kafka_broker import Broker, open_transactions, reader_of
 
+from epochal.errors import Misconfigured
 from epochal.kafka.cluster import Controller
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from epochal.sinks.files import read_epochs
+from epochal.sinks.kafka import Kafka
 from epochal.sinks.kafka import json as as_json
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import sink_tag
@@ -164,3 +166,63 @@ def test_rows_of_one_key_keep_their_order_within_an_epoch(kafka: Broker, spark, 
         seen.setdefault(row["who"], []).append(row["turn"])
     assert len(seen) == 5
     assert all(turns == sorted(turns, reverse=True) for turns in seen.values())
+
+
+MISSING = [
+    {"key": "nothing"},
+    {"key": "upper(nothing)"},
+    {"value": "nothing"},
+    {"value": as_json("id", "nothing")},
+    {"headers": "nothing"},
+    {"partition": "nothing"},
+    {"timestamp": "nothing"},
+    {"topic_from": "nothing"},
+    {"key": "id", "order_by": "nothing DESC"},
+    {"where": "nothing > 1"},
+    {"select": ["id", "nothing"]},
+    {"select": lambda rows: rows.select("nothing")},
+]
+
+
+@pytest.mark.parametrize("options", MISSING, ids=str)
+def test_a_column_that_is_missing_is_reported_before_anything_starts(
+    spark, tmp_path, options
+) -> None:
+    """Without a stack of Spark's, with the option and the columns; no broker is asked, either."""
+    stream = spark.readStream.format("rate").load().selectExpr("value AS id", "timestamp AS at")
+    pipeline = Pipeline("columns", [Kafka("127.0.0.1:1", topic="t", name="to-t", **options)])
+    option = list(options)[-1]
+    starts = (
+        lambda: pipeline.check(stream),
+        lambda: pipeline.start(stream, checkpoint=tmp_path / "chk"),
+    )
+    for start in starts:
+        with pytest.raises(Misconfigured, match="there is no column `nothing`") as caught:
+            start()
+        assert "sink 'to-t'" in caught.value.message
+        assert f"{option}=" in caught.value.message
+        assert "id, at" in caught.value.hint
+        assert caught.value.__cause__ is None
+    assert not (tmp_path / "chk").exists()
+    assert not spark.streams.active
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"value": "array(id)"}, r"value='array\(id\)' is of type"),
+        ({"key": "array(id)"}, r"key='array\(id\)' is of type"),
+        (
+            {"partition": "string(id)"},
+            r"partition must be an integer, and 'string\(id\)' is string",
+        ),
+        ({"key": "id +"}, r"key='id \+'.*PARSE_SYNTAX_ERROR"),
+    ],
+    ids=str,
+)
+def test_a_column_that_does_not_fit_is_reported_as_its_user_wrote_it(
+    kafka: Broker, spark, options, expected
+) -> None:
+    pipeline = Pipeline("columns", [kafka.sink(kafka.topic(), **options)])
+    with pytest.raises(Misconfigured, match=expected):
+        pipeline.check(spark.range(3))

@@ -229,23 +229,27 @@ def _require_rules(sink: Delta, fitted: Fit, schema: pa.Schema) -> None:
         return
     with no_rows(schema) as rows:
         for rule in fitted.rules:
-            _require_evaluable(rows, rule.expression, f"{sink.target}: constraint {rule.name!r}")
+            _require_evaluable(
+                rows, rule.expression, f"{sink.target}: constraint {rule.name!r}", schema.names
+            )
 
 
 def check_delete_when(sink: Delta, schema: pa.Schema | None) -> None:
     if sink.delete_when is None or schema is None:
         return
     with no_rows(schema) as rows:
-        _require_evaluable(rows, sink.delete_when, "Delta: delete_when")
+        _require_evaluable(rows, sink.delete_when, "Delta: delete_when", schema.names)
 
 
-def _require_evaluable(rows: PreparedRows, expression: str, what: str) -> None:
+def _require_evaluable(
+    rows: PreparedRows, expression: str, what: str, fields: Sequence[str]
+) -> None:
     try:
         rows.rows(f"SELECT count(*) FROM {ROWS} WHERE ({expression}) IS NOT TRUE")  # noqa: S608  names are quoted
     except Exception as error:
         raise Misconfigured(
             f"{what}, {expression!r}, can't be evaluated here: {str(error).splitlines()[0]}",
-            "it must be an expression that DataFusion understands",
+            f"DataFusion's SQL over the fields {', '.join(fields)}",
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from epochal.sinks.kafka.records import HEADERS as HEADERS_COLUMN
 from epochal.sinks.kafka.records import KEY, PARTITION, TIMESTAMP, TOPIC, VALUE, expressions
 from epochal.sinks.kafka.transactional_ids import TransactionalIds
 from epochal.sinks.kafka.transactions import start_one, timeout_refused
-from epochal.sinks.kafka.values import require_text
+from epochal.sinks.kafka.values import Column, column_index, require_text
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
@@ -241,36 +241,26 @@ def _proof() -> Ability:
 
 
 def check_schema(sink: Kafka, schema: pa.Schema) -> None:
-    """Refuse columns whose types don't fit their use."""
+    """Refuse columns that are missing, or whose types don't fit their use."""
     is_projected = VALUE in schema.names
     if sink.order_by and not is_projected:
         raise Misconfigured(
             "Kafka: order_by= sorts on Spark; rows of a session keep the order they are written in",
             "leave order_by out, and write the rows in order",
         )
-    if is_projected:
-        names = {name: name for name in schema.names}
-    else:
+    if not is_projected:
         sink.encoding.check(schema)
-        names = {name: expression for expression, name in expressions(sink)}
-    if KEY in names:
-        require_text(schema, names[KEY], "key")
-    _require(schema, names.get(PARTITION), "partition", pa.types.is_integer, "an integer")
-    _require(
-        schema,
-        names.get(TIMESTAMP),
-        "timestamp",
-        lambda kind: pa.types.is_timestamp(kind) or pa.types.is_integer(kind),
-        "a timestamp, or milliseconds since 1970",
-    )
-    _require(schema, names.get(TOPIC), "topic_from", pa.types.is_string, "text")
-    _require(
-        schema,
-        names.get(HEADERS_COLUMN),
-        "headers",
-        _is_headers,
-        "an array of struct<key, value> or a map",
-    )
+    elif isinstance(sink.encoding, Column):
+        require_text(schema.field(VALUE).type, "value", sink.encoding.expression)
+    for name, (option, given) in expressions(sink).items():
+        index = column_index(schema, option, name if is_projected else given)
+        kind = schema.field(index).type
+        if name == KEY:
+            require_text(kind, option, given)
+        else:
+            accepts, wanted = _ACCEPTED[name]
+            if not accepts(kind):
+                raise Misconfigured(f"Kafka: {option} must be {wanted}, and {given!r} is {kind}")
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -281,20 +271,14 @@ def _is_headers(kind: pa.DataType) -> bool:
     return True
 
 
-def _require(
-    schema: pa.Schema,
-    name: str | None,
-    argument: str,
-    accepts: Callable[[pa.DataType], bool],
-    wanted: str,
-) -> None:
-    if name is None:
-        return
-    if name not in schema.names:
-        raise Misconfigured(
-            f"Kafka: {argument}={name!r} is none of the columns {', '.join(schema.names)}",
-            "name a column; SQL expressions are evaluated on Spark only",
-        )
-    kind = schema.field(name).type
-    if not accepts(kind):
-        raise Misconfigured(f"Kafka: {argument} must be {wanted}, and {name!r} is {kind}")
+def _is_instant(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_integer(kind))
+
+
+_ACCEPTED: Mapping[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    HEADERS_COLUMN: (_is_headers, "an array of struct<key, value> or a map"),
+    TOPIC: (pa.types.is_string, "text"),
+    PARTITION: (pa.types.is_integer, "an integer"),
+    TIMESTAMP: (_is_instant, "a timestamp, or milliseconds since 1970"),
+}
+"""Types that a column may have, by its use."""

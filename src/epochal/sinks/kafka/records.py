@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochal.kafka.batches import Columns
-from epochal.kit.sink_base import Shape
+from epochal.kit.sink_base import Shape, ShapedColumn
 from epochal.sinks.kafka.values import as_text, column_of
 from epochal.terms import Json
 
@@ -53,23 +53,25 @@ def take_rows(rows: Columns, indexes: pa.Array) -> Columns:
 
 def shape_of(sink: Kafka) -> Shape:
     """What Spark evaluates before rows cross to the tasks."""
-    wanted = [f"{sink.encoding.sql()} AS {VALUE}"]
-    for expression, name in expressions(sink):
-        wanted.append(f"{expression} AS {name}")
+    value = ShapedColumn(name=VALUE, sql=sink.encoding.sql(), option=f"value={sink.encoding}")
+    others = [
+        ShapedColumn(name=name, sql=sql, option=f"{option}={sql!r}")
+        for name, (option, sql) in expressions(sink).items()
+    ]
     order = (sink.order_by,) if isinstance(sink.order_by, str) else tuple(sink.order_by)
-    return Shape(select=tuple(wanted), cluster_by=sink.key if order else None, order_by=order)
+    return Shape(select=(value, *others), cluster_by=sink.key if order else None, order_by=order)
 
 
-def expressions(sink: Kafka) -> list[tuple[str, str]]:
-    """The optional expressions of a sink, each with the column that it becomes."""
-    given = (
-        (sink.key, KEY),
-        (sink.headers, HEADERS),
-        (sink.topic_from, TOPIC),
-        (sink.partition, PARTITION),
-        (sink.timestamp, TIMESTAMP),
-    )
-    return [(expression, name) for expression, name in given if expression is not None]
+def expressions(sink: Kafka) -> dict[str, tuple[str, str]]:
+    """The columns that a sink's optional expressions become, each with option and expression."""
+    given = {
+        KEY: ("key", sink.key),
+        HEADERS: ("headers", sink.headers),
+        TOPIC: ("topic_from", sink.topic_from),
+        PARTITION: ("partition", sink.partition),
+        TIMESTAMP: ("timestamp", sink.timestamp),
+    }
+    return {name: (option, sql) for name, (option, sql) in given.items() if sql is not None}
 
 
 def value_type(sink: Kafka, schema: pa.Schema) -> pa.DataType:
@@ -86,7 +88,9 @@ def records_of(sink: Kafka, rows: pa.RecordBatch, encoder: Json = None) -> Recor
     if VALUE in rows.schema.names:
         columns = {name: rows.column(name) for name in rows.schema.names}
     else:
-        columns = {name: column_of(rows, expression) for expression, name in expressions(sink)}
+        columns = {
+            name: column_of(rows, option, sql) for name, (option, sql) in expressions(sink).items()
+        }
         columns[VALUE] = sink.encoding.gather(rows)
     key, partition = columns.get(KEY), columns.get(PARTITION)
     return Records(

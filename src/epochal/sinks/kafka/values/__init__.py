@@ -54,11 +54,14 @@ class Column:
 
     expression: str
 
+    def __str__(self) -> str:
+        return repr(self.expression)
+
     def sql(self) -> str:
         return self.expression
 
     def gather(self, rows: pa.RecordBatch) -> pa.Array:
-        return column_of(rows, self.expression)
+        return column_of(rows, "value", self.expression)
 
     def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> JsonValue:  # noqa: ARG002
         return {}
@@ -67,7 +70,8 @@ class Column:
         return as_text(column)
 
     def check(self, schema: pa.Schema) -> None:
-        require_text(schema, self.expression, "value")
+        index = column_index(schema, "value", self.expression)
+        require_text(schema.field(index).type, "value", self.expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,9 @@ class Json:
     """Columns as one JSON object."""
 
     columns: tuple[str, ...] = (ALL,)
+
+    def __str__(self) -> str:
+        return written("json", self.columns)
 
     def sql(self) -> str:
         return f"to_json({struct_sql(self.columns)}, {_JSON_OPTIONS})"
@@ -91,7 +98,7 @@ class Json:
     def check(self, schema: pa.Schema) -> None:
         names = schema.names if self.columns == (ALL,) else self.columns
         for name in names:
-            why = refusal(_field(schema, name, "value").type)
+            why = refusal(schema.field(column_index(schema, "value", name)).type)
             if why:
                 raise Misconfigured(f"column {name!r} can't be written as JSON: {why}")
 
@@ -106,6 +113,11 @@ def json(*columns: str) -> Json:
     return Json(columns or (ALL,))
 
 
+def written(function: str, columns: tuple[str, ...]) -> str:
+    """A value as its user wrote it, for messages: `json('id')`."""
+    return f"{function}({', '.join(map(repr, columns))})"
+
+
 def struct_sql(columns: tuple[str, ...]) -> str:
     """These columns as one, for Spark to make."""
     return f"struct({', '.join(columns)})"
@@ -114,13 +126,13 @@ def struct_sql(columns: tuple[str, ...]) -> str:
 def gathered(rows: pa.RecordBatch, columns: tuple[str, ...]) -> pa.StructArray:
     """The same, without Spark."""
     names = rows.schema.names if columns == (ALL,) else columns
-    taken = rows.select([_index(rows.schema, name, "value") for name in names])
+    taken = rows.select([column_index(rows.schema, "value", name) for name in names])
     return pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema))
 
 
-def column_of(rows: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by name: without Spark, expressions can't be evaluated."""
-    return rows.column(_index(rows.schema, name, "a column"))
+def column_of(rows: pa.RecordBatch, option: str, name: str) -> pa.Array:
+    """The column that an option names: without Spark, expressions can't be evaluated."""
+    return rows.column(column_index(rows.schema, option, name))
 
 
 def as_text(column: pa.Array) -> pa.Array:
@@ -133,13 +145,13 @@ def as_text(column: pa.Array) -> pa.Array:
     return column.cast(pa.string())
 
 
-def require_text(schema: pa.Schema, name: str, what: str) -> None:
-    kind = _field(schema, name, what).type
+def require_text(kind: pa.DataType, option: str, given: str) -> None:
     is_plain = _is_text(kind) or pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
     if not is_plain and not pa.types.is_dictionary(kind) and not pa.types.is_null(kind):
         raise Misconfigured(
-            f"Kafka: the {what} {name!r} is of type {kind}, which has no plain text",
-            'value=json("*"), or make text or bytes of it in the query',
+            f"Kafka: {option}={given!r} is of type {kind}, which has no plain text",
+            ('value=json("*"), or ' if option == "value" else "")
+            + "make text or bytes of it in the query",
         )
 
 
@@ -152,15 +164,11 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _field(schema: pa.Schema, name: str, what: str) -> pa.Field:
-    return schema.field(_index(schema, name, what))
-
-
-def _index(schema: pa.Schema, name: str, what: str) -> int:
+def column_index(schema: pa.Schema, option: str, name: str) -> int:
     index: int = schema.get_field_index(name)
     if index < 0:
         raise Misconfigured(
-            f"Kafka: {what}={name!r} is none of the columns {', '.join(schema.names)}",
+            f"Kafka: {option}={name!r} is none of the columns {', '.join(schema.names)}",
             "name a column; SQL expressions are evaluated on Spark only",
         )
     return index

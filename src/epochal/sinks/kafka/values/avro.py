@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kafka.varints import constant, join
-from epochal.sinks.kafka.values import ALL, gathered, struct_sql
+from epochal.sinks.kafka.values import ALL, gathered, struct_sql, written
 from epochal.sinks.kafka.values.binary_columns import Encode, is_bytes, is_list, is_text, spread
 from epochal.sinks.kafka.values.registry import (
     MAGIC,
@@ -46,6 +46,9 @@ class Avro:
     schema: str | None
     record: str
     auto_register: bool
+
+    def __str__(self) -> str:
+        return written("avro", self.columns)
 
     def sql(self) -> str:
         return struct_sql(self.columns)

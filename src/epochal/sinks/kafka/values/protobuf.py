@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kafka.varints import constant, join
-from epochal.sinks.kafka.values import ALL, gathered, struct_sql
+from epochal.sinks.kafka.values import ALL, gathered, struct_sql, written
 from epochal.sinks.kafka.values.binary_columns import is_bytes, is_list, is_text, spread
 from epochal.sinks.kafka.values.registry import (
     Registry,
@@ -51,6 +51,9 @@ class Protobuf:
     registry: Registry
     subject: str | None
     auto_register: bool
+
+    def __str__(self) -> str:
+        return written("protobuf", self.columns)
 
     def sql(self) -> str:
         return struct_sql(self.columns)
