@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from epochal.terms import Outcome
@@ -128,6 +129,23 @@ class CorruptRecord(InvariantBroken):
     """A record of the epoch log is torn, truncated, foreign, or from a newer release."""
 
     code = "corrupt-record"
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects everything that is wrong, each with its way out, for one error."""
+
+    facts: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def add(self, fact: str, hint: str) -> None:
+        self.facts.append(fact)
+        if hint not in self.hints:
+            self.hints.append(hint)
+
+    def raise_if_any(self, where: str) -> None:
+        if self.facts:
+            raise Misconfigured(f"{where}: " + "; ".join(self.facts), "; ".join(self.hints))
 
 
 def outcome_of(error: BaseException) -> Outcome:

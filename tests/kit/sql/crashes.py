@@ -1,7 +1,7 @@
 """The driver dies at its first call, at its second, at its third … and the next one finishes.
 
-A module of tests for each database imports these, beside its own fixture `place`, and breaks its
-own code to see the judge object.
+A module of tests for each database imports these, beside its own fixture `place`. The judge objects
+to code that is broken on purpose.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from epochal.errors import Refused
+from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.staged import StagedSqlCommitter
 from epochal.logs import MemoryLog
-from epochal.testing.crash import Setting, crash_at_every_call
+from epochal.testing.crash import Breach, Setting, crash_at_every_call
 
 
 def epochs() -> list:
@@ -48,3 +51,16 @@ def settings_at(place, **options: str) -> Callable[[], Setting]:
 def test_a_crash_at_any_call_leaves_every_row_visible_once(place, strategy):
     report = crash_at_every_call(settings_at(place, strategy=strategy), second=False)
     assert report.runs > 40
+
+
+def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):
+    monkeypatch.setattr(StagedSqlCommitter, "staged", lambda *_: {})
+    with pytest.raises(Breach, match="lost 3 rows"):
+        crash_at_every_call(settings_at(place), second=False)
+
+
+def test_a_commit_that_proves_nothing_is_found_at_the_next_start(place, monkeypatch):
+    monkeypatch.setattr(Ledger, "claim_epoch", lambda *_: True)
+    monkeypatch.setattr(Ledger, "record", lambda *_: [])
+    with pytest.raises(Refused, match="proves no epoch"):
+        crash_at_every_call(settings_at(place), second=False)

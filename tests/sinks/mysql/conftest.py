@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pymysql
 import pytest
+from kit.sql import place as shared
+from kit.sql.place import keyed, orders, proxy  # noqa: F401  fixtures
 from servers.mariadb import MariaDBServer, NoServer, running_server
 from servers.tcp_proxy import Proxy
-from sinks.life import Life
 
 from epochal.sinks.mysql import MySQL
-from epochal.terms import SinkName
 
 _numbers = itertools.count(1)
 
@@ -30,14 +30,14 @@ def server() -> Iterator[MariaDBServer]:
 
 
 @dataclass(kw_only=True)
-class Place:
+class Place(shared.Place):
     """Two databases of one test: the user's and ours."""
 
+    text: ClassVar[str] = "longtext"
+
     server: MariaDBServer
-    schema: str
-    meta: str
     admin: pymysql.Connection[Any]
-    lives: list[Life] = field(default_factory=list)
+    kind: type[MySQL] = MySQL
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.admin.cursor() as cursor:
@@ -51,22 +51,6 @@ class Place:
         """After the server was killed."""
         self.admin.close()
         self.admin = self.server.connect()
-
-    def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> MySQL:
-        name = options.pop("name", SinkName(f"{self.schema}.{table}"))
-        defaults = {"meta_schema": self.meta, "pool_min": 1, "connect_timeout_s": 10, "name": name}
-        return MySQL(url or self.url(), table=f"{self.schema}.{table}", **{**defaults, **options})
-
-    def life(self, table: str = "orders", **options: Any) -> Life:
-        generation = options.pop("generation", 1)
-        return self.keep(Life(sink=self.sink(table, **options), generation=generation))
-
-    def keep(self, life: Life) -> Life:
-        self.lives.append(life)
-        return life
-
-    def rows(self, table: str = "orders", columns: str = "*") -> list[tuple[Any, ...]]:
-        return self.sql(f"SELECT {columns} FROM {self.schema}.`{table}` ORDER BY 1")
 
     def leftovers(self) -> list[str]:
         """All staging tables and prepared transactions."""
@@ -101,29 +85,6 @@ def make_place(server: MariaDBServer) -> Iterator[Place]:
 def place(server: MariaDBServer) -> Iterator[Place]:
     with make_place(server) as made:
         yield made
-
-
-@pytest.fixture
-def proxy(server: MariaDBServer) -> Iterator[Proxy]:
-    running = Proxy(server.port)
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def orders(place: Place) -> Place:
-    """A table without a key."""
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name longtext)")
-    return place
-
-
-@pytest.fixture
-def keyed(place: Place) -> Place:
-    place.sql(
-        f"CREATE TABLE {place.schema}.orders"
-        " (id bigint PRIMARY KEY, name longtext, note text DEFAULT 'untouched')"
-    )
-    return place
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from kit.sql import place as shared
+from kit.sql.place import keyed, orders, proxy  # noqa: F401  fixtures
 from servers.pgbouncer import running_pgbouncer
 from servers.postgres import NoServer, PostgresServer, debian_binaries, running_server
 from servers.tcp_proxy import Proxy
-from sinks.life import Life
 from sinks.postgres.packed import PackedPostgres
 
 from epochal.sinks.postgres import Postgres
-from epochal.terms import SinkName
 
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
@@ -43,15 +43,12 @@ def server() -> Iterator[PostgresServer]:
 
 
 @dataclass(kw_only=True)
-class Place:
+class Place(shared.Place):
     """Two schemas of one test: the user's and ours."""
 
     server: PostgresServer
-    schema: str
-    meta: str
     admin: psycopg.Connection[Any]
     kind: type[Postgres] = Postgres
-    lives: list[Life] = field(default_factory=list)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         cursor = self.admin.execute(statement)  # type: ignore[arg-type]
@@ -64,25 +61,6 @@ class Place:
         """After the server was killed."""
         self.admin.close()
         self.admin = connect(self.server)
-
-    def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Postgres:
-        name = options.pop("name", SinkName(f"{self.schema}.{table}"))
-        defaults = {"meta_schema": self.meta, "pool_min": 1, "connect_timeout_s": 10, "name": name}
-        return self.kind(
-            url or self.url(), table=f"{self.schema}.{table}", **{**defaults, **options}
-        )
-
-    def life(self, table: str = "orders", **options: Any) -> Life:
-        generation = options.pop("generation", 1)
-        life = Life(sink=self.sink(table, **options), generation=generation)
-        return self.keep(life)
-
-    def keep(self, life: Life) -> Life:
-        self.lives.append(life)
-        return life
-
-    def rows(self, table: str = "orders", columns: str = "*") -> list[tuple[Any, ...]]:
-        return self.sql(f'SELECT {columns} FROM {self.schema}."{table}" ORDER BY 1')
 
     def leftovers(self) -> list[str]:
         """All staging tables and prepared transactions."""
@@ -126,29 +104,6 @@ def make_place(server: PostgresServer, way: str = "columns") -> Iterator[Place]:
 def place(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Place]:
     with make_place(server, getattr(request, "param", "columns")) as made:
         yield made
-
-
-@pytest.fixture
-def proxy(server: PostgresServer) -> Iterator[Proxy]:
-    running = Proxy(server.port)
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def orders(place: Place) -> Place:
-    """A table without a key."""
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
-    return place
-
-
-@pytest.fixture
-def keyed(place: Place) -> Place:
-    place.sql(
-        f"CREATE TABLE {place.schema}.orders"
-        " (id bigint PRIMARY KEY, name text, note text DEFAULT 'untouched')"
-    )
-    return place
 
 
 @pytest.fixture(scope="module")

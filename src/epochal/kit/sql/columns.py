@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, Problems
 from epochal.kit.sql.dialect import UNFIT, Dialect
 from epochal.kit.sql.modes import WriteMode
 
@@ -49,23 +49,6 @@ class Table(Generic[C]):
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
-
-
-@dataclass(slots=True)
-class Problems:
-    """Collects everything that is wrong, each with its way out, for one error."""
-
-    facts: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-
-    def add(self, fact: str, hint: str) -> None:
-        self.facts.append(fact)
-        if hint not in self.hints:
-            self.hints.append(hint)
-
-    def raise_if_any(self, where: str) -> None:
-        if self.facts:
-            raise Misconfigured(f"{where}: " + "; ".join(self.facts), "; ".join(self.hints))
 
 
 def column_map(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from epochal.contract import Committer, Sink
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sink_base import SinkBase
+from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.sql.backpressure import DEFAULT_PRESSURE, PressureLimits
 from epochal.kit.sql.client import DatabaseServer, Pool
 from epochal.kit.sql.columns import column_map, require_choice
@@ -19,6 +19,26 @@ from epochal.terms import Json, Limits
 
 if TYPE_CHECKING:
     from epochal.kit.sql.check import Checker
+
+
+STAGED = Promises(
+    sink="staged",
+    at_one_instant="a whole epoch",
+    proof="a row in the same transaction",
+    by_key="upsert, replace",
+    deletes="`delete_when`",
+    output_modes="append; with keys also update",
+)
+PREPARED = Promises(
+    sink="prepared",
+    at_one_instant="a task's rows",
+    proof="a row in the same transaction",
+    limits=[
+        "refused if rows can collide in a unique index",
+        "the server holds prepared transactions while the pipeline is down",
+    ],
+)
+"""The promises of both strategies; a database replaces what differs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from epochal.errors import Misconfigured, RowRejected
+from epochal.errors import Misconfigured, Problems, RowRejected
 from epochal.kit.hive_partitions import check_columns
 from epochal.sinks.delta.merge import IS_DELETE, require_one_winner, winners
 from epochal.sinks.delta.prepared_rows import ROWS, PreparedRows, no_rows, prepared_rows, quoted
 from epochal.sinks.delta.table_files import TableFiles, files_of
-from epochal.sinks.delta.types import Fit, Problems, Rule, delta_schema, fit
+from epochal.sinks.delta.types import Fit, Rule, delta_schema, fit
 from epochal.terms import Ability, EpochNumber, Json, Receipt
 
 if TYPE_CHECKING:

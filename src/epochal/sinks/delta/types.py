@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, Problems
 
 Kind: TypeAlias = "str | Mapping[str, Any]"
 """A type as the log writes it: a name, or an object with its parts."""
@@ -62,23 +62,6 @@ class Fit:
     """Fields for which the table has no column yet."""
     not_null: tuple[str, ...]
     rules: tuple[Rule, ...]
-
-
-@dataclass(slots=True)
-class Problems:
-    """All that is wrong, reported together, each with its way out."""
-
-    facts: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-
-    def add(self, fact: str, hint: str) -> None:
-        self.facts.append(fact)
-        if hint not in self.hints:
-            self.hints.append(hint)
-
-    def raise_if_any(self, target: str) -> None:
-        if self.facts:
-            raise Misconfigured(f"{target}: " + "; ".join(self.facts), "; ".join(self.hints))
 
 
 def columns_of(schema: DeltaSchema) -> dict[str, Column]:

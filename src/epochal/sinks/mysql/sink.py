@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
-from epochal.kit.sink_base import Promises
 from epochal.kit.sql.names import NameRule
-from epochal.kit.sql.table_sink import TableSink
+from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
 from epochal.terms import Identity, Limits, SinkName
 
 try:
@@ -22,25 +21,10 @@ except ImportError as error:
     ) from error
 
 
-STAGED = Promises(
-    sink="`MySQL`, staged",
-    at_one_instant="a whole epoch",
-    proof="a row in the same transaction",
-    by_key="upsert, replace",
-    deletes="`delete_when`",
-    output_modes="append; with keys also update",
-    limits=["tested with MariaDB only"],
+PROMISES = (
+    replace(STAGED, sink="`MySQL`, staged", limits=["tested with MariaDB only"]),
+    replace(PREPARED, sink="`MySQL`, XA"),
 )
-PREPARED = Promises(
-    sink="`MySQL`, XA",
-    at_one_instant="a task's rows",
-    proof="a row in the same transaction",
-    limits=[
-        "refused if rows can collide in a unique index",
-        "the server holds prepared transactions while the pipeline is down",
-    ],
-)
-PROMISES = (STAGED, PREPARED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from epochal.errors import Problems
 from epochal.kit.sql import columns as shared
-from epochal.kit.sql.columns import Problems, columns_taking
+from epochal.kit.sql.columns import columns_taking
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import Sent
 from epochal.sinks.oracle.dialect import DIALECT

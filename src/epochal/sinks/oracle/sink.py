@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
-from epochal.kit.sink_base import Promises
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import NameRule
-from epochal.kit.sql.table_sink import TableSink
+from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
 from epochal.terms import Identity, Limits, SinkName
 
 try:
@@ -23,22 +22,11 @@ except ImportError as error:
     ) from error
 
 
-STAGED = Promises(
-    sink="`Oracle`, staged",
-    at_one_instant="a whole epoch",
-    proof="a row in the same transaction",
-    by_key="upsert, replace",
-    deletes="`delete_when`",
-    output_modes="append; with keys also update",
-    limits=["never run against an Oracle server"],
+_UNTRIED = ["never run against an Oracle server"]
+PROMISES = (
+    replace(STAGED, sink="`Oracle`, staged", limits=_UNTRIED),
+    replace(PREPARED, sink="`Oracle`, two-phase", limits=_UNTRIED),
 )
-PREPARED = Promises(
-    sink="`Oracle`, two-phase",
-    at_one_instant="a task's rows",
-    proof="a row in the same transaction",
-    limits=["never run against an Oracle server"],
-)
-PROMISES = (STAGED, PREPARED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from epochal.errors import Problems
 from epochal.kit.sql import columns as shared
 from epochal.kit.sql.apply import Mapped
-from epochal.kit.sql.columns import Problems, columns_taking, no_key
+from epochal.kit.sql.columns import columns_taking, no_key
 from epochal.kit.sql.table_sink import TableSink
 from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.types import (

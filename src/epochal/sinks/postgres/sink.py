@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.row_layout import RowLayout
-from epochal.kit.sink_base import Promises
 from epochal.kit.sql.names import NameRule
-from epochal.kit.sql.table_sink import TableSink
+from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
 from epochal.terms import Identity, Json, Limits, SinkName
 
 if TYPE_CHECKING:
@@ -28,24 +27,14 @@ except ImportError as error:
     ) from error
 
 
-STAGED = Promises(
-    sink="`Postgres`, staged",
-    at_one_instant="a whole epoch, in all tables of one url",
-    proof="a row in the same transaction",
-    by_key="upsert, replace",
-    deletes="`delete_when`",
-    output_modes="append; with keys also update",
+PROMISES = (
+    replace(
+        STAGED,
+        sink="`Postgres`, staged",
+        at_one_instant="a whole epoch, in all tables of one url",
+    ),
+    replace(PREPARED, sink="`Postgres`, prepared"),
 )
-PREPARED = Promises(
-    sink="`Postgres`, prepared",
-    at_one_instant="a task's rows",
-    proof="a row in the same transaction",
-    limits=[
-        "refused if rows can collide in a unique index",
-        "the server holds prepared transactions while the pipeline is down",
-    ],
-)
-PROMISES = (STAGED, PREPARED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,82 @@
+"""`Place`: two schemas of one test on a real server, and the drivers that work in them.
+
+The conftest of each database derives its own from it and has a fixture `place`; the fixtures here
+build on that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+from servers.tcp_proxy import Proxy
+from sinks.life import Life
+
+from epochal.kit.sql.table_sink import TableSink
+from epochal.terms import SinkName
+
+
+@dataclass(kw_only=True)
+class Place:
+    """The user's schema and ours."""
+
+    text: ClassVar[str] = "text"
+    """The type of a column of text."""
+
+    server: Any
+    schema: str
+    meta: str
+    admin: Any
+    kind: type[TableSink]
+    lives: list[Life] = field(default_factory=list)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        raise NotImplementedError
+
+    def url(self, **options: Any) -> str:
+        raise NotImplementedError
+
+    def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Any:
+        name = options.pop("name", SinkName(f"{self.schema}.{table}"))
+        defaults = {"meta_schema": self.meta, "pool_min": 1, "connect_timeout_s": 10, "name": name}
+        return self.kind(
+            url or self.url(), table=f"{self.schema}.{table}", **{**defaults, **options}
+        )
+
+    def life(self, table: str = "orders", **options: Any) -> Life:
+        generation = options.pop("generation", 1)
+        return self.keep(Life(sink=self.sink(table, **options), generation=generation))
+
+    def keep(self, life: Life) -> Life:
+        """Close it when the test ends."""
+        self.lives.append(life)
+        return life
+
+    def rows(self, table: str = "orders", columns: str = "*") -> list[tuple[Any, ...]]:
+        quoted = self.kind.names.quote(table)
+        return self.sql(f"SELECT {columns} FROM {self.schema}.{quoted} ORDER BY 1")
+
+
+@pytest.fixture
+def proxy(server: Any) -> Iterator[Proxy]:
+    running = Proxy(server.port)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def orders(place: Any) -> Any:
+    """A table without a key."""
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name {place.text})")
+    return place
+
+
+@pytest.fixture
+def keyed(place: Any) -> Any:
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders"
+        f" (id bigint PRIMARY KEY, name {place.text}, note text DEFAULT 'untouched')"
+    )
+    return place
