@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from servers.jvm import make_archive, speed_up_spark
 
 from epochal.spark.local_session import local_session
 
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
 
 _LONG = {
     *("cli/test_demo.py", "cli/test_verify.py", "cli/test_verify_python.py"),
-    *("sinks/test_four_at_once.py"),
+    "sinks/test_four_at_once.py",
     *("spark/test_clusters.py", "spark/test_kills.py", "proof/test_model.py"),
 }
 """Files of a minute and more, beside those that share the local Spark."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every Spark of this run, in this process or in others, starts quickly."""
+    if not hasattr(config, "workerinput"):
+        make_archive()
+    speed_up_spark()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from servers.jvm import QUICK
 from servers.maven import ROOT, artifact
 from servers.programs import jdk_java
 
@@ -31,7 +32,7 @@ def jar() -> Path:
 class H2Server:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [jdk_java(), "-XX:TieredStopAtLevel=1", "-cp", str(jar()), str(_PROGRAM)],
+            [jdk_java(), *QUICK, "-cp", str(jar()), str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

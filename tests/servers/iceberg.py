@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from servers.jvm import QUICK
 from servers.maven import dependencies
 from servers.ports import free_port
 from servers.processes import ServerProcess
@@ -51,8 +52,7 @@ class RestCatalog(ServerProcess):
         return f"http://127.0.0.1:{self.port}"
 
     def _command(self) -> list[str]:
-        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
-        program = [jdk_java(), *quick, "-cp", f"{jars()}/*", str(SOURCE)]
+        program = [jdk_java(), *QUICK, "-Xmx256m", "-cp", f"{jars()}/*", str(SOURCE)]
         return [*program, str(self.port), str(self.folder)]
 
     def _is_ready(self) -> bool:

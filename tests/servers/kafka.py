@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from servers.jvm import QUICK
 from servers.maven import dependencies
 from servers.ports import free_port
 from servers.processes import ServerProcess
@@ -58,7 +59,7 @@ def jars(release: str = RELEASE) -> Path:
 def run_java(source: Path, *arguments: str, stdin: str = "") -> str:
     """What a single-file Java program prints, with Kafka's own classes at hand."""
     ran = subprocess.run(
-        [jdk_java(), "-XX:TieredStopAtLevel=1", "-cp", f"{jars()}/*", str(source), *arguments],
+        [jdk_java(), *QUICK, "-cp", f"{jars()}/*", str(source), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -200,7 +201,7 @@ class KafkaServer(ServerProcess):
         return found
 
     def _java(self, main: str, *arguments: str) -> list[str]:
-        options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        options = ["-Xmx512m", *QUICK]
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}"
         return [
             program("java", "default-jre-headless"),

@@ -18,6 +18,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from servers.jvm import QUICK
 from servers.maven import artifact
 from servers.ports import free_port
 from servers.processes import ServerProcess
@@ -79,7 +80,7 @@ class S3Server(ServerProcess):
 
     def _command(self) -> list[str | Path]:
         java = program("java", "default-jre-headless")
-        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-DLOG_LEVEL=error"]
+        quick = [*QUICK, "-Xmx512m", "-DLOG_LEVEL=error"]
         return [java, *quick, "-jar", jar(), "--properties", self.folder / "s3proxy.conf"]
 
     def _is_ready(self) -> bool:

@@ -29,15 +29,12 @@ EPOCHS, FILES, ROWS = 5, 2, 20
 SINKS = ("all", "odd")
 WAIT_MAX_S = 300.0
 STARTS_MAX = 5
-_FIRST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""These JVMs live for seconds: the second compiler would cost more than it gives."""
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": _FIRST,
-    "spark.executor.extraJavaOptions": _FIRST,
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.memory": "512m",
     "spark.locality.wait": "0",
     # Of two attempts both are to prepare: the one that comes late may take its time.

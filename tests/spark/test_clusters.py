@@ -22,6 +22,7 @@ import psutil
 import pyspark
 import pytest
 from cluster_driver import EPOCHS, SINKS, Note
+from servers.jvm import QUICK
 
 from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
@@ -63,7 +64,7 @@ def _running(
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK),
     }
     with output.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=env)

@@ -19,8 +19,7 @@ def session(jars: str) -> Any:
     return (
         local_builder("delta", threads=2)
         .config("spark.jars", listed)
-        # Few rows, once: compilers, and fifty tasks to read a table's log, would cost minutes.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        # Few rows, once: compiling, and fifty tasks to read a table's log, would cost minutes.
         .config("spark.sql.codegen.wholeStage", False)
         .config("spark.databricks.delta.snapshotPartitions", 2)
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")

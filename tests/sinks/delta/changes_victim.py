@@ -17,7 +17,7 @@ from typing import Any
 
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
-from epochal.spark.local_session import local_builder
+from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
 CHANGES: tuple[tuple[tuple[int, str, str], ...], ...] = (
@@ -105,7 +105,4 @@ def die_between(done: str, epoch: int) -> None:
 
 if __name__ == "__main__":
     die_between(sys.argv[2], int(sys.argv[3]))
-    # It lives for seconds: the second compiler would cost more than it gives.
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    builder = local_builder("victim", threads=2).config("spark.driver.extraJavaOptions", quick)
-    run(builder.getOrCreate(), Path(sys.argv[1]))
+    run(local_session("victim", threads=2), Path(sys.argv[1]))

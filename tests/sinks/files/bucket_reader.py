@@ -13,8 +13,6 @@ from epochal.spark.local_session import local_builder
 def main(told: dict[str, Any]) -> list[list[Any]]:
     """What each read finds: its rows, as pairs of partition and number."""
     builder = local_builder("reader", threads=2)
-    # It lives for seconds: the second compiler would cost more than it gives.
-    builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     for name, value in told["settings"].items():
         builder.config(name, value)
     spark = builder.getOrCreate()
