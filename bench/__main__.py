@@ -21,7 +21,7 @@ from bench import (
     postgres_spark,
     s3,
 )
-from bench.harness import say, tell
+from bench.harness import report, say
 
 BENCHMARKS = {
     "coordinator": coordinator.run,
@@ -49,7 +49,7 @@ def main() -> int:
         say(f"no benchmark is called {asked!r}; there are {', '.join(BENCHMARKS)}")
         return 2
     for run in chosen:
-        tell(run())
+        report(run())
     return 0
 
 

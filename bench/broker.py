@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from bench import broker_load
-from bench.harness import Comparison, say, tell
+from bench.harness import Comparison, report, say
 from epochal.broker.embedded import BrokerProcess
 from epochal.clock import SystemClock
 from epochal.kafka.batch_format import ANYBODY, Producer, with_header
@@ -155,8 +155,8 @@ def _fetch(address: str) -> float:
                 topics=[FetchTopic(topic="produce", partitions=[part])],
             )
             answer = client.ask(request, Leader("produce", 0))
-            told = answer.responses[0].partitions[0]
-            records = bytes(told.records or b"")
+            partition = answer.responses[0].partitions[0]
+            records = bytes(partition.records or b"")
             whole, offset = _whole(records, offset)
             size += whole
         return size / (time.perf_counter() - started) / 1e6
@@ -299,7 +299,7 @@ RUNS: dict[str, Callable[[], Comparison]] = {
 def main() -> int:
     for name in sys.argv[1:] or RUNS:
         say(f"{name} …")
-        tell(RUNS[name]())
+        report(RUNS[name]())
     return 0
 
 

@@ -59,7 +59,7 @@ def say(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def tell(comparison: Comparison) -> None:
+def report(comparison: Comparison) -> None:
     print(json.dumps(comparison.as_json()), flush=True)
 
 

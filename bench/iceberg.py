@@ -36,7 +36,7 @@ def catalog_properties(folder: str) -> dict[str, str]:
 
 
 def history() -> Comparison:
-    """No Spark: one file an epoch, and the driver's own part of it timed."""
+    """No Spark: one file per epoch, and the driver's own part of it timed."""
     comparison = Comparison(
         name="iceberg_history",
         peer_name=f"the same at the first {FEW} commits",
@@ -123,8 +123,12 @@ def append_spark() -> Comparison:
             text=True,
             check=True,
         )
-    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    comparison.ours, comparison.peer, comparison.beside = told["ours"], told["peer"], told["beside"]
+    figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    comparison.ours, comparison.peer, comparison.beside = (
+        figures["ours"],
+        figures["peer"],
+        figures["beside"],
+    )
     return comparison
 
 

@@ -78,7 +78,7 @@ def _ours_per_s(spark: Any, source: Path, bootstrap: str) -> float:
     topic = new_topic(bootstrap)
     value = f"lpad(cast(id AS string), {VALUE_BYTES}, '{FILLER}')"
     sink = Kafka(bootstrap, topic=topic, key="cast(id AS string)", value=value)
-    # The last word of a pipeline may be written while the folder is being removed.
+    # A pipeline may still write while its folder is being removed.
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with folder as checkpoint, stopwatch() as seconds:
         stream = spark.readStream.schema("id BIGINT").csv(str(source))
@@ -96,12 +96,12 @@ def _flink(bootstrap: str) -> Iterator[Callable[[Mapping[str, str]], float]]:
     script = Path(__file__).with_name("kafka_flink_job.py")
     command = [python, script, jar, bootstrap, str(THREADS)]
     with (
-        tempfile.TemporaryFile("w+") as told,
+        tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=errors,
             text=True,
         ) as process,
     ):
@@ -117,8 +117,8 @@ def _flink(bootstrap: str) -> Iterator[Callable[[Mapping[str, str]], float]]:
             jobs.flush()
             answer = answers.readline()
             if not answer:
-                told.seek(0)
-                raise RuntimeError(f"PyFlink gave up: {told.read()[-4000:]}")
+                errors.seek(0)
+                raise RuntimeError(f"PyFlink gave up: {errors.read()[-4000:]}")
             _require_all(bootstrap, topic)
             return ROWS / float(json.loads(answer)["seconds"])
 

@@ -75,7 +75,7 @@ def _run(streams: Any, number: int, bootstrap: str, job: dict[str, Any]) -> floa
         "sink.transactional-id-prefix": job["topic"],
         **{f"properties.{key}": value for key, value in job["producer"].items()},
     }
-    tables.execute_sql(_SINK.format(name=name, options=_told(options)))
+    tables.execute_sql(_SINK.format(name=name, options=_options_sql(options)))
     insert = _ROWS.format(
         name=name, source=source, value_bytes=job["value_bytes"], filler=job["filler"]
     )
@@ -83,7 +83,7 @@ def _run(streams: Any, number: int, bootstrap: str, job: dict[str, Any]) -> floa
     return float(client.get_job_execution_result().result().get_net_runtime()) / 1000
 
 
-def _told(options: dict[str, str]) -> str:
+def _options_sql(options: dict[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
 
 

@@ -90,7 +90,7 @@ def _sparks(options: Mapping[str, Any]) -> Callable[..., Any]:
 def _rows_per_s(spark: Any, source: Path, bootstrap: str, start: Callable[..., Any]) -> float:
     topic = new_topic(bootstrap)
     schema = spark.read.parquet(str(source)).schema
-    # The last word of a pipeline may be written while the folder is being removed.
+    # A pipeline may still write while its folder is being removed.
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with folder as checkpoint, stopwatch() as seconds:
         stream = spark.readStream.schema(schema).parquet(str(source))

@@ -3,7 +3,7 @@ One call of a driver to the outside, as a value.
 
 Log, targets and the engine's checkpoint are all that outlives a driver, and a driver reaches them
 by calls only. So a call is where everything bad happens: a crash before or after its effect, a
-reply that is lost, an effect that lands late or twice. Whoever schedules a run sees each call as
+reply that is lost, an effect that lands late or twice. The scheduler of a run sees each call as
 it is issued and chooses; the stand-ins below do nothing but make the call.
 """
 

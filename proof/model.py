@@ -119,7 +119,7 @@ class Explorer:
 
     def explore(self, *, states_max: int | None = None, seconds_max: float | None = None) -> Walk:
         """Walk everything, depth first, or until a breach or a bound."""
-        began_s = told_s = time.monotonic()
+        began_s = reported_s = time.monotonic()
         first = State(
             world=World(self._source, self._sinks),
             nodes=tuple(ROOT for _ in self._behaviours),
@@ -142,8 +142,8 @@ class Explorer:
                 walk.trace.append(f"→ {breach}")
                 break
             now_s = time.monotonic()
-            if now_s - told_s > _PROGRESS_EVERY_S:
-                told_s = now_s
+            if now_s - reported_s > _PROGRESS_EVERY_S:
+                reported_s = now_s
                 _say(f"  {self._scenario.name}: {walk.states} states, {len(stack)} waiting")
             if (states_max is not None and walk.states >= states_max) or (
                 seconds_max is not None and now_s - began_s > seconds_max

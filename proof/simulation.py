@@ -54,7 +54,7 @@ LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """How bad one run is: chances per call, drawn once a seed."""
+    """How bad one run is: chances per call, drawn once per seed."""
 
     crash: float
     fail: float
@@ -422,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _quiet()
     if options.seed is not None:
         return _replay(options.seed)
-    began_s, told_s, done, calls, breaches = time.monotonic(), 0.0, 0, 0, 0
+    began_s, reported_s, done, calls, breaches = time.monotonic(), 0.0, 0, 0, 0
     seeds = range(options.first, options.first + options.seeds)
     for verdict in simulate_all(seeds, options.jobs):
         done, calls = done + 1, calls + verdict.calls
@@ -430,8 +430,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             breaches += 1
             _say(f"seed {verdict.seed}: {verdict.breach}")
             _say(f"  replay: python -m proof.simulation --seed {verdict.seed}")
-        if time.monotonic() - told_s > _PROGRESS_EVERY_S:
-            told_s = time.monotonic()
+        if time.monotonic() - reported_s > _PROGRESS_EVERY_S:
+            reported_s = time.monotonic()
             _say(f"{done} of {options.seeds} seeds, {calls} calls, {breaches} breaches")
     spent_s = time.monotonic() - began_s
     sys.stdout.write(f"sim: {done} seeds, {calls} calls, {breaches} breaches, {spent_s:.0f} s\n")

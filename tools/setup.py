@@ -88,10 +88,10 @@ def run(what: str, *command: str | Path, env: dict[str, str] | None = None) -> s
 def why(output: str) -> str:
     """Pick what says most from a failed command's output: its first error and its last cause."""
     lines = [line.strip(" ×╰─▶") for line in output.splitlines() if line.strip(" ×╰─▶")]
-    told = [line for line in lines if line.lower().startswith(("error:", "cause:", "caused by:"))]
-    if not told:
+    causes = [line for line in lines if line.lower().startswith(("error:", "cause:", "caused by:"))]
+    if not causes:
         return lines[-1] if lines else ""
-    facts = [line.partition(":")[2].strip() for line in (told[0], told[-1])]
+    facts = [line.partition(":")[2].strip() for line in (causes[0], causes[-1])]
     return ": ".join(dict.fromkeys(facts))
 
 

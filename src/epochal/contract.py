@@ -234,7 +234,7 @@ class SharesTransaction(Protocol):
 
     def share(self, members: Sequence[Committer]) -> SharedTransaction:
         """
-        Called once a start, on the first of `members`, all of one key, in the order of declaration.
+        Called once per start, on the first of `members`, all of one key, in order of declaration.
 
         Everything else is still asked of each by itself: proofs, listings, aborts.
         """
@@ -262,8 +262,8 @@ class Sink(Protocol):
     @property
     def prepares_last(self) -> bool:
         """
-        Whether prepared rows are in somebody's way at the target until they are decided. Such a
-        sink prepares after the others, and after the gates that don't ask about it.
+        Whether prepared rows block others at the target until they are decided. Such a sink
+        prepares after the others, and after the gates that don't ask about it.
         """
 
     @property

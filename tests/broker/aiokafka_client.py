@@ -22,7 +22,7 @@ ROWS = 5
 PATIENCE_S = 60
 
 
-def tell(line: object) -> None:
+def report(line: object) -> None:
     print(line)  # noqa: T201  stdout is what this program is for
 
 
@@ -37,13 +37,13 @@ async def write_in_transactions(address: str, topic: str) -> None:
     await producer.begin_transaction()
     await producer.send_and_wait(topic, b"dropped", partition=0)
     await producer.abort_transaction()
-    tell("aborted")
+    report("aborted")
     await newer.start()
     try:
         async with producer.transaction():
             await producer.send_and_wait(topic, b"of a zombie", partition=0)
     except KafkaError:
-        tell("fenced")
+        report("fenced")
     await newer.stop()
     await producer.stop()
 
@@ -77,9 +77,9 @@ async def read_in_a_group(address: str, topic: str) -> None:
 
     await until(has_read_all)
     for row in found:
-        tell(row.decode())
+        report(row.decode())
     await until(has_shared_the_partitions)
-    tell("shared")
+    report("shared")
     for consumer in consumers:
         await consumer.stop()
 
@@ -99,7 +99,7 @@ async def administer(address: str) -> None:
     await until(is_listed)
     await admin.delete_topics([made])
     await until(is_gone)
-    tell("made and deleted")
+    report("made and deleted")
     await admin.close()
 
 

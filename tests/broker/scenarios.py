@@ -58,8 +58,8 @@ from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequest
 NOW_MS = 1_700_000_000_000
 
 
-class Teller:
-    """Asks, and tells what came back."""
+class Transcript:
+    """Asks, and writes down what came back."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.client = client
@@ -231,7 +231,7 @@ def fresh() -> str:
     return f"txn-{uuid.uuid4().hex[:12]}"
 
 
-def ends_of_a_transaction(t: Teller) -> None:
+def ends_of_a_transaction(t: Transcript) -> None:
     for version in (0, 1, 2, 3, 4, 5):
 
         def opened(version: int = version) -> Transaction:
@@ -268,7 +268,7 @@ def ends_of_a_transaction(t: Teller) -> None:
         t.say("state", t.settle(newer))
 
 
-def epochs_by_protocol(t: Teller) -> None:
+def epochs_by_protocol(t: Transcript) -> None:
     name = fresh()
     txn = t.begun(name)
     for number in range(3):
@@ -292,7 +292,7 @@ def epochs_by_protocol(t: Teller) -> None:
     t.say("epochs of markers", [b.producer_epoch for b in found if b.is_control])
 
 
-def names_of_producers(t: Teller) -> None:
+def names_of_producers(t: Transcript) -> None:
     for timeout_ms in (0, -1, 900_000, 900_001):
         t.say(f"timeout {timeout_ms}", Code(t.init(fresh(), timeout_ms=timeout_ms).error_code))
     t.say("empty id", Code(t.init("").error_code))
@@ -317,7 +317,7 @@ def names_of_producers(t: Teller) -> None:
     t.say("unknown id with epoch", Code(unknown.error_code), unknown.producer_epoch)
 
 
-def fencing_an_open_transaction(t: Teller) -> None:
+def fencing_an_open_transaction(t: Transcript) -> None:
     for version in (4, 5):
         name = fresh()
         txn = t.begun(name)
@@ -339,7 +339,7 @@ def fencing_an_open_transaction(t: Teller) -> None:
         t.say("state", t.settle(newer))
 
 
-def timeouts(t: Teller) -> None:
+def timeouts(t: Transcript) -> None:
     for version in (3, 5):
         name = fresh()
         txn = t.begun(name, timeout_ms=1_500)
@@ -358,7 +358,7 @@ def timeouts(t: Teller) -> None:
         t.say("next", t.begun(name).producer_epoch)
 
 
-def adding_partitions(t: Teller) -> None:
+def adding_partitions(t: Transcript) -> None:
     txn = t.begun(fresh())
     t.say("unknown topic", *t.add(txn, (t.topic, 0), ("nowhere", 0), (t.topic, 99)))
     t.say("state", t.settle(txn))
@@ -374,7 +374,7 @@ def adding_partitions(t: Teller) -> None:
     t.say("no id", *t.add(Transaction("", 1, 0)))
 
 
-def sequences(t: Teller) -> None:
+def sequences(t: Transcript) -> None:
     pid = t.init(None).producer_id
     one = Transaction("", pid, 0)
 
@@ -408,7 +408,7 @@ def sequences(t: Teller) -> None:
     send("and on from zero", 0, who=wrapping)
 
 
-def broken_batches(t: Teller) -> None:
+def broken_batches(t: Transcript) -> None:
     good = t.batch(b"fine")
     crc = bytearray(good)
     crc[-1] ^= 1
@@ -442,7 +442,7 @@ def _sealed(batch: bytearray) -> bytes:
     return bytes(batch)
 
 
-def writing_without_a_transaction(t: Teller) -> None:
+def writing_without_a_transaction(t: Transcript) -> None:
     name = fresh()
     txn = t.begun(name)
     for version in (8, 10, 11):
@@ -467,7 +467,7 @@ def writing_without_a_transaction(t: Teller) -> None:
     t.say("duplicate after the end", t.produced(t.batch(txn=txn), name=name, version=11))
 
 
-def offsets_in_transactions(t: Teller) -> None:
+def offsets_in_transactions(t: Transcript) -> None:
     group = f"group-{uuid.uuid4().hex[:8]}"
 
     def commit(
@@ -540,7 +540,7 @@ def offsets_in_transactions(t: Teller) -> None:
     t.say("committed", *stable())
 
 
-def reading(t: Teller) -> None:
+def reading(t: Transcript) -> None:
     for number in range(4):
         assert t.produced(t.batch(b"%d" % number, timestamp_ms=NOW_MS + 10 * number)) == Code.NONE
 
@@ -596,7 +596,7 @@ def reading(t: Teller) -> None:
     read("from 5", 5)
 
 
-def topics(t: Teller) -> None:
+def topics(t: Transcript) -> None:
     name = f"made-{uuid.uuid4().hex[:8]}"
 
     def make(about: str, wanted: str, *, rehearse: bool = False, **options: Any) -> None:
@@ -664,7 +664,7 @@ def topics(t: Teller) -> None:
         t.say(about, Code(gone.error_code))
 
 
-def groups(t: Teller) -> None:  # noqa: PLR0915  one long conversation
+def groups(t: Transcript) -> None:  # noqa: PLR0915  one long conversation
     group = f"group-{uuid.uuid4().hex[:8]}"
     to = group_coordinator(group)
 
@@ -751,7 +751,7 @@ def groups(t: Teller) -> None:  # noqa: PLR0915  one long conversation
     t.say("described v6", Code(response.error_code), response.group_state)
 
 
-def static_members(t: Teller) -> None:
+def static_members(t: Transcript) -> None:
     group = f"group-{uuid.uuid4().hex[:8]}"
     to = group_coordinator(group)
 
@@ -804,7 +804,7 @@ def static_members(t: Teller) -> None:
     t.say("left again", *(Code(one.error_code) for one in answer.members))
 
 
-def looking_at_transactions(t: Teller) -> None:
+def looking_at_transactions(t: Transcript) -> None:
     name = fresh()
     txn = t.begun(name)
     assert t.produced(t.batch(txn=txn), name=name, version=12) == Code.NONE

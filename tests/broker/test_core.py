@@ -132,7 +132,7 @@ def test_ids_that_nobody_uses_are_forgotten_and_open_ones_are_not() -> None:
     assert set(transactions.ids) == {"busy"}
 
 
-def test_while_markers_are_written_everybody_is_told_to_come_again() -> None:
+def test_while_markers_are_written_every_client_must_retry() -> None:
     table = Table(settings=Settings(markers_a_tick_max=2))
     wanted = CreatableTopic(name="t", num_partitions=5, replication_factor=1)
     table.ask(CreateTopicsRequest(topics=[wanted]))

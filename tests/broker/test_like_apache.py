@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import scenarios
 from conftest_tools import new_topic
-from scenarios import Teller
+from scenarios import Transcript
 
 from epochal.clock import SystemClock
 from epochal.kafka.client import Client
 
 
-def told_by(address: str, scenario: Callable[[Teller], None]) -> list[str]:
+def answers_of(address: str, scenario: Callable[[Transcript], None]) -> list[str]:
     with Client(address, clock=SystemClock()) as client:
-        teller = Teller(client, new_topic(client, 2))
+        teller = Transcript(client, new_topic(client, 2))
         teller.warm_up()
         try:
             scenario(teller)
@@ -27,4 +27,4 @@ def told_by(address: str, scenario: Callable[[Teller], None]) -> list[str]:
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
 def test_every_answer_is_as_apache_kafka_gives_it(broker, apache, scenario) -> None:
-    assert told_by(broker.address(), scenario) == told_by(apache.address(), scenario)
+    assert answers_of(broker.address(), scenario) == answers_of(apache.address(), scenario)

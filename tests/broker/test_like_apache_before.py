@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import scenarios
-from scenarios import Teller
+from scenarios import Transcript
 from servers.embedded import EmbeddedServer
 from servers.kafka import KafkaServer
 from test_like_apache import told_by
@@ -15,7 +15,7 @@ from wire import fetch, values
 from epochal.kafka.codes import Code
 
 
-def requests_of_the_newer_protocol(t: Teller) -> None:
+def requests_of_the_newer_protocol(t: Transcript) -> None:
     """Produce 12 adds its partition by itself only where the newer protocol is switched on."""
     name = scenarios.fresh()
     txn = t.begun(name)

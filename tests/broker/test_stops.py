@@ -31,7 +31,7 @@ except EpochalError as error:
 
 
 class Running:
-    """A broker whose last words can be read."""
+    """A broker whose last output can be read."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self._process = subprocess.Popen(

@@ -23,7 +23,7 @@ def named_gate(epoch):
 
 
 @pytest.mark.parametrize(
-    ("gate", "told"),
+    ("gate", "text"),
     [
         (named_gate, "gate named_gate refused: it returned False"),
         (lambda epoch: "too few rows", "too few rows"),
@@ -31,8 +31,8 @@ def named_gate(epoch):
         (lambda epoch: epoch.rows("nowhere") > 0, "'nowhere', which this pipeline does not have"),
     ],
 )
-def test_a_refusal_carries_the_gates_own_words(bench, gate, told):
-    with pytest.raises(GateRefused, match=told) as caught:
+def test_a_refusal_carries_the_gates_own_words(bench, gate, text):
+    with pytest.raises(GateRefused, match=text) as caught:
         run_gates([gate], prepared(bench))
     assert caught.value.hint
 

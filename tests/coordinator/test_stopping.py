@@ -1,5 +1,5 @@
 """
-A driver that says it left in good order has cleared every target, as a sink may be removed after
+A driver that reports a clean stop has cleared every target, as a sink may be removed after
 it: what it left prepared there would then never be listed again (I5).
 """
 

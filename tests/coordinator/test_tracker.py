@@ -109,22 +109,22 @@ def test_a_decided_epoch_that_could_not_be_carried_out_is_a_failure(bench):
 
 
 class Noting:
-    """A listener that keeps what it was told."""
+    """A listener that keeps what it was events."""
 
     def __init__(self):
-        self.told = []
+        self.events = []
 
     def claimed(self, state):
-        self.told.append(("claimed", state.generation))
+        self.events.append(("claimed", state.generation))
 
     def troubled(self, trouble):
-        self.told.append(("troubled", trouble.code))
+        self.events.append(("troubled", trouble.code))
 
     def ended(self, epoch):
-        self.told.append(("ended", epoch.epoch, epoch.phase, epoch.trouble))
+        self.events.append(("ended", epoch.epoch, epoch.phase, epoch.trouble))
 
     def close(self):
-        self.told.append(("closed",))
+        self.events.append(("closed",))
 
 
 def test_listeners_are_told_of_claims_troubles_and_ends_in_order(bench):
@@ -138,7 +138,7 @@ def test_listeners_are_told_of_claims_troubles_and_ends_in_order(bench):
     with pytest.raises(GateRefused):
         bench.epoch(coordinator)
     coordinator.stop()
-    claimed, troubled, ended, closed = noting.told
+    claimed, troubled, ended, closed = noting.events
     assert (claimed, troubled) == (("claimed", 1), ("troubled", "gate-refused"))
     assert (ended[1:3], ended[3].code) == ((0, Phase.ABORTED), "gate-refused")
     assert closed == ("closed",)
@@ -150,7 +150,7 @@ def test_an_error_that_passes_many_layers_is_told_once(tracker):
     error = Unsettled("no answer")
     tracker.troubled(error)
     tracker.troubled(error)
-    assert noting.told == [("troubled", "unsettled")]
+    assert noting.events == [("troubled", "unsettled")]
 
 
 def test_what_one_sink_takes_is_measured_beside_the_epoch(tracker, clock):

@@ -1,4 +1,4 @@
-"""Which columns get a dictionary, by what is in them, as the files themselves tell."""
+"""Which columns get a dictionary, by what is in them; read from the files themselves."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ def test_no_interleaving_breaks_a_promise(name):
 
 def test_the_run_prints_states_transitions_and_bounds(capsys):
     assert main(["--only", "empty", "--jobs", "1"]) == 0
-    told = capsys.readouterr().out
-    assert " states, " in told
-    assert "1 drivers, 2 sinks, 3 epochs of 1 tasks, 1 faults" in told
-    assert "0 of them not walked to the end, 0 breaches" in told
+    printed = capsys.readouterr().out
+    assert " states, " in printed
+    assert "1 drivers, 2 sinks, 3 epochs of 1 tasks, 1 faults" in printed
+    assert "0 of them not walked to the end, 0 breaches" in printed
 
 
 def test_a_bound_that_ends_a_walk_is_told():

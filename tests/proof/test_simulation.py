@@ -37,7 +37,7 @@ def test_a_seed_is_a_whole_run():
 
 
 def test_all_kinds_of_trouble_come_up():
-    told = "\n".join(line for seed in range(250) for line in trace(seed))
+    printed = "\n".join(line for seed in range(250) for line in trace(seed))
     for trouble in (
         "dies before",
         "dies after",
@@ -59,19 +59,19 @@ def test_all_kinds_of_trouble_come_up():
         "ends Unsettled",
         "ends cleanly",
     ):
-        assert trouble in told, trouble
+        assert trouble in printed, trouble
 
 
 def test_a_broken_promise_is_told_with_the_seed_that_replays_it(monkeypatch, capsys):
     monkeypatch.setattr(Target, "abort", lambda *_: None)
     assert simulation.main(["--seeds", "3", "--jobs", "1"]) == 1
-    told = capsys.readouterr()
-    seed = re.search(r"replay: python -m proof.simulation --seed (\d+)", told.err)[1]
-    assert "breaches" in told.out
+    printed = capsys.readouterr()
+    seed = re.search(r"replay: python -m proof.simulation --seed (\d+)", printed.err)[1]
+    assert "breaches" in printed.out
     assert simulation.main(["--seed", seed]) == 1
-    told = capsys.readouterr()
-    assert f"sim: seed {seed}: I5" in told.out
-    assert "target:" in told.err
+    printed = capsys.readouterr()
+    assert f"sim: seed {seed}: I5" in printed.out
+    assert "target:" in printed.err
 
 
 def test_a_seed_without_a_breach_says_so(capsys):

@@ -54,16 +54,18 @@ def test_a_start_on_its_own_checkpoint_is_admitted(done, start, position):
 
 
 def test_another_pipeline_on_this_checkpoint_is_refused(make, start):
-    told = refusal(lambda: admit_start(make.fresh(), replace(start, pipeline="b")), "'shop'", "'b'")
-    assert "epochal rename" in told.hint
+    refused = refusal(
+        lambda: admit_start(make.fresh(), replace(start, pipeline="b")), "'shop'", "'b'"
+    )
+    assert "epochal rename" in refused.hint
 
 
 def test_a_copied_checkpoint_is_refused(make, start):
-    told = refusal(
+    refused = refusal(
         lambda: admit_start(make.fresh(), replace(start, location="/copy")), "/copy", "/chk"
     )
-    assert "epochal adopt" in told.hint
-    assert "epochal fork" in told.hint
+    assert "epochal adopt" in refused.hint
+    assert "epochal fork" in refused.hint
 
 
 def test_another_run_on_this_checkpoint_is_refused(done, start):
@@ -72,13 +74,13 @@ def test_another_run_on_this_checkpoint_is_refused(done, start):
 
 @pytest.mark.parametrize("query", ["other", None])
 def test_a_reset_checkpoint_is_refused(done, start, query):
-    told = refusal(
+    refused = refusal(
         lambda: admit_start(done, replace(start, query_id=query, position=at(0, 0))),
         "query",
         "up to epoch 0",
         "reset or replaced",
     )
-    assert 'run="…"' in told.hint
+    assert 'run="…"' in refused.hint
 
 
 def test_a_checkpoint_older_than_the_log_is_refused(done, start):
@@ -92,10 +94,10 @@ def test_a_checkpoint_older_than_the_log_is_refused(done, start):
 
 
 def test_a_checkpoint_that_other_code_ran_on_is_refused(done, start):
-    told = refusal(
+    refused = refusal(
         lambda: admit_start(done, replace(start, position=at(5, 5))), "epoch 6", "other code"
     )
-    assert "epochal adopt" in told.hint
+    assert "epochal adopt" in refused.hint
 
 
 def test_a_sink_with_something_pending_can_not_be_removed(make, start):
@@ -115,8 +117,8 @@ def test_a_settled_sink_can_be_removed_and_another_added(make, done, start):
 def test_a_retargeted_sink_is_asked_about(make, done, start):
     moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
     asked = replace(start, sinks=moved, position=at(0, 0))
-    told = refusal(lambda: admit_start(done, asked), "'orders'", "elsewhere")
-    assert "retarget=['orders']" in told.hint
+    refused = refusal(lambda: admit_start(done, asked), "'orders'", "elsewhere")
+    assert "retarget=['orders']" in refused.hint
     admit_start(done, replace(asked, retarget=[make.orders]))
 
 
@@ -124,8 +126,8 @@ def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, 
     crashed = replace(done, is_stopped=False)
     moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
     asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, 0))
-    told = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop cleanly")
-    assert "epochal adopt /chk" in told.hint
+    refused = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop cleanly")
+    assert "epochal adopt /chk" in refused.hint
     let_go = adopted(crashed, location="/chk", query_id="query", expected=None)
     admit_start(let_go, asked)
 
@@ -144,9 +146,9 @@ def test_with_fencing_off_a_driver_that_did_not_stop_is_left_alone(make, start):
 
 def test_a_batch_that_other_code_left_unfinished_is_asked_about(make, start):
     taken = replace(start, position=at(4, 3))
-    told = refusal(lambda: newborn(taken, make.uid), "batch 4", "not finished")
-    assert "skip" in told.hint
-    assert "redo" in told.hint
+    refused = refusal(lambda: newborn(taken, make.uid), "batch 4", "not finished")
+    assert "skip" in refused.hint
+    assert "redo" in refused.hint
     assert newborn(replace(taken, unfinished=Unfinished.REDO), make.uid).expected == 4
     assert newborn(replace(taken, unfinished=Unfinished.SKIP), make.uid).expected == 5
     assert newborn(replace(start, position=at(4, 4)), make.uid).expected == 5
@@ -206,10 +208,10 @@ def test_a_target_that_keeps_no_proof_is_not_held_against_the_log(make, done):
 
 
 def test_another_life_of_the_same_pipeline_at_the_target_is_refused(make):
-    told = refusal(
+    refused = refusal(
         lambda: admit_marks(make.fresh(), marks(make, uid=OTHER, orders=41), None), "41", OTHER
     )
-    assert 'run="…"' in told.hint
+    assert 'run="…"' in refused.hint
 
 
 def test_a_deliberate_run_and_a_fork_pass_by_the_other_life(make):
@@ -225,7 +227,7 @@ def test_only_the_next_epoch_or_the_last_one_again_is_admitted(make, done):
 
 
 def test_the_last_epoch_again_with_other_offsets_is_refused(make, done):
-    told = refusal(
+    refused = refusal(
         lambda: admit_epoch(
             done,
             EpochNumber(0),
@@ -235,7 +237,7 @@ def test_the_last_epoch_again_with_other_offsets_is_refused(make, done):
         "offsets of 0",
         "from 5 to 9",
     )
-    assert "restored or edited" in told.hint
+    assert "restored or edited" in refused.hint
 
 
 def test_an_epoch_of_another_query_is_refused(done):

@@ -1,4 +1,4 @@
-"""How numbers are told."""
+"""How numbers are text."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from epochal.terms import quantity
 
 
 @pytest.mark.parametrize(
-    ("told", "number", "nouns"),
+    ("text", "number", "nouns"),
     [
         ("0 rows", 0, ["row"]),
         ("1 row", 1, ["row"]),
@@ -15,5 +15,5 @@ from epochal.terms import quantity
         ("3 entries", 3, ["entry", "entries"]),
     ],
 )
-def test_a_number_and_its_noun_agree(told, number, nouns):
-    assert quantity(number, *nouns) == told
+def test_a_number_and_its_noun_agree(text, number, nouns):
+    assert quantity(number, *nouns) == text

@@ -40,11 +40,11 @@ class H2Server:
 
     def ask(self, session: str, verb: str, statement: str = "") -> int | list[tuple[Any, ...]]:
         """How many rows were touched, or the rows that were asked for."""
-        told = base64.b64encode(statement.encode()).decode()
+        encoded = base64.b64encode(statement.encode()).decode()
         with self._lock:
             if self._process.stdin is None or self._process.stdout is None:
                 raise RuntimeError("H2 has no pipes")
-            self._process.stdin.write(f"{session} {verb} {told}\n".encode())
+            self._process.stdin.write(f"{session} {verb} {encoded}\n".encode())
             self._process.stdin.flush()
             line = self._process.stdout.readline().decode().strip()
         kind, _, rest = line.partition(" ")

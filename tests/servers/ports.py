@@ -6,8 +6,8 @@ some other connection could be given its port.
 
 A port stays with the process that got it: between the look and the server's own bind lie seconds,
 in which another test process could be given it too, and its server's first client would find ours.
-The port's UDP half, which no server here uses, is bound as long as the process lives: whoever
-can't bind it looks elsewhere, and the kernel takes it back from a process that was killed.
+The port's UDP half, which no server here uses, is bound as long as the process lives. A process
+that can't bind it looks elsewhere, and the kernel takes it back from a process that was killed.
 """
 
 from __future__ import annotations

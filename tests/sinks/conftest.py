@@ -22,7 +22,7 @@ from epochal.terms import (
     sink_tag,
 )
 
-# Tests that several databases share tell as much as others when they fail.
+# Tests that several databases share show as much as others when they fail.
 pytest.register_assert_rewrite("kit.sql")
 
 UID = Uid("abcdefgh2345")

@@ -42,7 +42,7 @@ class DriverLife:
 
     @property
     def committer(self) -> Any:
-        """The driver's: one a life."""
+        """The driver's: one per driver."""
         if not self.opened:
             self.opened.append(self.sink.committer(self.identity, self.limits))
         return self.opened[0]

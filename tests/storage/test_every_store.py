@@ -34,7 +34,7 @@ Opener = Callable[[], Store]
 
 
 def race(open_one: Opener, keys: Sequence[str]) -> dict[str, list[bytes]]:
-    """Let threads, each with a store of its own, race for each key: which were told they won?"""
+    """Let threads, each with a store of its own, race for each key: which calls returned True?"""
     wins: dict[str, list[bytes]] = {key: [] for key in keys}
     stores = [open_one() for _ in range(RACERS)]
     start = threading.Barrier(RACERS)

@@ -112,7 +112,7 @@ def test_a_publication_that_fails_is_sorted_by_what_may_have_happened(
     assert list(store.names()) == ["k1"]
 
 
-def test_a_namenode_that_nobody_knows_is_told(spark: SparkSession) -> None:
+def test_an_unknown_namenode_is_reported(spark: SparkSession) -> None:
     with pytest.raises(Misconfigured, match="no-such-host"):
         open_store("hdfs://no-such-host.invalid/log", spark=spark)
 

@@ -47,7 +47,7 @@ def _answering(status: int, code: str = "") -> Callable[[Any], bool]:
 
 
 def _dropping(request: Any) -> bool:
-    """Hang up without a word."""
+    """Hang up without an answer."""
     request.close_connection = True
     return True
 
@@ -126,8 +126,8 @@ def test_no_error_shows_a_secret(s3: Any, verb: Verb) -> None:
     store = open_store("s3://somebody:hunter2@bucket/chk?X-Amz-Signature=hunter2")
     with pytest.raises(EpochalError) as caught:
         verb(store)
-    told = "".join(traceback.format_exception(caught.value)) + store.location
-    assert "hunter2" not in told
+    shown = "".join(traceback.format_exception(caught.value)) + store.location
+    assert "hunter2" not in shown
     assert "/chk" in store.location
 
 
@@ -167,10 +167,10 @@ def test_missing_credentials_are_for_a_person_unless_it_worked_before(
     store = open_store(PLACE)
     if has_worked:
         store.names()
-    told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"
+    message = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"
 
     def fail(*_: object) -> None:
-        raise GenericError(told)
+        raise GenericError(message)
 
     monkeypatch.setattr("obstore.list_with_delimiter", fail)
     with pytest.raises(kind) as caught:

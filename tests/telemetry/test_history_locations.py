@@ -1,4 +1,4 @@
-"""Where a history is read from: beside the log, whoever wrote it."""
+"""Where a history is read from: beside the log, by any driver that wrote it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ could be fenced. So each store is asked once, before its first `put_if_absent`, 
 of its own twice.
 
 Requests are repeated below us, and a repeated put may meet the object that its first attempt made:
-"exists" does not tell by whom. The nonces in the records of the epoch log do.
+"exists" does not say by whom. The nonces in the records of the epoch log do.
 
 Large files go up in parts. What a killed process sent of one is invisible, and the bucket's rule
 for incomplete uploads removes it.

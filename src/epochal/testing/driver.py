@@ -203,7 +203,7 @@ class Driver:
     def _prepared(
         self, coordinator: Coordinator, epoch: EpochNumber, names: Iterable[SinkName]
     ) -> Receipts:
-        """The receipts of a job that succeeded as a whole: one a partition and sink (I6)."""
+        """The receipts of a job that succeeded as a whole: one per partition and sink (I6)."""
         partitions = self.read(epoch)
         wanted = [sink for sink in self.sinks if sink.name in set(names)]
         return {

@@ -67,15 +67,15 @@ public class Clients {
         } catch (Exception error) {
             say("created again", name(error));
         }
-        TopicDescription told = null;
-        for (int i = 0; told == null && i < 50; i++) {
+        TopicDescription found = null;
+        for (int i = 0; found == null && i < 50; i++) {
             try {
-                told = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);
+                found = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);
             } catch (ExecutionException notYet) {
                 Thread.sleep(100);
             }
         }
-        say("described", told.name(), told.partitions().size(), told.isInternal());
+        say("described", found.name(), found.partitions().size(), found.isInternal());
         admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(3))).all().get();
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, topic);
         admin.incrementalAlterConfigs(Map.of(resource, List.of(new AlterConfigOp(new ConfigEntry("segment.bytes", "2000000"), AlterConfigOp.OpType.SET)))).all().get();
@@ -162,8 +162,8 @@ public class Clients {
             }
             say("transformed at least 261:", seen >= 261);
         }
-        Map<TopicPartition, OffsetAndMetadata> told = admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get();
-        say("group offset of 0", told.get(new TopicPartition(topic, 0)).offset());
+        Map<TopicPartition, OffsetAndMetadata> found = admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get();
+        say("group offset of 0", found.get(new TopicPartition(topic, 0)).offset());
     }
 
     static void groups(Admin admin, String topic) throws Exception {
@@ -178,8 +178,8 @@ public class Clients {
             two.poll(Duration.ofMillis(100));
         }
         say("shared", one.assignment().size() + two.assignment().size());
-        ConsumerGroupDescription told = admin.describeConsumerGroups(List.of(group)).all().get().get(group);
-        say("group", told.members().size(), told.partitionAssignor());
+        ConsumerGroupDescription found = admin.describeConsumerGroups(List.of(group)).all().get().get(group);
+        say("group", found.members().size(), found.partitionAssignor());
         two.close();
         while (System.currentTimeMillis() < until && one.assignment().size() != 3) one.poll(Duration.ofMillis(100));
         say("alone", one.assignment().size());
@@ -203,8 +203,8 @@ public class Clients {
         p.beginTransaction();
         p.send(new ProducerRecord<>(topic, 2, "k", "open")).get();
         TopicPartition place = new TopicPartition(topic, 2);
-        TransactionDescription told = admin.describeTransactions(List.of(id)).all().get().get(id);
-        say("open", told.state(), told.topicPartitions().equals(Set.of(place)));
+        TransactionDescription found = admin.describeTransactions(List.of(id)).all().get().get(id);
+        say("open", found.state(), found.topicPartitions().equals(Set.of(place)));
         long listed = admin.listTransactions(new ListTransactionsOptions().filterStates(List.of(TransactionState.ONGOING))).all().get().stream().filter(t -> t.transactionalId().equals(id)).count();
         say("listed", listed);
         long open = admin.describeProducers(List.of(place)).all().get().get(place).activeProducers().stream().filter(s -> s.currentTransactionStartOffset().isPresent()).count();

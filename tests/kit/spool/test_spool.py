@@ -121,9 +121,9 @@ def test_what_is_discarded_is_gone(spool):
 
 def test_rows_that_are_gone_or_others_are_never_read_as_fewer(spool):
     handle = ME.handle(ZERO, partition=0, attempt=1)
-    with pytest.raises(PreparedLost) as told:
+    with pytest.raises(PreparedLost) as raised:
         spool.read(handle, rows=1)
-    assert told.value.handles == (str(handle),)
+    assert raised.value.handles == (str(handle),)
     write(spool, handle, batch(1, 2))
     with pytest.raises(InvariantBroken, match="holds 2 rows"):
         list(spool.read(handle, rows=3))
@@ -239,9 +239,9 @@ def test_rows_that_vanish_on_the_way_are_never_written_again(spool):
     receipt = receipt_of(spool, 1, 2)
     deliveries.on_the_way = lambda: spool.remove([receipt.handle])
     for _ in range(2):
-        with pytest.raises(InvariantBroken, match="delivery had begun") as told:
+        with pytest.raises(InvariantBroken, match="delivery had begun") as raised:
             committer.commit(ZERO, [receipt])
-        assert "give-up" in told.value.hint
+        assert "give-up" in raised.value.hint
     assert committer.outcome(ZERO, receipt) is Proof.UNKNOWN
 
 

@@ -93,9 +93,9 @@ def test_equals_of_two_tasks_are_refused_with_their_keys(keyed, mode):
 @KEYED
 def test_several_rows_of_a_key_without_an_order_are_refused_with_their_keys(keyed, some, mode):
     life = keyed.life(mode=mode, keys="id")
-    with pytest.raises(RowRejected, match=r"(?i)id=1 \(2 rows\)") as told:
+    with pytest.raises(RowRejected, match=r"(?i)id=1 \(2 rows\)") as raised:
         life.write(0, some(1, 2), some(1, 3))
-    assert "order_by" in told.value.hint
+    assert "order_by" in raised.value.hint
     assert keyed.rows() == []
 
 
@@ -144,9 +144,9 @@ def test_a_null_key_is_refused(place):
 
 
 def test_an_upsert_without_a_constraint_is_refused_before_the_first_row(orders, some):
-    with pytest.raises(Misconfigured, match="there is no primary key or unique") as told:
+    with pytest.raises(Misconfigured, match="there is no primary key or unique") as raised:
         orders.life(mode="upsert", keys="id").start(some(1))
-    assert "ADD PRIMARY KEY" in told.value.hint
+    assert "ADD PRIMARY KEY" in raised.value.hint
 
 
 def test_a_key_of_several_columns_in_any_order(place):

@@ -378,8 +378,8 @@ def test_refused_rows_may_go_to_a_topic(family):
             write(opened, *family.mixed)
         with session(family, log, sinks=sinks) as opened:
             write(opened, rows((3, family.good)))
-        told = [json.loads(value) for value in _committed(bootstrap, "bad")]
-    assert [(one["sink"], json.loads(one["row"])) for one in told] == [
+        rejected = [json.loads(value) for value in _committed(bootstrap, "bad")]
+    assert [(one["sink"], json.loads(one["row"])) for one in rejected] == [
         (family.names[0], {"id": 13})
     ]
     assert family.seen()[family.names[0]] == [1, 2, 3]

@@ -153,9 +153,9 @@ def test_staging_that_somebody_dropped_fails_the_rehearsal_and_is_lost_after_the
     orders.sql(f"DROP TABLE {orders.meta}.{staging_name(receipt.handle)}")
     with pytest.raises(TryAgain, match="no decision was made"):
         life.rehearse(0, [receipt])
-    with pytest.raises(PreparedLost) as told:
+    with pytest.raises(PreparedLost) as raised:
         life.commit(0, [receipt])
-    assert told.value.handles == (str(receipt.handle),)
+    assert raised.value.handles == (str(receipt.handle),)
 
 
 def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(orders, some):

@@ -78,7 +78,7 @@ def test_at_most_one_block_is_on_its_way_while_another_is_filled():
     assert under_way == [0, 1]
 
 
-def test_an_error_of_the_sender_reaches_whoever_writes():
+def test_an_error_of_the_sender_reaches_the_writer():
     def send(block: pa.Table, first: int) -> None:
         raise TryAgain("no")
 
@@ -122,10 +122,10 @@ def test_backpressure_answers_by_what_the_target_shows():
 def test_to_drop_fails_the_epoch_and_never_loses_a_row():
     pressure = Pressure(PressureLimits(drop_above_s=1))
     pressure.sent(10)
-    with pytest.raises(Backpressure, match=r"10\.0 s per block") as told:
+    with pytest.raises(Backpressure, match=r"10\.0 s per block") as raised:
         pressure.decide()
-    assert isinstance(told.value, TryAgain)
-    assert isinstance(from_text(told.value.to_line()), Backpressure)
+    assert isinstance(raised.value, TryAgain)
+    assert isinstance(from_text(raised.value.to_line()), Backpressure)
     waiting = Pressure()
     for _ in range(3):
         waiting.failed(is_lock_wait=True)

@@ -1,4 +1,4 @@
-"""A function that keeps what it is called with in a SQLite file, once a token."""
+"""A function that keeps what it is called with in a SQLite file, once per token."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def main(jars: str, home: str) -> dict[str, Any]:
     spark = session(jars)
     spark.sparkContext.setLogLevel("ERROR")
     job = Job(spark, Path(home))
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     job.epoch("mon", "tue", None, ODD, "mon", ODD)
-    told["written"] = job.rows()
-    told["skipping"] = job.rows("at = timestamp_seconds(1700000004) AND price = 4")
+    found["written"] = job.rows()
+    found["skipping"] = job.rows("at = timestamp_seconds(1700000004) AND price = 4")
     job.sql(
         "ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2',"
         " 'delta.enableDeletionVectors' = 'true')"
@@ -76,9 +76,9 @@ def main(jars: str, home: str) -> dict[str, Any]:
     job.sql("OPTIMIZE {table}")
     job.sql("DELETE FROM {table} WHERE id IN (1, 105)")
     job.epoch("thu", "wed")
-    told["after"] = job.rows()
+    found["after"] = job.rows()
     spark.stop()
-    return told
+    return found
 
 
 if __name__ == "__main__":

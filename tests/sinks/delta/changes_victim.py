@@ -28,7 +28,7 @@ CHANGES: tuple[tuple[tuple[int, str, str], ...], ...] = (
 """By epoch: whose row, its day, and whether it is put or deleted."""
 
 
-def tell(root: Path) -> None:
+def report(root: Path) -> None:
     """Each epoch's changes in a file of its own, in the order of their times."""
     (root / "in").mkdir()
     for epoch, changes in enumerate(CHANGES):

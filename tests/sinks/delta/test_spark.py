@@ -22,7 +22,7 @@ def by_text(pairs: list) -> list:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> tuple[dict, Path]:
+def seen(tmp_path_factory) -> tuple[dict, Path]:
     home = tmp_path_factory.mktemp("beside")
     program = [sys.executable, beside_spark.__file__, str(delta.folder()), str(home)]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=900)
@@ -30,15 +30,15 @@ def told(tmp_path_factory) -> tuple[dict, Path]:
     return json.loads(done.stdout.splitlines()[-1]), home / "table"
 
 
-def test_delta_spark_reads_what_the_pipeline_wrote(told):
-    found, _ = told
+def test_delta_spark_reads_what_the_pipeline_wrote(seen):
+    found, _ = seen
     written = [(0, "mon"), (1, "tue"), (2, None), (3, ODD), (4, "mon"), (5, ODD)]
     assert found["written"] == by_text(written)
     assert found["skipping"] == [[4, "mon"]], "statistics hid a row"
 
 
-def test_the_pipeline_goes_on_after_spark_changed_the_table(told):
-    found, folder = told
+def test_the_pipeline_goes_on_after_spark_changed_the_table(seen):
+    found, folder = seen
     ours = [(0, "mon"), (2, None), (3, ODD), (4, "mon"), (5, ODD), (6, "thu"), (7, "wed")]
     theirs = [(100 + number, "thu") for number in range(10) if number != 5]
     assert found["after"] == by_text(ours + theirs)
@@ -55,14 +55,14 @@ def versions(root: Path) -> dict[str, int]:
 def killed_between(root: Path, done: str, epoch: int) -> None:
     command = [sys.executable, changes_victim.__file__, str(root), done, str(epoch)]
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
-    with (root / "told").open("wb") as told:
-        died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=900)
-    assert died.returncode == -signal.SIGKILL, (root / "told").read_text()[-4000:]
+    with (root / "output").open("wb") as output:
+        died = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=900)
+    assert died.returncode == -signal.SIGKILL, (root / "output").read_text()[-4000:]
 
 
 @pytest.mark.proof
 def test_a_driver_killed_between_two_tables_merges_and_overwrites_every_epoch_once(spark, tmp_path):
-    changes_victim.tell(tmp_path)
+    changes_victim.report(tmp_path)
     # The first version made the table, and each epoch is one more.
     killed_between(tmp_path, "replaced", 1)
     assert versions(tmp_path) == {"merged": 1, "replaced": 2}

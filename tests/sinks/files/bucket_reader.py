@@ -10,16 +10,16 @@ from epochal.sinks.files import read_epochs
 from epochal.spark.local_session import local_builder
 
 
-def main(told: dict[str, Any]) -> list[list[Any]]:
+def main(given: dict[str, Any]) -> list[list[Any]]:
     """What each read finds: its rows, as pairs of partition and number."""
     builder = local_builder("reader", threads=2)
-    for name, value in told["settings"].items():
+    for name, value in given["settings"].items():
         builder.config(name, value)
     spark = builder.getOrCreate()
     found = []
-    for path, epochs in told["reads"]:
+    for path, epochs in given["reads"]:
         rows = read_epochs(
-            path, epochs=epochs, storage_options=told["storage_options"], spark=spark
+            path, epochs=epochs, storage_options=given["storage_options"], spark=spark
         )
         found.append(sorted([row.p, row.n] for row in rows.collect()))
     spark.stop()

@@ -17,9 +17,9 @@ from epochal.spark.pipeline import Pipeline
 
 def run(spark: Any, root: Path, watch: Callable[[str, int | None], None]) -> None:
     """Three files, each an epoch, to a bucket; the sink's options are in a file beside them."""
-    told = json.loads((root / "sink.json").read_text())
+    options = json.loads((root / "sink.json").read_text())
     reader = spark.readStream.schema("n bigint").option("maxFilesPerTrigger", 1)
-    pipeline = Pipeline("orders", [Files(**told)], watch=watch)
+    pipeline = Pipeline("orders", [Files(**options)], watch=watch)
     query = pipeline.start(reader.json(str(root / "in")), root / "checkpoint", availableNow=True)
     query.awaitTermination()
 

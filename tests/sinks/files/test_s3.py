@@ -47,8 +47,8 @@ class Behind:
     drive: Any
 
     def driver(self, *, reached=None, **options):
-        told = {**self.folder.server.options(self.url), **(reached or {})}
-        return self.drive(self.folder.sink(storage_options=told, **options))
+        options_given = {**self.folder.server.options(self.url), **(reached or {})}
+        return self.drive(self.folder.sink(storage_options=options_given, **options))
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_the_judge_sees_a_commit_that_believes_the_server(numbers, behind, monke
     with pytest.raises(TryAgain, match="does not show"):
         driver.commit(0, [receipt])
     faults.once("complete", Answer(200, body=done))
-    monkeypatch.setattr("epochal.sinks.files.s3.S3Store.is_object_of", lambda *told: True)
+    monkeypatch.setattr("epochal.sinks.files.s3.S3Store.is_object_of", lambda *_: True)
     driver.commit(0, [receipt])
     assert seen(folder) != [1]
 
@@ -338,9 +338,9 @@ def test_what_only_a_person_can_mend_is_said_without_secrets(behind, answer, hin
     with pytest.raises(Misconfigured) as caught:
         driver.committer.check(None)
     assert hint in caught.value.hint
-    told = "".join(traceback.format_exception(caught.value)) + repr(driver.sink)
-    assert SECRET not in told
-    assert ACCESS_KEY not in told
+    shown = "".join(traceback.format_exception(caught.value)) + repr(driver.sink)
+    assert SECRET not in shown
+    assert ACCESS_KEY not in shown
 
 
 # What a bucket promises
@@ -368,10 +368,10 @@ def test_check_tells_what_the_bucket_can_do_and_leaves_nothing(drive, numbers, f
 )
 def test_a_rule_that_aborts_uploads_too_soon_is_refused(behind, rule, is_refused):
     prefix, days, status = rule
-    told = LIFECYCLE.format(
+    rules = LIFECYCLE.format(
         prefix=prefix.format(folder=behind.folder.name), days=days, status=status
     )
-    behind.faults.once("lifecycle", Answer(200, body=told.replace("\n", "").encode()))
+    behind.faults.once("lifecycle", Answer(200, body=rules.replace("\n", "").encode()))
     check = behind.driver().committer.check
     if is_refused:
         with pytest.raises(Misconfigured, match="recoverable"):

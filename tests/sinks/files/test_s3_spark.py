@@ -28,9 +28,9 @@ def test_a_killed_driver_leaves_every_row_once_in_the_bucket(spark, folder, tmp_
     (tmp_path / "sink.json").write_text(json.dumps(sink))
     command = [sys.executable, s3_victim.__file__, str(tmp_path), "decided"]
     # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
-    with (tmp_path / "told").open("wb") as told:
-        died = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=900)
-    assert died.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()[-2000:]
+    with (tmp_path / "output").open("wb") as output:
+        died = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=900)
+    assert died.returncode == -signal.SIGKILL, (tmp_path / "output").read_text()[-2000:]
     assert sorted(row["n"] for row in folder.rows()) == list(range(10))
     assert folder.uploads(), "what is decided waits to be completed"
     s3_victim.run(spark, tmp_path, lambda at, epoch: None)
@@ -69,12 +69,12 @@ def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(s3, drive)
         driver.prepare(odd(200), 2)
         assert driver.committer.in_doubt(), "what is undecided lies in the bucket"
         reads += [(folder.url, None), (folder.url, [1]), (folder.url, [2])]
-    told = {
+    given = {
         "settings": {"spark.jars": s3a.jars(), **s3a.settings(s3)},
         "storage_options": s3.options(),
         "reads": reads,
     }
-    command = [sys.executable, bucket_reader.__file__, json.dumps(told)]
+    command = [sys.executable, bucket_reader.__file__, json.dumps(given)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr[-4000:]
     found = iter(json.loads(ran.stdout.splitlines()[-1]))

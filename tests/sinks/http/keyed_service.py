@@ -11,7 +11,7 @@ from typing import Any
 
 
 class KeyedService(ThreadingHTTPServer):
-    """Takes rows once a key; `calls` counts every request under a key, `taken` is what it keeps."""
+    """Takes rows once per key; `calls` counts all requests of a key, `taken` is what it keeps."""
 
     daemon_threads = True
     request_queue_size = 64

@@ -97,10 +97,10 @@ def test_a_password_is_shown_nowhere(live, monkeypatch):
         sink = Iceberg("lake.shop.orders", properties={"type": "sql", "uri": given})
         with pytest.raises(EpochalError) as refused:
             live(sink).committer.check(None)
-        told: BaseException | None = refused.value
-        while told is not None:
-            assert secret not in str(told)
-            told = told.__cause__
+        cause: BaseException | None = refused.value
+        while cause is not None:
+            assert secret not in str(cause)
+            cause = cause.__cause__
         assert secret not in repr(sink)
 
 

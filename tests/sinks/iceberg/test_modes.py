@@ -345,7 +345,7 @@ def test_an_attempt_that_is_aborted_while_it_writes_leaves_nothing(warehouse, li
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"mode": "merge"}, "mode='merge'"),
         ({"mode": "upsert"}, "without keys"),
@@ -355,8 +355,8 @@ def test_an_attempt_that_is_aborted_while_it_writes_leaves_nothing(warehouse, li
         ({"properties": {"uri": 5}}, "is int"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, told):
-    with pytest.raises(Misconfigured, match=told):
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(Misconfigured, match=message):
         Iceberg("lake.shop.orders", **options)
 
 

@@ -300,7 +300,7 @@ def test_many_partitions_keep_few_files_open(warehouse, live):
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ({"id": pa.array([1]), "extra": pa.array([1])}, "column extra is not in the table"),
         ({"ID": pa.array([1])}, r"column ID is not in the table \(it has id\)"),
@@ -310,9 +310,9 @@ def test_many_partitions_keep_few_files_open(warehouse, live):
         ({"name": pa.array([dt.timedelta(1)])}, "column name is duration"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_before_the_first(warehouse, live, rows, told):
+def test_rows_that_do_not_fit_are_refused_before_the_first(warehouse, live, rows, message):
     life = live(warehouse.sink(warehouse.create()))
-    with pytest.raises(Misconfigured, match=told) as refused:
+    with pytest.raises(Misconfigured, match=message) as refused:
         life.committer.check(pa.table(rows).schema)
     assert refused.value.hint
 
@@ -323,8 +323,8 @@ def test_nested_fields_are_compared_by_name(warehouse, live):
     schema = pa.schema([("id", pa.int64()), ("inner", wrong), ("list", pa.list_(wrong))])
     with pytest.raises(Misconfigured) as refused:
         life.committer.check(schema)
-    for told in ("column inner.a is string", "column inner.b is not in", "column list[].a is"):
-        assert told in refused.value.message
+    for message in ("column inner.a is string", "column inner.b is not in", "column list[].a is"):
+        assert message in refused.value.message
 
 
 def test_a_null_in_a_required_column_is_refused(warehouse, live):

@@ -51,9 +51,9 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(keyed, some):
     other = keyed.server.connect(autocommit=False)
     with other.cursor() as cursor:
         cursor.execute(f"SELECT * FROM {keyed.schema}.orders WHERE id = 1 FOR UPDATE")
-        with pytest.raises(TryAgain, match="1205") as told:
+        with pytest.raises(TryAgain, match="1205") as raised:
             life.rehearse(0, receipts)
-    assert "INNODB_TRX" in told.value.hint
+    assert "INNODB_TRX" in raised.value.hint
     other.close()
     life.rehearse(0, receipts)
     life.commit(0, receipts)

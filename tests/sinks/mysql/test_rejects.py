@@ -25,7 +25,7 @@ def narrow(place):
     return place
 
 
-def told_of(life) -> list[dict]:
+def rejected_by(life) -> list[dict]:
     return life.committer.rejected(0).to_pylist()
 
 
@@ -36,16 +36,16 @@ def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(narrow):
     assert [receipt.rows for receipt in receipts] == [40, 5]
     life.rehearse(0, receipts)
     assert life.committer.rejected(0).schema == REJECTED == life.committer.rejected_schema
-    told = told_of(life)
-    assert [json.loads(row["row"]) for row in told] == [
+    rejected = rejected_by(life)
+    assert [json.loads(row["row"]) for row in rejected] == [
         {"id": 7, "name": LONG},
         {"id": 30, "name": LONG},
         {"id": 13, "name": "ok"},
     ]
-    assert [row["sqlstate"] for row in told] == ["22000", "22000", "23000"]
-    assert "Data truncated for column" in told[0]["reason"]
-    assert "CONSTRAINT" in told[2]["reason"]
-    assert {(row["sink"], row["epoch"], row["partition"]) for row in told} == {
+    assert [row["sqlstate"] for row in rejected] == ["22000", "22000", "23000"]
+    assert "Data truncated for column" in rejected[0]["reason"]
+    assert "CONSTRAINT" in rejected[2]["reason"]
+    assert {(row["sink"], row["epoch"], row["partition"]) for row in rejected} == {
         (life.sink.name, 0, 0)
     }
     assert narrow.rows() == []
@@ -65,7 +65,7 @@ def test_rows_of_many_blocks_are_numbered_through(narrow):
     receipt = life.prepare(rows, 0)
     assert receipt.token["blocks"] > 3
     life.rehearse(0, [receipt])
-    assert [json.loads(row["row"])["id"] for row in told_of(life)] == [500, 4000, 8999]
+    assert [json.loads(row["row"])["id"] for row in rejected_by(life)] == [500, 4000, 8999]
     life.commit(0, [receipt])
     assert len(narrow.rows()) == 9000 - 1 - 3
 
@@ -76,7 +76,7 @@ def test_an_epoch_may_consist_of_bad_rows(narrow):
     receipt = life.prepare(with_bad(2, 0, 1), 0)
     life.rehearse(0, [receipt])
     life.commit(0, [receipt])
-    assert len(told_of(life)) == 2
+    assert len(rejected_by(life)) == 2
     assert narrow.rows() == []
     assert narrow.leftovers() == []
     assert [mark.epoch for mark in life.committer.newest()] == [0]
@@ -110,9 +110,9 @@ def test_a_value_that_no_column_holds_goes_elsewhere_and_the_rest_arrives(
     life.rehearse(0, [receipt])
     life.commit(0, [receipt])
     assert place.rows(columns="id") == [(1,)]
-    (told,) = told_of(life)
-    assert json.loads(told["row"])["id"] == 2
-    assert reason in told["reason"]
+    (rejected,) = rejected_by(life)
+    assert json.loads(rejected["row"])["id"] == 2
+    assert reason in rejected["reason"]
 
 
 def test_bad_rows_of_an_upsert_go_elsewhere(keyed, some):
@@ -122,7 +122,7 @@ def test_bad_rows_of_an_upsert_go_elsewhere(keyed, some):
     receipts = [life.prepare(some(1, 2), 0, 0), life.prepare(some(3, 1234), 0, 1)]
     life.rehearse(0, receipts)
     life.commit(0, receipts)
-    assert [row["row"] for row in told_of(life)] == ['{"id": 1234, "name": "n1234"}']
+    assert [row["row"] for row in rejected_by(life)] == ['{"id": 1234, "name": "n1234"}']
     assert keyed.rows(columns="id, name") == [(1, "n1"), (2, "n2"), (3, "n3")]
 
 

@@ -113,9 +113,9 @@ def test_prepared_transactions_that_vanished_are_reported(orders, some):
     orders.keep(life.fresh()).committer.abort(EpochNumber(0), [gone])
     with pytest.raises(TryAgain, match="not on the server any more"):
         life.rehearse(0, [kept, gone])
-    with pytest.raises(PreparedLost) as told:
+    with pytest.raises(PreparedLost) as raised:
         life.commit(0, [kept, gone])
-    assert told.value.handles == (str(gone.handle),)
+    assert raised.value.handles == (str(gone.handle),)
     assert orders.rows() == [(1, "n1")]
 
 

@@ -17,9 +17,9 @@ SECRET = "hunter2-s3cret"
 
 def test_a_missing_table_is_reported_with_what_is_like_it(place, some):
     place.sql(f"CREATE TABLE {place.schema}.Orders (id bigint)")
-    with pytest.raises(Misconfigured, match="there is no table") as told:
+    with pytest.raises(Misconfigured, match="there is no table") as raised:
         place.life("orders").start(some(1))
-    assert f"{place.schema}.Orders" in told.value.hint
+    assert f"{place.schema}.Orders" in raised.value.hint
 
 
 def test_everything_that_is_wrong_is_reported_at_once(place):
@@ -28,7 +28,7 @@ def test_everything_that_is_wrong_is_reported_at_once(place):
         " must int NOT NULL)"
     )
     schema = pa.schema([("id", pa.int64()), ("day", pa.int64()), ("twice", pa.int32())])
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         place.life().committer.check(schema)
     for fact in (
         'there is no column "id"',
@@ -36,8 +36,8 @@ def test_everything_that_is_wrong_is_reported_at_once(place):
         '"twice" is generated',
         '"must" is NOT NULL without a default',
     ):
-        assert fact in told.value.message
-    assert 'columns={"id": "ID"}' in told.value.hint
+        assert fact in raised.value.message
+    assert 'columns={"id": "ID"}' in raised.value.hint
 
 
 def test_a_table_may_have_any_name(place, some):
@@ -128,9 +128,9 @@ def test_a_right_that_is_lacking_is_reported_with_the_way_out(keyed, some, right
         keyed.sql(statement)
     on = f"{keyed.meta}.*" if right == "CREATE" else f"{keyed.schema}.orders"
     keyed.sql(f"REVOKE {right} ON {on} FROM least")
-    with pytest.raises(Misconfigured, match="denied") as told:
+    with pytest.raises(Misconfigured, match="denied") as raised:
         life.write(0, some(1))
-    assert "GRANT" in told.value.hint
+    assert "GRANT" in raised.value.hint
     assert keyed.rows() == []
 
 
@@ -152,9 +152,9 @@ def test_a_url_that_can_not_be_read_is_not_repeated():
         f"mysql://a:{SECRET}@h",
         f"mysql://a:{SECRET}@h/db?tls={SECRET}",
     ):
-        with pytest.raises(Misconfigured) as told:
+        with pytest.raises(Misconfigured) as raised:
             MySQL(url, table="x")
-        assert SECRET not in str(told.value)
+        assert SECRET not in str(raised.value)
 
 
 def test_passwords_come_from_wherever_they_are_kept(orders, some, tmp_path, monkeypatch):
@@ -166,9 +166,9 @@ def test_passwords_come_from_wherever_they_are_kept(orders, some, tmp_path, monk
     for number, password in enumerate([SECRET, ep.file(kept), ep.env("EPOCHAL_TEST_SECRET")]):
         life = orders.life(url=orders.url(user="etl"), password=password, name=f"{number}")
         life.write(0, some(number))
-    with pytest.raises(Misconfigured, match="1045") as told:
+    with pytest.raises(Misconfigured, match="1045") as raised:
         orders.life(url=orders.url(user="etl"), password=f"not {SECRET}").start(some(1))
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(raised.value)
     assert len(orders.rows()) == 3
 
 

@@ -124,11 +124,11 @@ REFUSED = [
 
 @BOTH
 def test_what_a_column_can_not_hold_is_refused_with_its_row_and_never_cut(place, strategy):
-    for number, (ddl, values, told) in enumerate(REFUSED):
+    for number, (ddl, values, message) in enumerate(REFUSED):
         table = f"t{number}"
         place.sql(f"CREATE TABLE {place.schema}.{table} (id int, x {ddl})")
         life = place.life(table, strategy=strategy)
-        with pytest.raises(RowRejected, match=told):
+        with pytest.raises(RowRejected, match=message):
             life.write(0, pa.table({"id": [1, 2], "x": values}))
         assert place.rows(table) == [], ddl
         good = pa.table({"id": [1], "x": values.slice(0, 1)})

@@ -58,9 +58,9 @@ class Place:
     lives: list[Life] = field(default_factory=list)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        told = self.module.h2.ask("admin", "run", statement)
+        answer = self.module.h2.ask("admin", "run", statement)
         self.module.h2.ask("admin", "commit")
-        return told if isinstance(told, list) else []
+        return answer if isinstance(answer, list) else []
 
     def sink(self, table: str = "orders", **options: Any) -> Oracle:
         name = options.pop("name", SinkName(table))

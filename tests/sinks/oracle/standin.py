@@ -1,8 +1,9 @@
 """
 A stand-in for python-oracledb that records what it is asked, and passes SQL on to H2.
 
-Its global transactions are sessions of H2, parked under their XID: whoever names one ends it.
-That is what Oracle promises and what was never seen here: no Oracle server can be had.
+Its global transactions are sessions of H2, parked under their XID: any session that
+names one can end it. That is what Oracle promises and what was never seen here: no Oracle server
+can be had.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _sessions = itertools.count(1)
 
 
 @dataclass
-class Told:
+class Details:
     code: int
     message: str
     offset: int | None = None
@@ -34,8 +35,8 @@ class Told:
 
 
 def database_error(code: int, message: str, offset: int | None = None) -> oracledb.DatabaseError:
-    told = Told(code, message, offset, "DPY-4024" if code == 0 else f"ORA-{code:05d}")
-    return oracledb.DatabaseError(told)
+    details = Details(code, message, offset, "DPY-4024" if code == 0 else f"ORA-{code:05d}")
+    return oracledb.DatabaseError(details)
 
 
 @dataclass
@@ -175,17 +176,17 @@ class Cursor:
         statement = statement.removesuffix(" PURGE")
         if "SYSTIMESTAMP)" in statement:
             statement = "SELECT EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) FROM DUAL"
-        told = module.ask(self._connection.session, "run", statement)
-        if isinstance(told, int):
-            self.rowcount = told
+        answer = module.ask(self._connection.session, "run", statement)
+        if isinstance(answer, int):
+            self.rowcount = answer
         else:
-            self._rows = told
+            self._rows = answer
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
 
     def executemany(self, statement: str, rows: pa.Table, *, batcherrors: bool = False) -> None:
-        self._batch_errors: list[Told] = []
+        self._batch_errors: list[Details] = []
         self._connection.module.calls.append(("executemany", statement, rows.schema))
         into = re.sub(r" VALUES \(.*\)$", " VALUES ", statement)
         columns = [rows.column(place).to_pylist() for place in range(rows.num_columns)]
@@ -199,7 +200,7 @@ class Cursor:
                     raise
                 self._batch_errors.append(error.args[0])
 
-    def getbatcherrors(self) -> list[Told]:
+    def getbatcherrors(self) -> list[Details]:
         return self._batch_errors
 
 

@@ -54,18 +54,18 @@ def test_prepared_tries_two_phases_out_before_the_first_epoch(orders, some):
     orders.module.refuses.add("tpc_rollback")
     other = orders.life(strategy="prepared", name="other")
     other.start(some(1))
-    with pytest.raises(Misconfigured, match="could not be ended from another connection") as told:
+    with pytest.raises(Misconfigured, match="could not be ended from another connection") as raised:
         other.committer.begin(Begin(epoch=EpochNumber(0)))
-    assert "FORCE ANY TRANSACTION" in told.value.hint
+    assert "FORCE ANY TRANSACTION" in raised.value.hint
 
 
 def test_trying_two_phases_out_leaves_nothing_where_nothing_can_be_listed(orders, some):
     orders.module.refuses.add("list")
     life = orders.life(strategy="prepared")
     life.start(some(1))
-    with pytest.raises(Misconfigured, match="ORA-00942") as told:
+    with pytest.raises(Misconfigured, match="ORA-00942") as raised:
         life.committer.begin(Begin(epoch=EpochNumber(0)))
-    assert "dba_pending_transactions" in told.value.hint
+    assert "dba_pending_transactions" in raised.value.hint
     assert orders.leftovers() == []
 
 

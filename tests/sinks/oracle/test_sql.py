@@ -59,10 +59,10 @@ def test_a_table_is_made_and_grows_where_that_is_asked(place, some):
 def test_what_is_wrong_is_reported_before_the_first_row(place):
     place.sql("CREATE TABLE ETL.orders (id NUMBER(19), due DATE, must NUMBER NOT NULL)")
     schema = pa.schema([("id", pa.float64()), ("due", pa.int64()), ("more", pa.string())])
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         place.life().committer.check(schema)
     for fact in ("whole number", "can't become DATE", 'no column "MORE"', '"MUST" is NOT NULL'):
-        assert fact in told.value.message
+        assert fact in raised.value.message
     with pytest.raises(Misconfigured, match="there is no table nowhere"):
         place.life("nowhere").committer.check(schema)
 
@@ -80,8 +80,8 @@ def test_refused_rows_are_set_apart_whether_a_column_or_a_constraint_refuses_the
     receipts = [life.prepare(some(1, 2222, 21, 4), 0, 0), life.prepare(some(5), 0, 1)]
     assert [receipt.token["unfit"] for receipt in receipts] == [1, 0]
     life.rehearse(0, receipts)
-    told = life.committer.rejected(EpochNumber(0)).to_pylist()
-    assert [row["row"] for row in told] == [
+    rejected = life.committer.rejected(EpochNumber(0)).to_pylist()
+    assert [row["row"] for row in rejected] == [
         '{"id": 2222, "name": "n2222"}',
         '{"ID": 21, "NAME": "n21"}',
     ]

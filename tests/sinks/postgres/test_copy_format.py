@@ -138,9 +138,9 @@ def test_every_column_with_a_nul_is_named(packed, strategy):
     )
     life = packed.life(strategy=strategy)
     life.start(rows)
-    with pytest.raises(RowRejected, match='column "b", row 1; column "a", row 2 holds') as told:
+    with pytest.raises(RowRejected, match='column "b", row 1; column "a", row 2 holds') as raised:
         life.prepare(rows, 0)
-    assert '"raw"' not in str(told.value)
+    assert '"raw"' not in str(raised.value)
     assert packed.leftovers() == []
 
 

@@ -34,9 +34,9 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
     receipts = [life.prepare(some(1), 0)]
     with psycopg.connect(orders.server.url()) as other:
         other.execute(f"LOCK TABLE {orders.schema}.orders IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(TryAgain, match="55P03") as told:
+        with pytest.raises(TryAgain, match="55P03") as raised:
             life.rehearse(0, receipts)
-        assert "pg_locks" in told.value.hint
+        assert "pg_locks" in raised.value.hint
     life.rehearse(0, receipts)
     life.commit(0, receipts)
     assert len(orders.rows()) == 1

@@ -63,15 +63,15 @@ def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
     life.rehearse(0, receipts)
     rows = life.committer.rejected(0)
     assert rows.schema == REJECTED == life.committer.rejected_schema
-    told = rows.to_pylist()
-    assert [row["row"] for row in told] == [
+    rejected = rows.to_pylist()
+    assert [row["row"] for row in rejected] == [
         '{"id":7,"name":"bad7"}',
         '{"id":13,"name":"00000000000000000000000000000000"}',
         '{"id":30,"name":"bad30"}',
     ]
-    assert [row["sqlstate"] for row in told] == ["22P02", "23514", "22P02"]
-    assert told[0]["epoch"] == 0
-    assert told[0]["sink"] == life.sink.name
+    assert [row["sqlstate"] for row in rejected] == ["22P02", "23514", "22P02"]
+    assert rejected[0]["epoch"] == 0
+    assert rejected[0]["sink"] == life.sink.name
     assert uuids.rows() == []
     # Another process applies exactly the same rows.
     life.close()
@@ -103,11 +103,11 @@ def test_text_that_the_server_can_not_store_is_set_apart_by_its_row(place):
     receipts = [life.prepare(rows, 0, 0), life.prepare(rows.slice(4), 0, 1)]
     assert [receipt.token["unfit"] for receipt in receipts] == [2, 0]
     life.rehearse(0, receipts)
-    told = life.committer.rejected(0).to_pylist()
-    assert sorted(json.loads(row["row"])["name"] for row in told) == ["\0", "b\0c"]
-    assert {json.loads(row["row"])["due"] for row in told} == {"2024-02-29"}
-    assert {json.loads(row["row"])["paid"] for row in told} == {"-12.30"}
-    assert all("character NUL" in row["reason"] for row in told)
+    rejected = life.committer.rejected(0).to_pylist()
+    assert sorted(json.loads(row["row"])["name"] for row in rejected) == ["\0", "b\0c"]
+    assert {json.loads(row["row"])["due"] for row in rejected} == {"2024-02-29"}
+    assert {json.loads(row["row"])["paid"] for row in rejected} == {"-12.30"}
+    assert all("character NUL" in row["reason"] for row in rejected)
     life.close()
     place.keep(life.fresh(generation=2)).commit(0, receipts)
     assert place.rows(columns="id") == [(0,), (2,), (4,), (4,), (5,), (5,)]

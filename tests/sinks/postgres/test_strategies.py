@@ -162,9 +162,9 @@ def test_prepared_transactions_that_run_out_are_reported_with_the_way_out(orders
     life.start(some(1))
     for partition in range(64):
         life.prepare(some(partition), 0, partition)
-    with pytest.raises(Misconfigured, match="maximum number of prepared transactions") as told:
+    with pytest.raises(Misconfigured, match="maximum number of prepared transactions") as raised:
         life.prepare(some(64), 0, 64)
-    assert "strategy='staged'" in told.value.hint
+    assert "strategy='staged'" in raised.value.hint
 
 
 def test_prepared_is_refused_through_a_pooler(orders, some, proxy):

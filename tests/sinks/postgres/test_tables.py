@@ -22,13 +22,13 @@ SECRET = "hunter2-s3cret"
 
 
 def test_a_missing_table_is_reported_with_what_is_like_it(place, some):
-    with pytest.raises(Misconfigured, match=r"no table t.*nope") as told:
+    with pytest.raises(Misconfigured, match=r"no table t.*nope") as raised:
         place.life("nope").start(some(1))
-    assert "create_table='if_missing'" in told.value.hint
+    assert "create_table='if_missing'" in raised.value.hint
     place.sql(f'CREATE TABLE {place.schema}."Orders" (id int)')
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         place.life("orders").start(some(1))
-    assert f"there is {place.schema}.Orders" in told.value.hint
+    assert f"there is {place.schema}.Orders" in raised.value.hint
 
 
 def test_everything_that_is_wrong_is_reported_at_once(place):
@@ -44,9 +44,9 @@ def test_everything_that_is_wrong_is_reported_at_once(place):
         ("extra", pa.string()),
         ("cased", pa.int32()),
     ]
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         place.life().committer.check(pa.schema(fields))
-    message, hint = told.value.message, told.value.hint
+    message, hint = raised.value.message, raised.value.hint
     for fact in (
         'field "id": double precision can\'t become integer',
         'column "total" is generated',
@@ -134,9 +134,9 @@ def test_a_table_is_made_for_prepared_appends_too(place, some):
 def test_new_fields_become_nullable_columns_where_that_is_asked(orders, some):
     orders.life().write(0, some(1))
     wider = some(2).append_column("price", pa.array([1.5]))
-    with pytest.raises(Misconfigured, match="price") as told:
+    with pytest.raises(Misconfigured, match="price") as raised:
         orders.life().start(wider)
-    assert "evolve='add_columns'" in told.value.hint
+    assert "evolve='add_columns'" in raised.value.hint
     life = orders.life(evolve="add_columns")
     life.start(wider)
     assert len(orders.rows()[0]) == 2
@@ -150,9 +150,11 @@ def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server)
     url = server.url(user=role)
     try:
         place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
-        with pytest.raises(Misconfigured, match=f'may not make the schema "{place.meta}"') as told:
+        with pytest.raises(
+            Misconfigured, match=f'may not make the schema "{place.meta}"'
+        ) as raised:
             place.life(url=url).start(some(1))
-        assert "AUTHORIZATION" in told.value.hint
+        assert "AUTHORIZATION" in raised.value.hint
         place.sql(f"CREATE SCHEMA {place.meta}")
         with pytest.raises(
             Misconfigured, match=f'may not make tables in the schema "{place.meta}"'
@@ -162,9 +164,9 @@ def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server)
         with pytest.raises(Misconfigured, match="permission denied for schema"):
             place.life(url=url).start(some(1))
         place.sql(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")
-        with pytest.raises(Misconfigured, match="lacks INSERT on id, INSERT on name") as told:
+        with pytest.raises(Misconfigured, match="lacks INSERT on id, INSERT on name") as raised:
             place.life(url=url).start(some(1))
-        assert "GRANT INSERT ON" in told.value.hint
+        assert "GRANT INSERT ON" in raised.value.hint
         wider = some(1).append_column("price", pa.array([1.5]))
         with pytest.raises(Misconfigured, match="only its owner postgres may add them"):
             place.life(url=url, evolve="add_columns").start(wider)
@@ -257,9 +259,9 @@ def test_two_passwords_are_one_too_many(server):
 
 
 def test_a_url_that_can_not_be_read_is_not_repeated():
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         Postgres(f"postgresql://u:{SECRET}@h:port:{SECRET}/x?nope={SECRET}", table="x")
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(raised.value)
 
 
 @pytest.fixture
@@ -306,10 +308,10 @@ def test_a_wrong_password_is_reported_at_once_and_not_repeated(orders, guarded, 
     wrong = f"wrong-{SECRET}"
     url = orders.server.url(user=guarded)
     life = orders.life(url=url, password=wrong)
-    with pytest.raises(Misconfigured, match="password authentication failed") as told:
+    with pytest.raises(Misconfigured, match="password authentication failed") as raised:
         life.start(some(1))
-    assert wrong not in str(told.value)
-    assert "pgpass" in told.value.hint
+    assert wrong not in str(raised.value)
+    assert "pgpass" in raised.value.hint
     with pytest.raises(Misconfigured, match="no password supplied"):
         orders.life(url=url).start(some(1))
     task = Task(
@@ -317,9 +319,9 @@ def test_a_wrong_password_is_reported_at_once_and_not_repeated(orders, guarded, 
     )
     writer = life.sink.writer(task)
     writer.write(some(1).to_batches()[0])
-    with pytest.raises(Misconfigured, match="password authentication failed") as told:
+    with pytest.raises(Misconfigured, match="password authentication failed") as raised:
         writer.prepare()
-    assert wrong not in str(told.value)
+    assert wrong not in str(raised.value)
 
 
 def test_what_can_not_be_reached_is_reported_at_once(server, place):

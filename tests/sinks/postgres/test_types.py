@@ -229,11 +229,11 @@ def test_types_that_would_lose_something_are_refused_before_the_first_row(place)
     columns = ", ".join(f"v{number} {column}" for number, (column, _) in enumerate(LOSING))
     place.sql(f"CREATE TABLE orders ({columns})")
     fields = [(f"v{number}", arrow) for number, (_, arrow) in enumerate(LOSING)]
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as raised:
         place.life().committer.check(pa.schema(fields))
     for number in range(len(LOSING)):
-        assert f'field "v{number}": ' in told.value.message
-    assert "cast(x as string)" in told.value.hint
+        assert f'field "v{number}": ' in raised.value.message
+    assert "cast(x as string)" in raised.value.hint
 
 
 @BOTH

@@ -149,7 +149,7 @@ def sent_fields(
 def columns_taking(
     fields: Collection[str], table: Table[C], sink: TableSink, problems: Problems
 ) -> dict[str, C]:
-    """The column that takes each field; all that speaks against it by name goes to `problems`."""
+    """The column that takes each field; what is wrong by name goes to `problems`."""
     mode = sink.write_mode
     for name in (*(sink.column_map or ()), *mode.keys, *mode.order_by):
         if name not in fields:

@@ -49,7 +49,7 @@ def row_packing(sink: Postgres, schema: pa.Schema, handout: Json) -> RowLayout |
     return (Fixed(struct.pack("!h", len(known))), *known)
 
 
-def _piece(field: str, kind: pa.DataType, base: str) -> Piece | None:  # noqa: PLR0911  one a family
+def _piece(field: str, kind: pa.DataType, base: str) -> Piece | None:  # noqa: PLR0911  one per family
     is_ = pa.types
     if is_.is_boolean(kind):
         return Flag(field=field, true=_sized(b"\1"), false=_sized(b"\0"), null=_NULL)

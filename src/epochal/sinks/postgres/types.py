@@ -128,7 +128,7 @@ _TO_TEXT = (
 )
 
 
-def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR0911  one a rule
+def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR0911  one per rule
     """How a staged value becomes the column's own type, or why it must not."""
     if source.is_array:
         return _array_cast(source, target)

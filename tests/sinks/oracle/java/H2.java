@@ -65,16 +65,16 @@ public class H2 {
             if (!statement.execute(sql)) {
                 return "done " + statement.getUpdateCount();
             }
-            StringBuilder told = new StringBuilder("rows");
+            StringBuilder text = new StringBuilder("rows");
             ResultSet rows = statement.getResultSet();
             int width = rows.getMetaData().getColumnCount();
             while (rows.next()) {
-                told.append(" |");
+                text.append(" |");
                 for (int at = 1; at <= width; at++) {
-                    told.append(' ').append(cell(rows.getObject(at)));
+                    text.append(' ').append(cell(rows.getObject(at)));
                 }
             }
-            return told.toString();
+            return text.toString();
         }
     }
 
