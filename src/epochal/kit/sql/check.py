@@ -145,7 +145,27 @@ class Checker(ABC, Generic[T, S]):
     def require_may_add(self, session: Session, table: T, added: Collection[str]) -> None:
         """The same for columns of an existing table."""
 
+    def no_row(self, fields: Mapping[str, S]) -> str:
+        """A SELECT of one row of nulls, with columns of the types that staging has."""
+        nulls = ", ".join(f"NULL AS {self.dialect.quote(name)}" for name in fields)
+        return f"SELECT {nulls}{self.dialect.dual}"
+
     # Before the first row
+
+    def require_delete_when(self, session: Session) -> None:
+        """Have the database read `delete_when` over the fields that arrive."""
+        condition, expected = self._declared.write_mode.delete_when, self._expected
+        if condition is None or expected is None:
+            return
+        statement = f"SELECT 1 FROM ({self.no_row(expected.sent)}) s WHERE ({condition}) AND 1 = 0"
+        try:
+            session.query(statement)
+        except self.dialect.errors as error:
+            found = self.dialect.classify(error, f"delete_when={condition!r}")
+            if not isinstance(found, Misconfigured):
+                raise
+            hint = f"SQL of the database; the fields are {', '.join(expected.sent)}"
+            raise Misconfigured(found.message, hint) from None
 
     def expect(self, schema: pa.Schema | None) -> ExpectedColumns[S] | None:
         """Remember which fields will arrive; None where nobody knows yet."""

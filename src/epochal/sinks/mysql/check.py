@@ -46,6 +46,7 @@ class MySQLChecker(Checker[Table, Sent]):
             plan(expected.sent, table, sink)
             if there is not None:
                 self._require_rights(session, there, expected)
+        self.require_delete_when(session)
         if sink.strategy == "prepared":
             about.require_detachable(sink)
             if about.is_mariadb:

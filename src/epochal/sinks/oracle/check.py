@@ -43,6 +43,7 @@ class OracleChecker(Checker[Table, Arriving]):
         table = self.table_to_be(session, there)
         if table is not None and expected is not None:
             plan(expected.sent, table, sink)
+        self.require_delete_when(session)
         if there is not None and sink.strategy == "prepared":
             self._require_no_unique(self._unique(session))
         if there is not None and sink.mode == "upsert":

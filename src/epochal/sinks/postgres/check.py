@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +52,7 @@ class PostgresChecker(Checker[Table, Sent]):
         if table is not None and expected is not None:
             fields = {name: one.type for name, one in expected.sent.items()}
             plan(fields, table, sink)
+        self.require_delete_when(session)
         pooler = _pooler(session)
         if sink.strategy == "prepared":
             _require_preparable(session, sink, table, pooler)
@@ -125,6 +126,12 @@ class PostgresChecker(Checker[Table, Sent]):
             columns=self.new_columns(expected),
             unique=(key,) if expected.keys else (),
         )
+
+    def no_row(self, fields: Mapping[str, Sent]) -> str:
+        nulls = [
+            f"CAST(NULL AS {one.ddl}) AS {DIALECT.quote(name)}" for name, one in fields.items()
+        ]
+        return f"SELECT {', '.join(nulls)}"
 
     def new_ddl(self, sent: Sent, *, is_key: bool) -> str:  # noqa: ARG002
         return create_as(sent)
