@@ -90,6 +90,55 @@ def test_offsets_of_a_file_source_are_its_files_wherever_compaction_put_them(
     assert open_checkpoint(tmp_path).offsets(EpochNumber(1)).digest != plain.digest
 
 
+class _Measured(LocalStore):
+    """Counts the bytes that are read."""
+
+    bytes_read = 0
+
+    def read(self, key: str) -> bytes | None:
+        content = super().read(key)
+        self.bytes_read += len(content or b"")
+        return content
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        content = super().read_range(key, start, end)
+        self.bytes_read += len(content)
+        return content
+
+
+def test_an_epoch_reads_its_own_part_of_a_large_compaction_and_not_the_rest(
+    tmp_path: Path,
+) -> None:
+    files = {
+        batch: [f"file:///in/{batch:03d}/{at:05d}.json" for at in range(1000)]
+        for batch in range(200)
+    }
+    _entry(tmp_path, "199.compact", files)
+    size = (tmp_path / "sources" / "0" / "199.compact").stat().st_size
+    _plan(tmp_path, 0, '{"logOffset":198}')
+    _plan(tmp_path, 1, '{"logOffset":199}')
+    store = _Measured(tmp_path)
+    found = Checkpoint("x", store).offsets(EpochNumber(1))
+    assert "1,000 files" in found.text
+    assert store.bytes_read < size / 20
+    _entry(tmp_path, "199", {199: files[199]})
+    assert Checkpoint("x", store).offsets(EpochNumber(1)) == found
+    assert Checkpoint("x", store).files(EpochNumber(1), EpochNumber(1)) == files[199]
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+def test_an_epoch_that_fills_a_compaction_is_found_whole(tmp_path: Path, count: int) -> None:
+    paths = [f"file:///in/{at:0200d}.json" for at in range(count)]
+    _entry(tmp_path, "9.compact", {8: ["file:///in/before"], 9: paths})
+    _plan(tmp_path, 0, '{"logOffset":8}')
+    _plan(tmp_path, 1, '{"logOffset":9}')
+    checkpoint = open_checkpoint(tmp_path)
+    assert list(checkpoint.files(EpochNumber(1), EpochNumber(1))) == paths
+    whole = checkpoint.offsets(EpochNumber(1))
+    _entry(tmp_path, "9", {9: paths})
+    assert checkpoint.offsets(EpochNumber(1)) == whole
+
+
 def test_one_location_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     forms = (tmp_path / "c", f"{tmp_path}/c/", f"file:{tmp_path}/c", f"file://{tmp_path}/c", "c")

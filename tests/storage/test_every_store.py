@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from epochal.errors import TryAgain
 from epochal.storage import FileStore, Store
 from epochal.storage.memory import MemoryStore
 
@@ -94,6 +95,15 @@ def test_a_put_replaces_whatever_was_there(store: Store) -> None:
     assert store.read("k") == b"3"
     assert store.put_if_absent("k", b"four") is False
     assert list(store.names()) == ["k"]
+
+
+def test_a_part_of_a_key_is_read_without_the_rest(store: Store) -> None:
+    store.put("f/k", b"0123456789")
+    assert store.read_range("f/k", 2, 5) == b"234"
+    assert store.read_range("f/k", 0, 10) == b"0123456789"
+    assert store.read_range("f/k", 8, 10) == b"89"
+    with pytest.raises(TryAgain, match="none"):
+        store.read_range("f/none", 0, 1)
 
 
 def test_a_put_is_listed_and_read_by_others_at_once(reopen: Opener) -> None:

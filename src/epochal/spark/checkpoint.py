@@ -5,7 +5,10 @@ What Spark's checkpoint folder says: whose query it is, how far it got, which ro
     offsets/N         planned: from line 3 on, one line a source, the end of epoch N in that source
     commits/N         Spark takes epoch N for finished
     sources/I/K       file sources: the files of their own log entry K, to which an offset points;
-                      K.compact holds those of all entries up to K
+                      K.compact holds those of all entries up to K, oldest first
+
+With a million files, K.compact has a hundred megabytes, and every tenth epoch is in one. The files
+of an epoch are the last lines there, so it is read from its end, as far as an older entry.
 
 It is Spark's: nothing here writes to it. Local folders are read as files, all others through the
 file system that Spark itself uses for them; object stores directly where there is no Spark session.
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 _TEXT_CHARS_MAX = 2000
 _LINES_BEFORE_SOURCES = 2
+_TAIL_BYTES = 64 * 1024
+_TAIL_GROWTH = 4
 
 
 class Checkpoint:
@@ -121,22 +126,20 @@ class Checkpoint:
 
     def _entry(self, at: int, entry: int) -> Sequence[str]:
         """The files of one entry of a file source's log; a later compaction may hold them."""
-        for name in (str(entry), f"{entry}.compact"):
-            data = self._store.read(f"sources/{at}/{name}")
-            if data is not None:
-                return self._files_of(data, entry, name)
-        for later in self._compacted(at):
-            data = self._store.read(f"sources/{at}/{later}.compact") if later > entry else None
-            if data is not None:
-                return self._files_of(data, entry, f"{later}.compact")
+        data = self._store.read(f"sources/{at}/{entry}")
+        if data is not None:
+            lines = (self._json(line, str(entry)) for line in data.splitlines()[1:] if line.strip())
+            return sorted(str(file["path"]) for file in lines)
+        for later in (entry, *(one for one in self._compacted(at) if one > entry)):
+            files = self._held(f"sources/{at}/{later}.compact", entry)
+            if files is not None:
+                return sorted(str(file["path"]) for file in files if file["batchId"] == entry)
         return []
 
     def _entries(self, at: int, first: int, last: int) -> list[str]:
         """The files of many entries: the newest compaction is read once for all that it holds."""
         compacted = max(self._compacted(at), default=-1)
-        data = self._store.read(f"sources/{at}/{compacted}.compact")
-        lines = [] if data is None else data.splitlines()[1:]
-        held = [self._json(line, f"{compacted}.compact") for line in lines if line.strip()]
+        held = self._held(f"sources/{at}/{compacted}.compact", first) or ()
         found = [str(file["path"]) for file in held if first <= file["batchId"] <= last]
         later = range(max(first, compacted + 1), last + 1)
         return found + [file for entry in later for file in self._entry(at, entry)]
@@ -146,9 +149,20 @@ class Checkpoint:
         stems = [name.removesuffix(".compact") for name in names if name.endswith(".compact")]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
-    def _files_of(self, data: bytes, entry: int, name: str) -> Sequence[str]:
-        files = (self._json(line, name) for line in data.splitlines()[1:] if line.strip())
-        return sorted(str(file["path"]) for file in files if file.get("batchId", entry) == entry)
+    def _held(self, name: str, since: int) -> list[Any] | None:
+        """The files of a compaction from one entry on, and perhaps some before; None without it."""
+        found = self._store.entry(name)
+        if found is None:
+            return None
+        length = _TAIL_BYTES
+        while True:
+            start = max(0, found.size - length)
+            # The first line is the version, or the rest of one that was cut.
+            _, *lines = self._store.read_range(name, start, found.size).split(b"\n")
+            held = (line for line in lines if line.strip())
+            if start == 0 or any(self._json(line, name)["batchId"] < since for line in lines[:1]):
+                return [self._json(line, name) for line in held]
+            length *= _TAIL_GROWTH
 
     def _json(self, data: bytes, name: str) -> Any:
         try:

@@ -30,7 +30,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.storage.store import Entry, checked
+from epochal.storage.store import Entry, checked, gone
 from epochal.storage.urls import THROUGH_HADOOP, first_line, without_secrets
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _JVM_ERRORS = (Py4JError, PySparkException)
 PROBE = ".put-if-absent"
 """A file beside the keys by which a file system shows that it refuses to create a name twice."""
 _LEFTOVER_AGE_S = 3600.0
+_CREATE_ATTEMPTS = 5
 _SCRATCH_SUFFIX = ".tmp"
 _CREATES_ONCE = "fs.option.create.conditional.overwrite"
 _RENAMES_ONCE = {"hdfs", "webhdfs", "swebhdfs"}
@@ -114,6 +115,21 @@ class HadoopStore:
     def read(self, key: str) -> bytes | None:
         with self._errors("read", key):
             content: bytes | None = _unless_missing(lambda: self._read(self._path(key)))
+        return content
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        def read() -> bytes:
+            stream = self._files.open(self._path(key))
+            try:
+                stream.seek(start)
+                return bytes(stream.readNBytes(end - start))
+            finally:
+                stream.close()
+
+        with self._errors("read", key):
+            content: bytes | None = _unless_missing(read)
+        if content is None:
+            raise gone(self.location, key)
         return content
 
     def names(self, folder: str = "") -> Sequence[str]:
@@ -276,13 +292,20 @@ class HadoopStore:
         """Make it durable under a hidden name; returns its path."""
         name = f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
         scratch = self._jvm.org.apache.hadoop.fs.Path(folder, name)
-        stream = self._files.create(scratch, False)
+        stream = self._create_scratch(scratch)
         try:
             stream.write(content)
             stream.hsync()
         finally:
             stream.close()
         return scratch
+
+    def _create_scratch(self, scratch: Java) -> Java:
+        """With its folder, which a delete elsewhere may remove between the two steps."""
+        for _ in range(_CREATE_ATTEMPTS - 1):
+            with suppress(*_JVM_ERRORS):
+                return self._files.create(scratch, True)
+        return self._files.create(scratch, True)
 
     def _publish(self, scratch: Java, path: Java) -> bool:
         if self._scheme == "file":
@@ -340,8 +363,16 @@ class HadoopStore:
     def _remove_empty(self, folder: Java) -> None:
         with suppress(*_JVM_ERRORS):
             while not folder.equals(self._root) and not self._files.listStatus(folder):
-                self._files.delete(folder, False)
+                self._delete_empty(folder)
                 folder = folder.getParent()
+
+    def _delete_empty(self, folder: Java) -> None:
+        if self._scheme == "file":
+            # Hadoop's own looks and then deletes, with all that was put there in between.
+            files = self._jvm.java.nio.file
+            files.Files.delete(files.Paths.get(folder.toUri()))
+        else:
+            self._files.delete(folder, False)
 
     @contextmanager
     def _errors(self, verb: str, key: str = "", *, is_put: bool = False) -> Iterator[None]:

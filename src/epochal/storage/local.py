@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.storage.store import UNFINISHED, Entry, checked
+from epochal.storage.store import UNFINISHED, Entry, checked, gone
 
 _LEFTOVER_AGE_S = 3600.0
 _SCRATCH_SUFFIX = ".tmp"
@@ -93,6 +93,15 @@ class LocalStore:
                 return self._path(key).read_bytes()
             except FileNotFoundError:
                 return None
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        with self._errors("read", key):
+            try:
+                with self._path(key).open("rb") as file:
+                    file.seek(start)
+                    return file.read(end - start)
+            except FileNotFoundError:
+                raise gone(self.location, key) from None
 
     def names(self, folder: str = "") -> Sequence[str]:
         found = self._scan(folder)

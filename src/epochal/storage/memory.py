@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from epochal.storage.store import Entry, checked
+from epochal.storage.store import Entry, checked, gone
 
 
 class MemoryStore:
@@ -35,6 +35,12 @@ class MemoryStore:
         with self._lock:
             found = self._contents.get(checked(key))
         return None if found is None else found[0]
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        found = self.read(key)
+        if found is None:
+            raise gone(self.location, key)
+        return found[start:end]
 
     def names(self, folder: str = "") -> Sequence[str]:
         return sorted(rest for rest in self._below(folder) if "/" not in rest)

@@ -26,7 +26,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.storage.store import Entry, checked
+from epochal.storage.store import Entry, checked, gone
 from epochal.storage.urls import first_line, without_secrets
 
 if TYPE_CHECKING:
@@ -93,6 +93,13 @@ class ObjectStore:
                 return bytes(obstore.get(self._client, self._at(key)).bytes())
             except FileNotFoundError:
                 return None
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        with self._errors("read", key):
+            try:
+                return bytes(obstore.get_range(self._client, self._at(key), start=start, end=end))
+            except FileNotFoundError:
+                raise gone(self.location, key) from None
 
     def names(self, folder: str = "") -> Sequence[str]:
         return [entry.name for entry in self.entries(folder)]

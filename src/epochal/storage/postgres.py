@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.storage.store import Entry, checked
+from epochal.storage.store import Entry, checked, gone
 
 try:
     import psycopg
@@ -131,6 +131,15 @@ class PostgresStore:
         query = "SELECT content FROM {table} WHERE store = %s AND key = %s"
         rows = self._select(query, self._name, checked(key))
         return bytes(rows[0][0]) if rows else None
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        query = (
+            "SELECT substring(content FROM %s FOR %s) FROM {table} WHERE store = %s AND key = %s"
+        )
+        rows = self._select(query, start + 1, end - start, self._name, checked(key))
+        if not rows:
+            raise gone(self.location, key)
+        return bytes(rows[0][0])
 
     def names(self, folder: str = "") -> Sequence[str]:
         query = f"SELECT rest {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key"

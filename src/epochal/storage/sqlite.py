@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.storage.store import Entry, checked
+from epochal.storage.store import Entry, checked, gone
 
 _BUSY_TIMEOUT_S = 10.0
 _CREATE = """
@@ -66,6 +66,13 @@ class SqliteStore:
     def read(self, key: str) -> bytes | None:
         rows = self._select("SELECT content FROM store WHERE key = ?", checked(key))
         return rows[0][0] if rows else None
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        query = "SELECT substr(content, ?, ?) FROM store WHERE key = ?"
+        rows = self._select(query, start + 1, end - start, checked(key))
+        if not rows:
+            raise gone(self.location, key)
+        return bytes(rows[0][0])
 
     def names(self, folder: str = "") -> Sequence[str]:
         query = f"SELECT rest {_IN_FOLDER} WHERE instr(rest, '/') = 0 ORDER BY key"

@@ -34,6 +34,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from epochal.errors import TryAgain
+
 UNFINISHED = ".part"
 """How the name of a file ends while it is written by `create`, on stores that list such files."""
 
@@ -74,6 +76,13 @@ class Store(Protocol):
 
     def read(self, key: str) -> bytes | None:
         """The content of a key, None where it does not exist."""
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        """
+        The bytes of a key from `start` up to `end`, or up to its end, without the others.
+
+        Raises `TryAgain` where the key does not exist: its size was asked for before.
+        """
 
     def names(self, folder: str = "") -> Sequence[str]:
         """The last parts of the keys directly in a folder, in rising order; no folders."""
@@ -134,6 +143,11 @@ class FileStore(Store, Protocol):
 
     def open(self, key: str) -> BinaryIO | None:
         """For reading at any position, None where it does not exist."""
+
+
+def gone(location: str, key: str) -> TryAgain:
+    """What `read_range` raises of a key that does not exist."""
+    return TryAgain(f"cannot read {location}/{key}: it was deleted meanwhile")
 
 
 def checked(key: str) -> str:

@@ -34,6 +34,7 @@ from epochal.sinks.files import layout
 from epochal.sinks.files.errors import RAISED, code_of, error_of, is_denied
 from epochal.sinks.files.target import Options
 from epochal.storage import Entry
+from epochal.storage.store import gone
 from epochal.terms import Handle
 
 _SENDS_MAX = 4
@@ -314,7 +315,10 @@ class S3Store:
         return cast("BinaryIO", reader)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
-        answer = self._call("get_object", key, Range=f"bytes={start}-{end - 1}")
+        span = f"bytes={start}-{end - 1}"
+        answer = self._call("get_object", key, missing=("NoSuchKey",), Range=span)
+        if answer is None:
+            raise gone(self.location, key)
         with self._errors("get_object"):
             content: bytes = answer["Body"].read()
         return content
