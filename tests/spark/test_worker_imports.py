@@ -56,7 +56,7 @@ MODULES_MAX = {
     "iceberg": 33,
     "kafka": 46,
     "memory": 19,
-    "mysql": 40,
+    "mysql": 39,
     "postgres": 41,
 }
 """Modules of ours, without the generated messages of Kafka's protocol."""

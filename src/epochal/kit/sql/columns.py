@@ -1,4 +1,4 @@
-"""Columns of a table, and the mapping of fields to them by name. Types: each database's plan."""
+"""Columns of a table, and the mapping of fields to them by name; types are each database's own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.plan import Column, Table, plan, sent_fields
+from epochal.sinks.mysql.types import Column, Table, plan, sent_fields
 from epochal.terms import Ability, Identity
 
 if TYPE_CHECKING:

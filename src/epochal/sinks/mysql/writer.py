@@ -32,8 +32,7 @@ from epochal.kit.sql.writer import TableWriter, not_in_steps
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.plan import Planned, from_json, plan, sent_fields
-from epochal.sinks.mysql.types import TEXT
+from epochal.sinks.mysql.types import TEXT, Planned, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL

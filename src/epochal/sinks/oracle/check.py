@@ -18,7 +18,7 @@ from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import client
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
-from epochal.sinks.oracle.plan import Arriving, Column, Table, plan, sent_fields
+from epochal.sinks.oracle.types import Arriving, Column, Table, plan, sent_fields
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Receipt
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from epochal.sinks.oracle import client
 from epochal.sinks.oracle.client import Server
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
 from epochal.sinks.oracle.errors import offset_of
-from epochal.sinks.oracle.plan import Planned, from_json, plan, sent_fields
+from epochal.sinks.oracle.types import Planned, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.oracle.sink import Oracle

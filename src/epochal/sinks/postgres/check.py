@@ -17,8 +17,16 @@ from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import DIALECT
-from epochal.sinks.postgres.plan import Column, Table, UniqueIndex, plan, sent_fields
-from epochal.sinks.postgres.types import Sent, Type, create_as
+from epochal.sinks.postgres.types import (
+    Column,
+    Sent,
+    Table,
+    Type,
+    UniqueIndex,
+    create_as,
+    plan,
+    sent_fields,
+)
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:

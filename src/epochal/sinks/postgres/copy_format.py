@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochal.kit.row_layout import Digits, Fixed, Flag, Number, Piece, RowLayout, Sized
-from epochal.sinks.postgres.plan import from_json, may_go_direct, plan, sent_fields
+from epochal.sinks.postgres.types import from_json, may_go_direct, plan, sent_fields
 from epochal.terms import Json
 
 if TYPE_CHECKING:

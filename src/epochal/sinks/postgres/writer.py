@@ -28,8 +28,7 @@ from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Serv
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT, staging_comment
 from epochal.sinks.postgres.errors import BAD_ENCODING, TOO_MANY_PREPARED
-from epochal.sinks.postgres.plan import from_json, may_go_direct, plan, sent_fields
-from epochal.sinks.postgres.types import Sent, arrow_of
+from epochal.sinks.postgres.types import Sent, arrow_of, from_json, may_go_direct, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
