@@ -22,7 +22,7 @@ from epochal.kafka.codes import Code
 from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from epochal.kafka.messages.init_producer_id import InitProducerIdResponse
 from epochal.session import Session
-from epochal.sinks.kafka import resend, transaction_status, transactions
+from epochal.sinks.kafka import committer, transaction_status, transactions
 from epochal.sinks.kafka.receipts import transaction_of
 from epochal.terms import Proof, Receipt
 
@@ -269,12 +269,12 @@ def test_a_resend_that_was_interrupted_is_finished_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resend, "commit_one", die)
+        patched.setattr(committer, "commit_one", die)
         with pytest.raises(KeyboardInterrupt):
             life.commit(0, receipts)
-    done = resend.commit_one
+    done = committer.commit_one
     with monkeypatch.context() as patched:
-        patched.setattr(resend, "commit_one", lambda *args: (done(*args), die()))
+        patched.setattr(committer, "commit_one", lambda *args: (done(*args), die()))
         with pytest.raises(KeyboardInterrupt):
             kafka.keep(life.fresh()).commit(0, receipts)
     kafka.keep(life.fresh(generation=2)).commit(0, receipts)

@@ -6,24 +6,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kafka.varints import constant, join
-from epochal.sinks.kafka.values import ALL, gathered, struct_sql, written
+from epochal.sinks.kafka.values import ALL
 from epochal.sinks.kafka.values.binary_columns import Encode, is_bytes, is_list, is_text, spread
-from epochal.sinks.kafka.values.registry import (
-    MAGIC,
-    Registry,
-    cached,
-    is_unknown_schema,
-    missing,
-    registry_at,
-    require_compatible,
-)
+from epochal.sinks.kafka.values.registry import MAGIC, RegistryValue, missing, registry_at
 from epochal.terms import Json
 
 if TYPE_CHECKING:
@@ -37,38 +29,24 @@ _ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Avro:
+class Avro(RegistryValue):
     """Columns as one Avro record."""
 
-    columns: tuple[str, ...]
-    registry: Registry
-    subject: str | None
     schema: str | None
     record: str
-    auto_register: bool
-
-    def __str__(self) -> str:
-        return written("avro", self.columns)
-
-    def sql(self) -> str:
-        return struct_sql(self.columns)
-
-    def gather(self, rows: pa.RecordBatch) -> pa.Array:
-        return gathered(rows, self.columns)
-
-    def check(self, schema: pa.Schema) -> None:
-        """Types are checked by `ready`, which has the Avro schema."""
 
     def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
-        subject = self.subject or f"{topic}-value"
+        subject = self.subject_of(topic)
         text = self.schema or derived(kind, self.record)
         if text != LATEST:
             _encoder(text, kind)
+        ask = partial(_asked, subject, text)
         if is_trial:
-            self._try(subject, text, kind)
+            found = self.tried(subject, ask, None if text == LATEST else partial(_schema, text))
+            if found is not None:
+                _encoder(found[1], kind)
             return None
-        key = (self.registry, subject, text, self.auto_register)
-        number, written = cached(key, lambda: self._registered(subject, text))
+        number, written = self.registered(subject, text, ask)
         _encoder(written, kind)
         return {"id": number, "schema": written}
 
@@ -78,36 +56,23 @@ class Avro:
         encode = _encoder(given["schema"], column.type)
         return spread(column, lambda rows: join([constant(front), encode(rows)]))
 
-    def _registered(self, subject: str, text: str) -> tuple[int, str]:
-        with self.registry.client(f"of {subject}") as client:
-            return self._asked(client, subject, text, is_registering=self.auto_register)
 
-    def _try(self, subject: str, text: str, kind: pa.DataType) -> None:
-        about = f"of {subject}"
-        try:
-            with self.registry.client(about) as client:
-                _, written = self._asked(client, subject, text, is_registering=False)
-        except Misconfigured as error:
-            if not (self.auto_register and text != LATEST and is_unknown_schema(error)):
-                raise
-        else:
-            _encoder(written, kind)
-            return
-        with self.registry.client(about) as client:
-            require_compatible(client, subject, _schema(text), about)
-
-    def _asked(
-        self, client: SchemaRegistryClient, subject: str, text: str, *, is_registering: bool
-    ) -> tuple[int, str]:
-        if text == LATEST:
-            found = client.get_latest_version(subject)
-            kind = found.schema.schema_type or "AVRO"
-            if kind != "AVRO":
-                raise Misconfigured(f"the latest schema of {subject} is {kind}, not Avro")
-            return int(found.schema_id or 0), str(found.schema.schema_str)
-        if is_registering:
-            return client.register_schema(subject, _schema(text)), text
-        return int(client.lookup_schema(subject, _schema(text)).schema_id or 0), text
+def _asked(
+    subject: str,
+    text: str,
+    client: SchemaRegistryClient,
+    is_registering: bool,
+) -> tuple[int, str]:
+    """The id of a schema and its text, which only the registry knows where it is the latest."""
+    if text == LATEST:
+        found = client.get_latest_version(subject)
+        kind = found.schema.schema_type or "AVRO"
+        if kind != "AVRO":
+            raise Misconfigured(f"the latest schema of {subject} is {kind}, not Avro")
+        return int(found.schema_id or 0), str(found.schema.schema_str)
+    if is_registering:
+        return client.register_schema(subject, _schema(text)), text
+    return int(client.lookup_schema(subject, _schema(text)).schema_id or 0), text
 
 
 def _schema(text: str) -> Any:

@@ -18,16 +18,9 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kafka.varints import constant, join
-from epochal.sinks.kafka.values import ALL, gathered, struct_sql, written
+from epochal.sinks.kafka.values import ALL
 from epochal.sinks.kafka.values.binary_columns import is_bytes, is_list, is_text, spread
-from epochal.sinks.kafka.values.registry import (
-    Registry,
-    cached,
-    is_unknown_schema,
-    missing,
-    registry_at,
-    require_compatible,
-)
+from epochal.sinks.kafka.values.registry import RegistryValue, missing, registry_at
 from epochal.terms import Json
 
 if TYPE_CHECKING:
@@ -41,38 +34,22 @@ _BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protobuf:
+class Protobuf(RegistryValue):
     """Columns as one Protobuf message."""
 
-    columns: tuple[str, ...]
     message: str
     files: bytes = field(repr=False)
     """A FileDescriptorSet: the message's file behind those that it imports."""
-    registry: Registry
-    subject: str | None
-    auto_register: bool
-
-    def __str__(self) -> str:
-        return written("protobuf", self.columns)
-
-    def sql(self) -> str:
-        return struct_sql(self.columns)
-
-    def gather(self, rows: pa.RecordBatch) -> pa.Array:
-        return gathered(rows, self.columns)
-
-    def check(self, schema: pa.Schema) -> None:
-        """Types are checked by `ready`, which has the message's descriptor."""
 
     def ready(self, topic: str, kind: pa.DataType, *, is_trial: bool = False) -> Json:
-        subject = self.subject or f"{topic}-value"
+        subject = self.subject_of(topic)
         made = message_class(self.files, self.message)
         fields = plan(made.DESCRIPTOR, kind, "value")
+        ask = partial(_front, subject, topic, made)
         if is_trial:
-            self._try(subject, topic, made)
+            self.tried(subject, ask, partial(_schema, made))
             return None
-        key = (self.registry, subject, self.message, self.files, self.auto_register)
-        front = cached(key, lambda: self._registered(subject, topic, made))
+        front = self.registered(subject, (self.message, self.files), ask)
         return {"front": base64.b64encode(front).decode(), "fields": fields}
 
     def encode(self, column: pa.Array, ready: Json) -> pa.Array:
@@ -83,28 +60,13 @@ class Protobuf:
         encode = partial(message, given["fields"])
         return spread(column, lambda rows: join([front, encode(rows)]))
 
-    def _registered(self, subject: str, topic: str, made: Any) -> bytes:
-        with self.registry.client(f"of {subject}") as client:
-            return _front(client, subject, topic, made, is_registering=self.auto_register)
-
-    def _try(self, subject: str, topic: str, made: Any) -> None:
-        about = f"of {subject}"
-        try:
-            with self.registry.client(about) as client:
-                _front(client, subject, topic, made, is_registering=False)
-        except Misconfigured as error:
-            if not (self.auto_register and is_unknown_schema(error)):
-                raise
-        else:
-            return
-        if not all(one.name.startswith(_BUILT_IN) for one in made.DESCRIPTOR.file.dependencies):
-            return  # what it imports must be registered before it can be judged
-        with self.registry.client(about) as client:
-            require_compatible(client, subject, _schema(made), about)
-
 
 def _front(
-    client: SchemaRegistryClient, subject: str, topic: str, made: Any, *, is_registering: bool
+    subject: str,
+    topic: str,
+    made: Any,
+    client: SchemaRegistryClient,
+    is_registering: bool,
 ) -> bytes:
     """
     The bytes before every message: what the registry's own serializer writes for an empty one. It
@@ -128,6 +90,9 @@ def _front(
 
 
 def _schema(made: Any) -> Any:
+    """None where it can't be judged yet: what it imports must be registered before."""
+    if not all(one.name.startswith(_BUILT_IN) for one in made.DESCRIPTOR.file.dependencies):
+        return None
     from confluent_kafka.schema_registry import Schema  # noqa: PLC0415  on the driver only
 
     text = base64.b64encode(made.DESCRIPTOR.file.serialized_pb).decode()

@@ -1,4 +1,4 @@
-"""`Registry`: a schema registry, and requests to it.
+"""`Registry`: a schema registry; `RegistryValue`: what Avro and Protobuf values have in common.
 
 Only the driver asks it: tasks get the id. Answers are kept for the life of the process, since an id
 never changes its meaning.
@@ -6,14 +6,17 @@ never changes its meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
+
+import pyarrow as pa
 
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.secrets import HeldSecret, Secret
+from epochal.sinks.kafka.values import gathered, struct_sql, written
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
@@ -27,6 +30,8 @@ _NOT_FOUND, _CONFLICT, _UNPROCESSABLE, _SERVER_FAULT = 404, 409, 422, 500
 _NO_RIGHT = (401, 403)
 
 Answer = TypeVar("Answer")
+AskRegistry: TypeAlias = "Callable[[SchemaRegistryClient, bool], Answer]"
+"""Asks about a schema; the second argument is whether it may be registered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +134,69 @@ def registry_at(
     return Registry(url=url, username=username, password=secret, **files)
 
 
-def is_unknown_schema(error: Misconfigured | TryAgain) -> bool:
-    """Whether the registry answered that it has no such schema."""
-    cause = error.__cause__
-    return getattr(cause, "http_status_code", None) == _NOT_FOUND
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryValue:
+    """Columns as one record whose schema is in a registry."""
+
+    columns: tuple[str, ...]
+    registry: Registry
+    subject: str | None
+    auto_register: bool
+
+    def __str__(self) -> str:
+        return written(type(self).__name__.lower(), self.columns)
+
+    def sql(self) -> str:
+        return struct_sql(self.columns)
+
+    def gather(self, rows: pa.RecordBatch) -> pa.Array:
+        return gathered(rows, self.columns)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Types are checked by `ready`, which has the registry's schema."""
+
+    def subject_of(self, topic: str) -> str:
+        return self.subject or f"{topic}-value"
+
+    def registered(self, subject: str, schema: Hashable, ask: AskRegistry[Answer]) -> Answer:
+        """The answer about a schema, registered where that is allowed; asked once per process."""
+        key = (self.registry, subject, self.auto_register, schema)
+        if key not in _answers:
+            if len(_answers) >= _ANSWERS_MAX:
+                _answers.clear()
+            with self.registry.client(f"of {subject}") as client:
+                _answers[key] = ask(client, self.auto_register)
+        found: Answer = _answers[key]
+        return found
+
+    def tried(
+        self, subject: str, ask: AskRegistry[Answer], new_schema: Callable[[], Any] | None
+    ) -> Answer | None:
+        """
+        The same without registering anything; None where the schema is new and would be accepted.
+        `new_schema` makes it, or None where it must be there.
+        """
+        about = f"of {subject}"
+        try:
+            with self.registry.client(about) as client:
+                return ask(client, False)
+        except Misconfigured as error:
+            is_new = getattr(error.__cause__, "http_status_code", None) == _NOT_FOUND
+            if not (self.auto_register and new_schema is not None and is_new):
+                raise
+        schema = new_schema()
+        if schema is not None:
+            with self.registry.client(about) as client:
+                _require_compatible(client, subject, schema, about)
+        return None
 
 
-def require_compatible(client: SchemaRegistryClient, subject: str, schema: Any, about: str) -> None:
+_answers: dict[Any, Any] = {}
+
+
+def _require_compatible(
+    client: SchemaRegistryClient, subject: str, schema: Any, about: str
+) -> None:
     """Raise where a schema would be refused, without registering it."""
     types = _client_types()
     try:
@@ -149,19 +210,6 @@ def require_compatible(client: SchemaRegistryClient, subject: str, schema: Any, 
             f"the schema {about} is incompatible with the latest of its subject",
             "keep to the subject's compatibility, or name another subject=",
         )
-
-
-_answers: dict[Any, Any] = {}
-
-
-def cached(key: Any, ask: Callable[[], Answer]) -> Answer:
-    """An answer of the registry, asked once per process."""
-    if key not in _answers:
-        if len(_answers) >= _ANSWERS_MAX:
-            _answers.clear()
-        _answers[key] = ask()
-    found: Answer = _answers[key]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
