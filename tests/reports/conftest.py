@@ -12,7 +12,7 @@ import pytest
 from servers.postgres import running_server
 
 from epochal import Limits, Memory, Pipeline, Session
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.coordinator import Environment
 from epochal.logs import open_log
 
@@ -52,8 +52,8 @@ class Shop:
         return Pipeline("shop", sinks=self.sinks, log=self.log_path, limits=self.limits)
 
     @property
-    def reached(self) -> Reached:
-        return Reached(
+    def opened(self) -> OpenedTarget:
+        return OpenedTarget(
             target="jobs:pipeline",
             log=self.log,
             pipeline="shop",
@@ -62,8 +62,8 @@ class Shop:
         )
 
     @property
-    def log_alone(self) -> Reached:
-        return Reached(target=self.log_path, log=self.log)
+    def log_alone(self) -> OpenedTarget:
+        return OpenedTarget(target=self.log_path, log=self.log)
 
     def session(self, *, driver=None, die_at=None, limits=None) -> Session:
         if driver is not None:

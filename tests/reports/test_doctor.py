@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epochal import Postgres
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.reports.doctor import diagnose, grants
 
 
 def test_a_healthy_pipeline_has_no_problems(shop):
     shop.run(epochs=1)
-    report = diagnose(shop.reached)
+    report = diagnose(shop.opened)
     assert report.problems == []
     assert [one.is_reached for one in report.sinks] == [True, True]
     assert report.sinks[0].newest == "proves epoch 0; the log has decided 0"
@@ -23,7 +23,7 @@ def test_a_healthy_pipeline_has_no_problems(shop):
 
 def test_leftovers_are_listed_with_the_verdict_of_recovery(shop):
     driver = shop.die("prepared")
-    report = diagnose(shop.reached)
+    report = diagnose(shop.opened)
     assert [one.found[0].verdict for one in report.sinks] == ["abort", "abort"]
     assert len(report.problems) == 2
     assert "no decision names it" in report.problems[0]
@@ -32,7 +32,7 @@ def test_leftovers_are_listed_with_the_verdict_of_recovery(shop):
 
 def test_a_decided_epoch_without_a_driver_is_a_problem(shop):
     driver = shop.die("decided")
-    report = diagnose(shop.reached)
+    report = diagnose(shop.opened)
     assert report.problems[0].startswith("epoch 0 is decided and not settled on orders, audit")
     assert {one.found[0].verdict for one in report.sinks} == {"commit"}
     assert driver is not None
@@ -41,19 +41,19 @@ def test_a_decided_epoch_without_a_driver_is_a_problem(shop):
 def test_the_epoch_of_a_running_driver_is_no_problem(shop):
     with shop.session() as session:
         shop.epoch(session)
-        assert diagnose(shop.reached).problems == []
+        assert diagnose(shop.opened).problems == []
 
 
 def test_a_target_that_fails_keeps_no_other_from_being_queried(shop):
     shop.run(epochs=1)
     broken = Postgres("postgresql://nobody@127.0.0.1:1/none", table="t", name="away")
-    report = diagnose(replace(shop.reached, sinks=[*shop.sinks, broken]))
+    report = diagnose(replace(shop.opened, sinks=[*shop.sinks, broken]))
     assert [one.is_reached for one in report.sinks] == [True, True, False]
     assert [problem.partition(":")[0] for problem in report.problems] == ["away"]
 
 
 def test_without_a_checkpoint_the_targets_are_queried_too(shop):
-    report = diagnose(Reached(target="jobs:p", log=None, pipeline="shop", sinks=shop.sinks))
+    report = diagnose(OpenedTarget(target="jobs:p", log=None, pipeline="shop", sinks=shop.sinks))
     assert report.log.startswith("not read")
     assert all(one.is_reached for one in report.sinks)
 
@@ -69,7 +69,7 @@ def test_a_corrupt_log_is_a_problem_by_name(shop):
     shop.run(epochs=1)
     last = max((shop.root / "chk" / "epochal" / "log").glob("*.json"))
     last.write_bytes(b"torn")
-    assert "not a readable record" in diagnose(shop.reached).problems[0]
+    assert "not a readable record" in diagnose(shop.opened).problems[0]
 
 
 def test_a_server_reports_its_time_and_what_a_prepared_transaction_blocks(shop, postgres):
@@ -83,7 +83,7 @@ def test_a_server_reports_its_time_and_what_a_prepared_transaction_blocks(shop, 
         meta_schema="doctored_meta",
     )
     driver = shop.die("prepared")
-    (diagnosis, _) = diagnose(shop.reached).sinks
+    (diagnosis, _) = diagnose(shop.opened).sinks
     assert abs(diagnosis.clock_skew_s) < 5
     assert "vacuum" in diagnosis.found[0].blocks
     assert driver is not None
@@ -91,6 +91,6 @@ def test_a_server_reports_its_time_and_what_a_prepared_transaction_blocks(shop, 
 
 def test_grants_are_statements_of_the_target(shop):
     shop.audit = Postgres("postgresql://etl@db/shop", table="public.audit", name="audit")
-    report = grants(shop.reached)
+    report = grants(shop.opened)
     assert any("GRANT" in statement for statement in report.sinks["audit"])
     assert set(report.unknown) == {"orders"}

@@ -19,7 +19,7 @@ def test_a_dry_run_shows_what_would_be_removed_and_removes_nothing(shop):
     shop.run(epochs=1)
     driver = shop.die("prepared")
     before = shop.log.numbers()
-    report = drop(shop.reached, dry_run=True)
+    report = drop(shop.opened, dry_run=True)
     assert len(report.sinks["orders"]) == 2
     assert (shop.log.numbers(), len(ledgers(shop))) == (before, 1)
     assert driver is not None
@@ -29,7 +29,7 @@ def test_everything_is_removed_but_the_rows(shop):
     shop.run(epochs=1)
     driver = shop.die("prepared")
     shop.log.put_list("0" * 64, b"left by a killed driver")
-    report = drop(shop.reached, dry_run=False)
+    report = drop(shop.opened, dry_run=False)
     assert shop.log.numbers() == []
     assert shop.log.list_names() == []
     assert history_of(shop.log).store.names() == []
@@ -50,9 +50,9 @@ def test_an_interrupted_drop_is_finished_by_the_next(shop, monkeypatch):
             lambda *_: (_ for _ in ()).throw(OSError("full")),
         )
         with pytest.raises(OSError, match="full"):
-            drop(shop.reached, dry_run=False)
+            drop(shop.opened, dry_run=False)
     assert ledgers(shop) == {}
-    drop(shop.reached, dry_run=False)
+    drop(shop.opened, dry_run=False)
     assert shop.log.numbers() == []
 
 
@@ -67,10 +67,10 @@ def test_the_log_is_kept_while_a_target_is_not_reached(shop, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Memory, "committer", away)
-        report = drop(shop.reached, dry_run=False)
+        report = drop(shop.opened, dry_run=False)
     assert report.left == {"audit": "not reached: no route"}
     assert shop.log.numbers() != []
-    assert drop(shop.reached, dry_run=False).left == {}
+    assert drop(shop.opened, dry_run=False).left == {}
     assert shop.log.numbers() == []
 
 
@@ -79,7 +79,7 @@ def test_a_running_pipeline_can_not_be_dropped_even_if_declared_dead(shop):
         shop.epoch(session)
         for is_dead in (False, True):
             with pytest.raises(Refused, match="is running"):
-                drop(shop.reached, dry_run=False, is_dead=is_dead)
+                drop(shop.opened, dry_run=False, is_dead=is_dead)
         shop.epoch(session)
     assert shop.orders.rows().num_rows == 4
 
@@ -87,9 +87,9 @@ def test_a_running_pipeline_can_not_be_dropped_even_if_declared_dead(shop):
 def test_a_decided_epoch_is_committed_before_anything_is_dropped(shop):
     driver = shop.die("decided")
     with pytest.raises(Refused, match="would lose rows"):
-        drop(shop.reached, dry_run=False)
-    recover(shop.reached)
-    drop(shop.reached, dry_run=False)
+        drop(shop.opened, dry_run=False)
+    recover(shop.opened)
+    drop(shop.opened, dry_run=False)
     assert shop.orders.rows().num_rows == 2
     assert driver is not None
 
@@ -97,8 +97,8 @@ def test_a_decided_epoch_is_committed_before_anything_is_dropped(shop):
 def test_a_driver_on_another_machine_must_be_declared_dead(shop):
     driver = shop.die("prepared", driver=shop.elsewhere)
     with pytest.raises(Refused, match="is on another machine"):
-        drop(shop.reached, dry_run=False)
-    drop(shop.reached, dry_run=False, is_dead=True)
+        drop(shop.opened, dry_run=False)
+    drop(shop.opened, dry_run=False, is_dead=True)
     assert shop.log.numbers() == []
     assert driver is not None
 
@@ -110,9 +110,9 @@ def test_a_ledger_of_a_database_forgets_one_pipeline_and_no_other(shop, postgres
             postgres.url, table="dropped", name="orders", meta_schema="dropped_meta"
         )
         shop.run(epochs=1)
-        report = drop(shop.reached, dry_run=True)
+        report = drop(shop.opened, dry_run=True)
         assert report.sinks["orders"] != []
-        drop(shop.reached, dry_run=False)
+        drop(shop.opened, dry_run=False)
         assert drop_count(connection) == 0
         assert connection.execute("SELECT count(*) FROM dropped").fetchone() == (2,)
 

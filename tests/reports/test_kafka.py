@@ -51,26 +51,26 @@ def read(shop) -> list[bytes]:
 
 def test_a_decided_transaction_is_never_aborted_by_hand_and_is_finished_from_elsewhere(on_kafka):
     driver = on_kafka.die("decided")
-    diagnosis = diagnose(on_kafka.reached).sinks[0]
+    diagnosis = diagnose(on_kafka.opened).sinks[0]
     (found,) = diagnosis.found
     assert found.verdict in {"commit", "judged after the commit"}
     assert "committed records" in found.blocks
     for dry_run in (True, False):
         with pytest.raises(Refused, match="nothing there may be aborted"):
             resolve.abort(
-                on_kafka.reached, sink="orders", name=found.name, by="ann", dry_run=dry_run
+                on_kafka.opened, sink="orders", name=found.name, by="ann", dry_run=dry_run
             )
     assert read(on_kafka) == []
-    recover(on_kafka.reached)
+    recover(on_kafka.opened)
     assert read(on_kafka) == [b'{"id":0}', b'{"id":1}']
-    assert plan_recovery(on_kafka.reached).steps[1:] == ["nothing is in doubt"]
+    assert plan_recovery(on_kafka.opened).steps[1:] == ["nothing is in doubt"]
     driver._coordinator.stop()
 
 
 def test_an_undecided_transaction_is_aborted_by_recovery(on_kafka):
     driver = on_kafka.die("prepared")
-    assert "abort 1 attempt on orders that no decision names" in recover(on_kafka.reached).steps
-    assert diagnose(on_kafka.reached).sinks[0].found == []
+    assert "abort 1 attempt on orders that no decision names" in recover(on_kafka.opened).steps
+    assert diagnose(on_kafka.opened).sinks[0].found == []
     assert read(on_kafka) == []
     driver._coordinator.stop()
 
@@ -90,9 +90,9 @@ def write_beside_the_log(shop, epoch) -> None:
 
 def test_a_topic_is_counted_and_an_undecided_record_is_found(on_kafka):
     on_kafka.run(epochs=3, rows=2)
-    assert not verify(on_kafka.reached).differs
+    assert not verify(on_kafka.opened).differs
     write_beside_the_log(on_kafka, 3)
-    report = verify(on_kafka.reached)
+    report = verify(on_kafka.opened)
     assert report.differs
     assert report.sinks[0].differences == ["1 row too many: 6 decided, 7 visible"]
 
@@ -100,7 +100,7 @@ def test_a_topic_is_counted_and_an_undecided_record_is_found(on_kafka):
 def test_a_dropped_pipeline_starts_afresh_on_the_same_topic(on_kafka):
     on_kafka.run(epochs=2, rows=1)
     driver = on_kafka.die("prepared")
-    report = drop(on_kafka.reached, dry_run=False)
+    report = drop(on_kafka.opened, dry_run=False)
     assert len(report.sinks["orders"]) == 2
     assert "transactional id" in report.left["orders"]
     assert on_kafka.log.numbers() == []

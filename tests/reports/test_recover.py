@@ -13,7 +13,7 @@ from epochal.reports.status import pipeline_status
 def test_a_dry_run_lists_the_steps_and_changes_nothing(shop):
     driver = shop.die("decided")
     before = shop.log.numbers()
-    report = plan_recovery(shop.reached)
+    report = plan_recovery(shop.opened)
     assert report.is_dry_run
     assert report.steps == [
         "claim generation 2; generation 1 is fenced",
@@ -29,7 +29,7 @@ def test_a_dry_run_lists_the_steps_and_changes_nothing(shop):
 def test_recovery_commits_what_is_decided_once_and_may_be_repeated(shop):
     driver = shop.die("committed orders")
     for expected in ("commit epoch 0 on audit", "nothing is in doubt"):
-        report = recover(shop.reached)
+        report = recover(shop.opened)
         assert any(step.startswith(expected) for step in report.steps)
         assert shop.orders.rows()["id"].to_pylist() == [0, 1]
         assert shop.audit.rows()["id"].to_pylist() == [0, 1]
@@ -40,9 +40,9 @@ def test_recovery_commits_what_is_decided_once_and_may_be_repeated(shop):
 
 def test_recovery_aborts_what_no_decision_names(shop):
     driver = shop.die("prepared")
-    report = recover(shop.reached)
+    report = recover(shop.opened)
     assert "abort 1 attempt on orders that no decision names" in report.steps
-    assert plan_recovery(shop.reached).steps[1:] == ["nothing is in doubt"]
+    assert plan_recovery(shop.opened).steps[1:] == ["nothing is in doubt"]
     assert shop.orders.rows().num_rows == 0
     shop.run(epochs=1)
     assert shop.orders.rows()["id"].to_pylist() == [0, 1]
@@ -53,7 +53,7 @@ def test_a_running_driver_is_not_fenced_by_accident(shop):
     with shop.session() as session:
         shop.epoch(session)
         with pytest.raises(Refused, match="seems to be running") as caught:
-            recover(shop.reached)
+            recover(shop.opened)
         assert "--take-over" in caught.value.hint
         shop.epoch(session)
     assert shop.orders.rows().num_rows == 4
@@ -62,8 +62,8 @@ def test_a_running_driver_is_not_fenced_by_accident(shop):
 def test_a_driver_of_unknown_state_on_another_machine_is_not_fenced_either(shop):
     driver = shop.die("decided", driver=shop.elsewhere)
     with pytest.raises(Refused, match="is on another machine"):
-        recover(shop.reached)
-    recover(shop.reached, take_over=True)
+        recover(shop.opened)
+    recover(shop.opened, take_over=True)
     assert shop.orders.rows().num_rows == 2
     assert driver is not None
 
@@ -81,7 +81,7 @@ def test_a_target_that_can_not_be_reached_needs_a_person(shop, monkeypatch):
         raise OSError("connection refused")
 
     monkeypatch.setattr(Memory, "committer", unreachable)
-    report = plan_recovery(shop.reached)
+    report = plan_recovery(shop.opened)
     assert report.needs_a_person == ["orders: connection refused", "audit: connection refused"]
     assert [sink.receipts[0].proof for sink in report.sinks] == ["not queried", "not queried"]
     assert driver is not None
@@ -91,9 +91,9 @@ def test_rows_that_a_target_discarded_are_reported_and_stay_decided(shop):
     driver = shop.die("decided")
     place = shop.orders._reference.store()
     place.abort(list(place._prepared))
-    assert any("discarded" in need for need in plan_recovery(shop.reached).needs_a_person)
+    assert any("discarded" in need for need in plan_recovery(shop.opened).needs_a_person)
     with pytest.raises(Unsettled, match=r"orders \(1\)"):
-        recover(shop.reached)
+        recover(shop.opened)
     assert pipeline_status(shop.log).unsettled.epoch == 0
     assert shop.audit.rows().num_rows == 2
     assert driver is not None

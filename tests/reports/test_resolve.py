@@ -14,7 +14,7 @@ from epochal.terms import EpochNumber
 
 
 def finish(shop, sink="orders", epoch=0, **more):
-    return resolve.finish(shop.reached, sink=sink, epoch=epoch, by="ann", **more)
+    return resolve.finish(shop.opened, sink=sink, epoch=epoch, by="ann", **more)
 
 
 def listed(shop):
@@ -36,7 +36,7 @@ def test_one_sink_of_a_decided_epoch_is_finished_with_the_evidence_on_record(sho
     assert "ann finished sink 'orders'" in newest_record(shop.log).record.note
     finish(shop, "audit", dry_run=False)
     assert newest_record(shop.log).record.state.unsettled is None
-    recover(shop.reached)
+    recover(shop.opened)
     assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 2)
     assert driver is not None
 
@@ -65,12 +65,12 @@ def test_a_sink_that_is_given_up_is_not_counted_and_its_rows_are_on_record(shop)
     )
     assert resolve.give_up(shop.log_alone, given_up, dry_run=True).step.startswith("would give")
     assert pipeline_status(shop.log).given_up == []
-    resolve.give_up(shop.reached, given_up, dry_run=False)
+    resolve.give_up(shop.opened, given_up, dry_run=False)
     report = pipeline_status(shop.log)
     assert (report.given_up[0].kept_at, report.given_up[0].by) == ("s3://kept/1", "ann")
     assert "the target proves: 1 unknown" in report.given_up[0].evidence
     assert {sink.name: sink.rows for sink in report.sinks} == {"orders": 2, "audit": 4}
-    recover(shop.reached)
+    recover(shop.opened)
     assert (shop.orders.rows().num_rows, shop.audit.rows().num_rows) == (2, 4)
     assert driver is not None
 
@@ -78,10 +78,10 @@ def test_a_sink_that_is_given_up_is_not_counted_and_its_rows_are_on_record(shop)
 def test_an_undecided_handle_is_aborted_after_a_claim_and_on_record(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
-    shown = resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=True)
+    shown = resolve.abort(shop.opened, sink="orders", name=name, by="ann", dry_run=True)
     assert "no decision names it" in shown.evidence[0]
     assert listed(shop) == [name]
-    resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    resolve.abort(shop.opened, sink="orders", name=name, by="ann", dry_run=False)
     newest = newest_record(shop.log).record
     assert (newest.kind, newest.state.generation) == (RecordKind.RESOLVED, 2)
     assert f"ann aborted {name}" in newest.note
@@ -94,8 +94,8 @@ def test_a_handle_that_a_decision_names_can_not_be_aborted(shop, dry_run):
     driver = shop.die("decided")
     (name,) = listed(shop)
     with pytest.raises(Refused, match="nothing there may be aborted"):
-        resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=dry_run)
-    recover(shop.reached)
+        resolve.abort(shop.opened, sink="orders", name=name, by="ann", dry_run=dry_run)
+    recover(shop.opened)
     assert shop.orders.rows().num_rows == 2
     assert driver is not None
 
@@ -103,20 +103,20 @@ def test_a_handle_that_a_decision_names_can_not_be_aborted(shop, dry_run):
 def test_a_handle_that_is_not_listed_can_not_be_aborted(shop):
     shop.run(epochs=1)
     with pytest.raises(Refused, match="lists nothing named"):
-        resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+        resolve.abort(shop.opened, sink="orders", name="x", by="ann", dry_run=False)
 
 
 def test_nothing_is_settled_by_hand_while_a_driver_is_running(shop):
     with shop.session() as session:
         session.begin(0)
         with pytest.raises(Refused, match="seems to be running"):
-            resolve.abort(shop.reached, sink="orders", name="x", by="ann", dry_run=False)
+            resolve.abort(shop.opened, sink="orders", name="x", by="ann", dry_run=False)
 
 
 def test_aborting_one_handle_does_not_record_a_clean_stop(shop):
     driver = shop.die("prepared")
     (name,) = listed(shop)
-    resolve.abort(shop.reached, sink="orders", name=name, by="ann", dry_run=False)
+    resolve.abort(shop.opened, sink="orders", name=name, by="ann", dry_run=False)
     assert shop.audit._reference.store()._prepared
     assert not newest_record(shop.log).record.state.is_stopped
     assert driver is not None

@@ -145,7 +145,7 @@ def test_receipts_beside_the_log_are_reported_as_those_inside_it(shop):
     newest = export(shop.log).records[-1]["state"]["unsettled"]["receipts"]
     assert [len(some) for some in newest.values()] == [1, 1]
     assert epoch_receipts(shop.log, 0).keys() == {"orders", "audit"}
-    recover(shop.reached)
+    recover(shop.opened)
     assert shop.orders.rows().num_rows == 2
     assert read_state(shop.log).unsettled is None
     assert shop.log.list_names() == []

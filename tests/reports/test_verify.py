@@ -18,7 +18,7 @@ def only(report, sink="orders"):
 
 def test_decided_rows_agree_with_visible_rows(shop):
     shop.run(epochs=3, rows=2)
-    report = verify(shop.reached)
+    report = verify(shop.opened)
     assert not report.differs
     assert [(one.verdict, one.decided_rows, one.visible_rows) for one in report.sinks] == [
         ("agrees", 6, 6),
@@ -35,7 +35,7 @@ def visible(shop):
 def test_missing_rows_are_found(shop):
     shop.run(epochs=2, rows=2)
     del visible(shop)[next(iter(visible(shop)))]
-    report = verify(shop.reached)
+    report = verify(shop.opened)
     assert report.differs
     assert only(report).differences == ["2 rows missing: 4 decided, 2 visible"]
     assert only(report, "audit").verdict == "agrees"
@@ -45,7 +45,7 @@ def test_duplicated_rows_are_found(shop):
     shop.run(epochs=2, rows=2)
     for key, rows in visible(shop).items():
         visible(shop)[key] = pa.concat_tables([rows, rows])
-    found = only(verify(shop.reached))
+    found = only(verify(shop.opened))
     assert found.verdict == "differs"
     assert found.differences == [
         "4 rows too many: 4 decided, 8 visible",
@@ -56,7 +56,7 @@ def test_duplicated_rows_are_found(shop):
 def test_an_epoch_that_is_not_committed_yet_is_no_difference(shop):
     shop.run(epochs=1, rows=1)
     driver = shop.die("decided")
-    report = verify(shop.reached)
+    report = verify(shop.opened)
     assert [(one.decided_rows, one.visible_rows, one.verdict) for one in report.sinks] == [
         (3, 1, "agrees"),
         (3, 1, "agrees"),
@@ -67,11 +67,11 @@ def test_an_epoch_that_is_not_committed_yet_is_no_difference(shop):
 def test_a_sink_that_can_not_be_recounted_is_reported_with_the_reason(shop, monkeypatch):
     shop.orders = Memory(name="orders", mode="complete")
     shop.run(epochs=2)
-    found = only(verify(shop.reached))
+    found = only(verify(shop.opened))
     assert found.verdict == "can't be recounted"
     assert "replaces what was visible" in found.because
     monkeypatch.setattr(Memory, "committer", lambda *_: (_ for _ in ()).throw(OSError("no route")))
-    assert "could not be queried: no route" in only(verify(shop.reached)).because
+    assert "could not be queried: no route" in only(verify(shop.opened)).because
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
@@ -79,12 +79,12 @@ def test_files_are_counted_in_the_files_and_strays_are_found(shop, form):
     target = shop.root / "out"
     shop.orders = Files(str(target), name="orders", format=form)
     shop.run(epochs=3, rows=2)
-    found = only(verify(shop.reached))
+    found = only(verify(shop.opened))
     assert (found.verdict, found.visible_rows, found.epochs_compared) == ("agrees", 6, 3)
     lost = min(target.glob("epochal-*"))
     stray = lost.with_name(lost.name.replace("-e0-", "-e7-"))
     lost.rename(stray)
-    report = only(verify(shop.reached))
+    report = only(verify(shop.opened))
     assert report.verdict == "differs"
     assert any("is named by the manifest and is not there" in one for one in report.differences)
     assert any("no manifest names it" in one for one in report.differences)
@@ -96,7 +96,7 @@ def test_a_file_that_was_changed_after_its_commit_is_found(shop):
     shop.run(epochs=1, rows=2)
     (file,) = Path(target).glob("epochal-*.parquet")
     pq.write_table(pa.concat_tables([pq.read_table(file)] * 2), file)
-    assert only(verify(shop.reached)).differences[0] == "2 rows too many: 2 decided, 4 visible"
+    assert only(verify(shop.opened)).differences[0] == "2 rows too many: 2 decided, 4 visible"
 
 
 def test_rows_of_other_programs_in_a_table_can_be_allowed(shop, postgres):
@@ -105,13 +105,13 @@ def test_rows_of_other_programs_in_a_table_can_be_allowed(shop, postgres):
         connection.execute("INSERT INTO audited VALUES (99)")
     shop.orders = Postgres(postgres.url, table="audited", name="orders", meta_schema="audited_meta")
     shop.run(epochs=2, rows=2)
-    found = only(verify(shop.reached))
+    found = only(verify(shop.opened))
     assert (found.verdict, found.visible_rows) == ("differs", 5)
     assert "--shared" in found.differences[0]
-    assert only(verify(shop.reached, shared=["orders"])).verdict == "agrees"
+    assert only(verify(shop.opened, shared=["orders"])).verdict == "agrees"
     with postgres.connect() as connection:
         connection.execute("DELETE FROM audited")
-    missing = only(verify(shop.reached, shared=["orders"])).differences
+    missing = only(verify(shop.opened, shared=["orders"])).differences
     assert missing == ["4 rows missing: 4 decided, 0 visible"]
 
 
@@ -126,7 +126,7 @@ def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, pos
             on_reject=Memory(name="refused"),
         )
         shop.run(epochs=2, rows=3)
-        report = verify(shop.reached)
+        report = verify(shop.opened)
         assert {one.sink: (one.verdict, one.visible_rows) for one in report.sinks} == {
             "orders": ("agrees", 4),
             "audit": ("agrees", 6),
@@ -134,6 +134,6 @@ def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, pos
         }
         connection.execute("DELETE FROM picky WHERE id = 2")
         missing = ["2 rows missing: 4 decided, 2 visible"]
-        assert only(verify(shop.reached)).differences == missing
+        assert only(verify(shop.opened)).differences == missing
         connection.execute("INSERT INTO picky VALUES (2), (2), (2)")
-        assert only(verify(shop.reached)).verdict == "differs"
+        assert only(verify(shop.opened)).verdict == "differs"

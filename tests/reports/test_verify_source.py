@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epochal import Files, Memory, Pipeline
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.reports.verify import verify
 
 SCHEMA = "id bigint, v string"
@@ -60,10 +60,10 @@ class Lake:
 
     def verified(self, stream: Any = None, **options: Any) -> Any:
         pipeline = self.pipeline
-        reached = Reached(
+        opened = OpenedTarget(
             target="lake", log=pipeline.log_of(None), pipeline="lake", sinks=pipeline.sinks
         )
-        return verify(reached, stream=self.stream if stream is None else stream, **options)
+        return verify(opened, stream=self.stream if stream is None else stream, **options)
 
     def against_source(self, stream: Any = None) -> dict[str, Any]:
         return {one.sink: one for one in self.verified(stream).sources}

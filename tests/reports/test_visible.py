@@ -85,8 +85,8 @@ def test_nobody_waits_for_an_epoch_that_was_given_up(shop):
     given_up = GivenUp(
         epoch=EpochNumber(1), sink="orders", kept_at="s3://kept/1", by="ann", because="gone"
     )
-    give_up(shop.reached, given_up, dry_run=False)
-    recover(shop.reached)
+    give_up(shop.opened, given_up, dry_run=False)
+    recover(shop.opened)
     report = ep.visible(shop.pipeline)
     assert through(report) == {"orders": 1, "audit": 1}
     assert report.given_up == {"orders": [1]}

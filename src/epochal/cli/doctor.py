@@ -14,7 +14,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.doctor import diagnose
 from epochal.reports.model import DoctorReport, SinkDiagnosis
 
@@ -28,7 +28,7 @@ def doctor(pipeline: Target, checkpoint: Checkpoint = None, is_json: AsJson = Fa
 
     Example: epochal doctor jobs.orders:pipeline
     """
-    report = diagnose(reach(pipeline, checkpoint=checkpoint))
+    report = diagnose(open_target(pipeline, checkpoint=checkpoint))
     if is_json:
         show_json(report)
     else:

@@ -16,7 +16,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.drop import drop as drop_now
 from epochal.reports.model import DropReport
 
@@ -41,7 +41,9 @@ def drop(
 
     Example: epochal drop jobs.orders:pipeline --dry-run
     """
-    report = drop_now(reach(pipeline, checkpoint=checkpoint), dry_run=dry_run, is_dead=is_dead)
+    report = drop_now(
+        open_target(pipeline, checkpoint=checkpoint), dry_run=dry_run, is_dead=is_dead
+    )
     if is_json:
         show_json(report)
     else:

@@ -16,7 +16,7 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.epochs import EPOCHS_MAX
 from epochal.reports.epochs import epochs as epochs_of
 from epochal.reports.model import EpochReport
@@ -46,7 +46,7 @@ def epochs(  # noqa: PLR0917  typer reads the options off the signature
     Example: epochal epochs s3://lake/checkpoints/orders --only aborted
     """
     report = epochs_of(
-        reach(pipeline, checkpoint=checkpoint).require_log(),
+        open_target(pipeline, checkpoint=checkpoint).require_log(),
         limit=limit,
         cursor=cursor,
         only=only,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epochal.cli.output import AsJson, Named, lines, message, show_json
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.doctor import grants as grants_of
 
 
@@ -15,7 +15,7 @@ def grants(pipeline: Named, is_json: AsJson = False) -> None:
 
     Example: epochal grants jobs.orders:pipeline
     """
-    report = grants_of(reach(pipeline))
+    report = grants_of(open_target(pipeline))
     if is_json:
         show_json(report)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from epochal.cli.output import Checkpoint, Target, show_json
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.epochs import export as export_now
 
 log = typer.Typer(help="Read an epoch log.", no_args_is_help=True)
@@ -25,4 +25,4 @@ def export(pipeline: Target, checkpoint: Checkpoint = None) -> None:
 
     Example: epochal log export s3://lake/checkpoints/orders > orders-log.json
     """
-    show_json(export_now(reach(pipeline, checkpoint=checkpoint).require_log()))
+    show_json(export_now(open_target(pipeline, checkpoint=checkpoint).require_log()))

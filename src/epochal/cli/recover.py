@@ -16,7 +16,7 @@ from epochal.cli.output import (
     message,
     show_json,
 )
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.reports.model import RecoveryReport
 from epochal.reports.recover import plan_recovery
 from epochal.reports.recover import recover as recover_now
@@ -37,8 +37,8 @@ def recover(
 
     Example: epochal recover jobs.orders:pipeline --dry-run
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
-    report = plan_recovery(reached) if dry_run else recover_now(reached, take_over=take_over)
+    opened = open_target(pipeline, checkpoint=checkpoint)
+    report = plan_recovery(opened) if dry_run else recover_now(opened, take_over=take_over)
     if is_json:
         show_json(report)
     else:

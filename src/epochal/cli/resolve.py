@@ -18,7 +18,7 @@ from epochal.cli.output import (
     person,
     show_json,
 )
-from epochal.config.resolve_target import reach
+from epochal.config.resolve_target import open_target
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve as resolution
 from epochal.reports.model import ResolutionReport
@@ -49,10 +49,10 @@ def finish(  # noqa: PLR0917  typer reads the options off the signature
 
     Example: epochal resolve finish jobs.orders:pipeline --sink orders --epoch 7041 --dry-run
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
+    opened = open_target(pipeline, checkpoint=checkpoint)
     _show(
         resolution.finish(
-            reached, sink=sink, epoch=epoch, by=person(), dry_run=dry_run, take_over=take_over
+            opened, sink=sink, epoch=epoch, by=person(), dry_run=dry_run, take_over=take_over
         ),
         is_json,
     )
@@ -79,11 +79,11 @@ def give_up(  # noqa: PLR0917  typer reads the options off the signature
     Example: epochal resolve give-up chk/orders --sink orders --epoch 7041
     --kept-at s3://kept/7041 --because "topic was deleted"
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
+    opened = open_target(pipeline, checkpoint=checkpoint)
     given_up = GivenUp(
         epoch=EpochNumber(epoch), sink=sink, kept_at=kept_at, by=person(), because=because
     )
-    _show(resolution.give_up(reached, given_up, dry_run=dry_run, take_over=take_over), is_json)
+    _show(resolution.give_up(opened, given_up, dry_run=dry_run, take_over=take_over), is_json)
 
 
 @resolve.command()
@@ -104,10 +104,10 @@ def abort(  # noqa: PLR0917  typer reads the options off the signature
 
     Example: epochal resolve abort jobs.orders:pipeline --sink orders --name epochal-…-p0-t7
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
+    opened = open_target(pipeline, checkpoint=checkpoint)
     _show(
         resolution.abort(
-            reached, sink=sink, name=name, by=person(), dry_run=dry_run, take_over=take_over
+            opened, sink=sink, name=name, by=person(), dry_run=dry_run, take_over=take_over
         ),
         is_json,
     )

@@ -19,7 +19,7 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
-from epochal.config.resolve_target import Reached, reach, streaming_by
+from epochal.config.resolve_target import OpenedTarget, open_target, streaming_by
 from epochal.reports.model import SinkVerification, SourceVerification, VerificationReport
 from epochal.reports.verify import verify as verify_now
 from epochal.spark.local_session import quiet_session
@@ -67,12 +67,12 @@ def verify(
 
     Example: epochal verify jobs.orders:pipeline --shared audit
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
+    opened = open_target(pipeline, checkpoint=checkpoint)
     if stream is not None:
-        reached = replace(reached, streaming=streaming_by(stream))
-    with _engine(reached, hashes=hashes, source=source or stream is not None) as engine:
+        opened = replace(opened, streaming=streaming_by(stream))
+    with _engine(opened, hashes=hashes, source=source or stream is not None) as engine:
         report = verify_now(
-            reached,
+            opened,
             shared=shared or (),
             spark=engine.session if hashes else None,
             stream=engine.stream,
@@ -94,11 +94,11 @@ class _Engine:
 
 
 @contextmanager
-def _engine(reached: Reached, *, hashes: bool, source: bool) -> Iterator[_Engine]:
+def _engine(opened: OpenedTarget, *, hashes: bool, source: bool) -> Iterator[_Engine]:
     if not (hashes or source):
         yield _Engine()
         return
-    streaming = reached.require_streaming() if source else None
+    streaming = opened.require_streaming() if source else None
     session = (
         quiet_session("epochal verify", threads=2) if streaming is None else streaming.session()
     )

@@ -42,8 +42,8 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """What a command has in hand."""
+class OpenedTarget:
+    """The log and the sinks that a command works with."""
 
     target: str
     """As the person named it."""
@@ -82,7 +82,7 @@ class Reached:
         return self.streaming
 
 
-def reach(target: str | Pipeline, *, checkpoint: str | None = None) -> Reached:
+def open_target(target: str | Pipeline, *, checkpoint: str | None = None) -> OpenedTarget:
     """The log and, where a pipeline was named, the sinks that a person means."""
     if isinstance(target, Pipeline):
         return _of_pipeline(target.name, target, checkpoint)
@@ -90,9 +90,9 @@ def reach(target: str | Pipeline, *, checkpoint: str | None = None) -> Reached:
         return _of_pipeline(target, _pipeline(target, imported(target)), checkpoint)
     if is_file(target):
         file = file_at(Path(target))
-        reached = _of_pipeline(target, pipeline_of(file), checkpoint)
+        opened = _of_pipeline(target, pipeline_of(file), checkpoint)
         return replace(
-            reached,
+            opened,
             streaming=Streaming(session=partial(session_of, file), stream=partial(stream_of, file)),
         )
     if checkpoint is not None:
@@ -100,7 +100,7 @@ def reach(target: str | Pipeline, *, checkpoint: str | None = None) -> Reached:
             f"{target} is a place, and so is --checkpoint {checkpoint}",
             "give one of them; or name the pipeline object: `module:pipeline --checkpoint PLACE`",
         )
-    return Reached(target=target, log=log_at(target))
+    return OpenedTarget(target=target, log=log_at(target))
 
 
 def streaming_by(function: str) -> Streaming:
@@ -123,12 +123,12 @@ def log_at(place: str) -> EpochLog:
     return next((log for log in candidates if log.numbers()), candidates[0])
 
 
-def _of_pipeline(target: str, pipeline: Pipeline, checkpoint: str | None) -> Reached:
+def _of_pipeline(target: str, pipeline: Pipeline, checkpoint: str | None) -> OpenedTarget:
     # A checkpoint that is named by hand may be that of a once-only load of the same pipeline.
     log = None if checkpoint is None else log_at(checkpoint)
     if pipeline.has_own_log or (log is None and pipeline.checkpoint is not None):
         log = pipeline.log_of(checkpoint)
-    return Reached(
+    return OpenedTarget(
         target=target,
         log=log,
         pipeline=pipeline.name,

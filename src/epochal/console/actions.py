@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from epochal.config.resolve_target import Reached, log_at, reach
+from epochal.config.resolve_target import OpenedTarget, log_at, open_target
 from epochal.errors import Refused
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve
@@ -27,18 +27,18 @@ class Actions:
     """`module:pipeline` or YAML files, through which targets are reached."""
 
     def can_reach(self, one: PipelineReport) -> bool:
-        return any(reached.pipeline == one.pipeline for reached in self._all())
+        return any(opened.pipeline == one.pipeline for opened in self._all())
 
     def plan(self, one: PipelineReport) -> RecoveryReport:
-        return plan_recovery(self._reached(one))
+        return plan_recovery(self._opened(one))
 
     def recover(self, one: PipelineReport, *, take_over: bool) -> RecoveryReport:
-        return recover(self._reached(one), take_over=take_over)
+        return recover(self._opened(one), take_over=take_over)
 
     def finish(
         self, one: PipelineReport, sink: str, epoch: int, *, dry_run: bool
     ) -> ResolutionReport:
-        return resolve.finish(self._reached(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
+        return resolve.finish(self._opened(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
 
     def give_up(
         self,
@@ -57,21 +57,21 @@ class Actions:
             by=_BY,
             because=because,
         )
-        reached = self._reached(one) if self.can_reach(one) else self._log_alone(one)
-        return resolve.give_up(reached, given_up, dry_run=dry_run)
+        opened = self._opened(one) if self.can_reach(one) else self._log_alone(one)
+        return resolve.give_up(opened, given_up, dry_run=dry_run)
 
-    def _all(self) -> list[Reached]:
-        return [reach(target) for target in self.targets]
+    def _all(self) -> list[OpenedTarget]:
+        return [open_target(target) for target in self.targets]
 
-    def _reached(self, one: PipelineReport) -> Reached:
-        for reached in self._all():
-            if reached.pipeline == one.pipeline:
+    def _opened(self, one: PipelineReport) -> OpenedTarget:
+        for opened in self._all():
+            if opened.pipeline == one.pipeline:
                 # The log of this report: a pipeline has a log per run.
-                return replace(reached, log=log_at(one.log))
+                return replace(opened, log=log_at(one.log))
         raise Refused(
             f"the console does not know the targets of {one.pipeline!r}",
             "start it with --pipeline module:object, or use `epochal recover`",
         )
 
-    def _log_alone(self, one: PipelineReport) -> Reached:
-        return Reached(target=one.location, log=log_at(one.log))
+    def _log_alone(self, one: PipelineReport) -> OpenedTarget:
+        return OpenedTarget(target=one.location, log=log_at(one.log))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Committer, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
@@ -35,22 +35,22 @@ from epochal.terms import Ability, Limits, Mark, quantity
 CLOCK_SKEW_MAX_S = 5.0
 
 
-def diagnose(reached: Reached, *, now: float | None = None) -> DoctorReport:
+def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     """Diagnose every sink. A target that fails does not keep the others from being queried."""
     now = time.time() if now is None else now
-    state, log_text, log_problems = _log(reached, now)
+    state, log_text, log_problems = _log(opened, now)
     driver = None
     if state is not None:
-        driver = driver_report(state, live_of(reached.require_log()), now=now)
-    identity = state or State(uid=new_uid(), pipeline=reached.pipeline or "", location="")
-    sinks = [] if reached.sinks is None else list(by_name(reached.sinks).values())
-    diagnoses = [_diagnose(sink, identity, state, reached.limits) for sink in sinks]
+        driver = driver_report(state, live_of(opened.require_log()), now=now)
+    identity = state or State(uid=new_uid(), pipeline=opened.pipeline or "", location="")
+    sinks = [] if opened.sinks is None else list(by_name(opened.sinks).values())
+    diagnoses = [_diagnose(sink, identity, state, opened.limits) for sink in sinks]
     problems = [
         *log_problems,
-        *(problem for one in diagnoses for problem in _problems(one, driver, reached.limits)),
+        *(problem for one in diagnoses for problem in _problems(one, driver, opened.limits)),
     ]
     return DoctorReport(
-        target=reached.target,
+        target=opened.target,
         pipeline=identity.pipeline,
         log=log_text,
         driver=driver,
@@ -59,11 +59,11 @@ def diagnose(reached: Reached, *, now: float | None = None) -> DoctorReport:
     )
 
 
-def _log(reached: Reached, now: float) -> tuple[State | None, str, list[str]]:
-    if reached.log is None:
+def _log(opened: OpenedTarget, now: float) -> tuple[State | None, str, list[str]]:
+    if opened.log is None:
         return None, "not read: no checkpoint is named (--checkpoint)", []
     try:
-        newest = require_record(reached.log)
+        newest = require_record(opened.log)
     except (EpochalError, OSError) as error:
         return None, error_text(error), [f"the epoch log: {error_text(error)}"]
     state = newest.record.state
@@ -74,10 +74,10 @@ def _log(reached: Reached, now: float) -> tuple[State | None, str, list[str]]:
             f"epoch {state.unsettled.epoch} is decided and not settled on "
             f"{', '.join(state.pending) or 'the log'}, for {age_s:.0f} s"
         ]
-        live = live_of(reached.log)
+        live = live_of(opened.log)
         if driver_report(state, live, now=now).liveness is Liveness.ALIVE:
             problems = []
-    return state, f"{reached.log.place}: record {newest.number} is readable", problems
+    return state, f"{opened.log.place}: record {newest.number} is readable", problems
 
 
 def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) -> SinkDiagnosis:
@@ -164,11 +164,11 @@ class Granting(Protocol):
     def grants(self) -> Sequence[str] | str: ...
 
 
-def grants(reached: Reached) -> GrantsReport:
+def grants(opened: OpenedTarget) -> GrantsReport:
     """Return the grants of every sink. No target is queried."""
     statements: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
-    for name, sink in by_name(reached.require_sinks()).items():
+    for name, sink in by_name(opened.require_sinks()).items():
         if not isinstance(sink, Granting):
             unknown[name] = "nothing to grant: this kind of sink needs no privileges"
             continue
@@ -177,4 +177,4 @@ def grants(reached: Reached) -> GrantsReport:
             statements[name] = [found] if isinstance(found, str) else list(found)
         except Misconfigured as error:
             unknown[name] = f"{error.message}; {error.hint}"
-    return GrantsReport(pipeline=reached.pipeline or "", sinks=statements, unknown=unknown)
+    return GrantsReport(pipeline=opened.pipeline or "", sinks=statements, unknown=unknown)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.cleanup import abort_judged
@@ -30,19 +30,19 @@ from epochal.terms import quantity
 _NOT_REACHED = "not reached: "
 
 
-def drop(reached: Reached, *, dry_run: bool, is_dead: bool = False) -> DropReport:
+def drop(opened: OpenedTarget, *, dry_run: bool, is_dead: bool = False) -> DropReport:
     """
     Remove it, or show what would be removed. With `is_dead` a person confirms that a driver is dead
     whose state can't be found out from here; a driver that is seen to be alive is refused anyway.
     """
-    log = reached.require_log()
+    log = opened.require_log()
     state = require_record(log).record.state
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
     _require_nothing_decided(state)
-    state = by_hand.as_successor(state) if dry_run else by_hand.take_over(log, reached.limits)
+    state = by_hand.as_successor(state) if dry_run else by_hand.take_over(log, opened.limits)
     # Again: a driver that seemed dead may have decided before the claim.
     _require_nothing_decided(state)
-    removed, left = _at_targets(reached, state, dry_run=dry_run)
+    removed, left = _at_targets(opened, state, dry_run=dry_run)
     return DropReport(
         location=state.location,
         pipeline=state.pipeline,
@@ -80,13 +80,13 @@ def _is_any_unreached(left: dict[str, str]) -> bool:
 
 
 def _at_targets(
-    reached: Reached, state: State, *, dry_run: bool
+    opened: OpenedTarget, state: State, *, dry_run: bool
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     removed: dict[str, list[str]] = {}
     left: dict[str, str] = {}
-    for name, sink in by_name(reached.require_sinks()).items():
+    for name, sink in by_name(opened.require_sinks()).items():
         try:
-            doubts, dropped = _one(sink, state, reached, dry_run=dry_run)
+            doubts, dropped = _one(sink, state, opened, dry_run=dry_run)
         except (EpochalError, OSError) as error:
             left[name] = f"{_NOT_REACHED}{error_text(error)}"
             continue
@@ -96,8 +96,10 @@ def _at_targets(
     return removed, left
 
 
-def _one(sink: Sink, state: State, reached: Reached, *, dry_run: bool) -> tuple[list[str], Dropped]:
-    with committer_of(sink, state, reached.limits) as committer:
+def _one(
+    sink: Sink, state: State, opened: OpenedTarget, *, dry_run: bool
+) -> tuple[list[str], Dropped]:
+    with committer_of(sink, state, opened.limits) as committer:
         judged = [judge(found, state) for found in committer.in_doubt()]
         doubts = [one.found.name for one in judged if one.verdict is Verdict.ABORT]
         if not dry_run:

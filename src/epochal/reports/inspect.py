@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Committer, Sink
 from epochal.coordinator.targets import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
@@ -30,10 +30,10 @@ def committer_of(sink: Sink, state: State, limits: Limits) -> Iterator[Committer
         committer.close()
 
 
-def inspect_sinks(reached: Reached, state: State) -> list[SinkInspection]:
+def inspect_sinks(opened: OpenedTarget, state: State) -> list[SinkInspection]:
     """Query every sink that is declared or named by the decision. Errors are in the result."""
-    declared = by_name(reached.require_sinks())
-    inspections = [_inspect_sink(sink, state, reached.limits) for sink in declared.values()]
+    declared = by_name(opened.require_sinks())
+    inspections = [_inspect_sink(sink, state, opened.limits) for sink in declared.values()]
     undeclared = [name for name in state.pending if name not in declared]
     return [*inspections, *(_undeclared(name, state) for name in undeclared)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.coordinator import Coordinator, this_driver
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
@@ -26,11 +26,11 @@ from epochal.telemetry.history_writer import record_history
 from epochal.terms import quantity
 
 
-def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryReport:
+def plan_recovery(opened: OpenedTarget, *, now: float | None = None) -> RecoveryReport:
     """Return the steps of a recovery. Queries the targets and changes nothing."""
-    log = reached.require_log()
+    log = opened.require_log()
     state = require_record(log).record.state
-    inspected = inspect_sinks(reached, state)
+    inspected = inspect_sinks(opened, state)
     return _report(
         state,
         log,
@@ -43,21 +43,21 @@ def plan_recovery(reached: Reached, *, now: float | None = None) -> RecoveryRepo
 
 
 def recover(
-    reached: Reached, *, take_over: bool = False, now: float | None = None
+    opened: OpenedTarget, *, take_over: bool = False, now: float | None = None
 ) -> RecoveryReport:
     """
     Recover, and return what was done. Raises `Refused` if a driver seems to be running, unless
     `take_over` is set; `Unsettled` if a target still can't be committed.
     """
-    log = reached.require_log()
+    log = opened.require_log()
     state = require_record(log).record.state
     driver = driver_report(state, live_of(log), now=time.time() if now is None else now)
     require_no_driver(driver, take_over=take_over, doing="recover")
-    before = inspect_sinks(reached, state)
-    coordinator = Coordinator(log=log, sinks=reached.require_sinks(), limits=reached.limits)
-    record_history(coordinator.tracker, log, epochs_kept=reached.limits.history_epochs_kept)
+    before = inspect_sinks(opened, state)
+    coordinator = Coordinator(log=log, sinks=opened.require_sinks(), limits=opened.limits)
+    record_history(coordinator.tracker, log, epochs_kept=opened.limits.history_epochs_kept)
     try:
-        coordinator.start(start_of(reached, state))
+        coordinator.start(start_of(opened, state))
         lost = {sink: len(handles) for sink, handles in coordinator.lost.items()}
         left = [f"{one.found.name}: {one.because}" for one in coordinator.left_for_a_person]
     finally:
@@ -81,12 +81,12 @@ def recover(
     )
 
 
-def start_of(reached: Reached, state: State) -> Start:
+def start_of(opened: OpenedTarget, state: State) -> Start:
     """Return a start with the query and run of the pipeline's last one."""
     return Start(
-        pipeline=reached.pipeline or state.pipeline,
+        pipeline=opened.pipeline or state.pipeline,
         location=state.location,
-        sinks=described(reached.require_sinks()),
+        sinks=described(opened.require_sinks()),
         driver=this_driver(),
         query_id=state.query_id,
         run=state.run,

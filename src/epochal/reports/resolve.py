@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.targets import by_name
@@ -20,26 +20,26 @@ from epochal.terms import EpochNumber, quantity
 
 
 def finish(
-    reached: Reached, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
+    opened: OpenedTarget, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """Commit one sink of the decided epoch, independently of the others."""
-    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="finish a sink")
-    declared = _declared(reached, sink)
+    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="finish a sink")
+    declared = _declared(opened, sink)
     if _is_committed(state, sink, epoch):
         step = f"epoch {epoch} is committed on {sink!r} already"
-        return _report(reached, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run)
-    evidence = _evidence(reached, state, sink, epoch)
+        return _report(opened, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run)
+    evidence = _evidence(opened, state, sink, epoch)
     if not dry_run:
         note = f"{by} finished sink {sink!r} of epoch {epoch}: {'; '.join(evidence)}"
         by_hand.finish(
-            reached.require_log(),
+            opened.require_log(),
             declared,
             epoch=EpochNumber(epoch),
             note=note,
-            limits=reached.limits,
+            limits=opened.limits,
         )
     return _report(
-        reached,
+        opened,
         action="finish",
         sink=sink,
         epoch=epoch,
@@ -52,18 +52,18 @@ def finish(
 
 
 def give_up(
-    reached: Reached, given_up: GivenUp, *, dry_run: bool, take_over: bool = False
+    opened: OpenedTarget, given_up: GivenUp, *, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """
     Give up one sink of the decided epoch, on record. Works without the target, which may be gone
     for good; if it can be queried, its proof is recorded too.
     """
-    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="give a sink up")
+    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="give a sink up")
     what = f"sink {given_up.sink!r} of epoch {given_up.epoch}"
     earlier = _given_up(state, given_up.sink, given_up.epoch)
     if earlier is not None:
         return _report(
-            reached,
+            opened,
             action="give-up",
             sink=given_up.sink,
             epoch=given_up.epoch,
@@ -71,7 +71,7 @@ def give_up(
             f"its rows are kept at {earlier.kept_at}",
             dry_run=dry_run,
         )
-    evidence = _evidence(reached, state, given_up.sink, given_up.epoch)
+    evidence = _evidence(opened, state, given_up.sink, given_up.epoch)
     if not dry_run:
         with_evidence = GivenUp(
             epoch=given_up.epoch,
@@ -81,9 +81,9 @@ def give_up(
             because=given_up.because,
             evidence="; ".join(evidence),
         )
-        by_hand.give_up(reached.require_log(), with_evidence)
+        by_hand.give_up(opened.require_log(), with_evidence)
     return _report(
-        reached,
+        opened,
         action="give-up",
         sink=given_up.sink,
         epoch=given_up.epoch,
@@ -98,25 +98,25 @@ def give_up(
 
 
 def abort(
-    reached: Reached, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
+    opened: OpenedTarget, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """Abort one handle that a target lists and no decision names."""
-    state = _read_state(reached, dry_run=dry_run, take_over=take_over, doing="abort")
-    declared = _declared(reached, sink)
+    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="abort")
+    declared = _declared(opened, sink)
     # The state after the claim that precedes the abort.
     successor = by_hand.as_successor(state)
-    with committer_of(declared, successor, reached.limits) as committer:
+    with committer_of(declared, successor, opened.limits) as committer:
         judgement = by_hand.require_abortable(successor, sink, committer, name)
     age = "" if judgement.found.age_s is None else f", prepared {judgement.found.age_s:.0f} s ago"
     evidence = [f"{name} on {sink!r}{age}: {judgement.because}"]
     if not dry_run:
         note = f"{by} aborted {name} on sink {sink!r}: {judgement.because}"
         by_hand.abort_undecided(
-            reached.require_log(), declared, name=name, note=note, limits=reached.limits
+            opened.require_log(), declared, name=name, note=note, limits=opened.limits
         )
     handle = judgement.found.handle
     return _report(
-        reached,
+        opened,
         action="abort",
         sink=sink,
         epoch=None if handle is None else handle.epoch,
@@ -126,8 +126,8 @@ def abort(
     )
 
 
-def _read_state(reached: Reached, *, dry_run: bool, take_over: bool, doing: str) -> State:
-    log = reached.require_log()
+def _read_state(opened: OpenedTarget, *, dry_run: bool, take_over: bool, doing: str) -> State:
+    log = opened.require_log()
     state = require_record(log).record.state
     if not dry_run:
         driver = driver_report(state, live_of(log), now=time.time())
@@ -135,11 +135,11 @@ def _read_state(reached: Reached, *, dry_run: bool, take_over: bool, doing: str)
     return state
 
 
-def _declared(reached: Reached, sink: str) -> Sink:
-    declared = by_name(reached.require_sinks())
+def _declared(opened: OpenedTarget, sink: str) -> Sink:
+    declared = by_name(opened.require_sinks())
     if sink not in declared:
         raise Refused(
-            f"{reached.target} declares no sink {sink!r}", f"its sinks are: {', '.join(declared)}"
+            f"{opened.target} declares no sink {sink!r}", f"its sinks are: {', '.join(declared)}"
         )
     return declared[sink]
 
@@ -155,7 +155,7 @@ def _is_committed(state: State, sink: str, epoch: int) -> bool:
     return is_decided and sink not in state.pending and _given_up(state, sink, epoch) is None
 
 
-def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str]:
+def _evidence(opened: OpenedTarget, state: State, sink: str, epoch: int) -> list[str]:
     """Return what the target proves about the decided receipts, as sentences."""
     decision = state.unsettled
     if decision is None or decision.epoch != epoch or sink not in state.pending:
@@ -168,10 +168,10 @@ def _evidence(reached: Reached, state: State, sink: str, epoch: int) -> list[str
     receipts = state.pending[sink]
     head = f"decided by generation {decision.generation}: {quantity(len(receipts), 'receipt')}, "
     facts = [f"{head}{quantity(sum_of(receipts).fingerprint.rows, 'row')}"]
-    if reached.sinks is None:
+    if opened.sinks is None:
         return [*facts, "the target was not queried: only the log was named"]
     try:
-        with committer_of(_declared(reached, sink), state, reached.limits) as committer:
+        with committer_of(_declared(opened, sink), state, opened.limits) as committer:
             proofs = [committer.outcome(decision.epoch, receipt).value for receipt in receipts]
     except (EpochalError, OSError) as error:
         return [*facts, f"the target could not be queried: {error_text(error)}"]
@@ -184,7 +184,7 @@ def _step(dry_run: bool, would: str, done: str) -> str:
 
 
 def _report(
-    reached: Reached,
+    opened: OpenedTarget,
     *,
     action: str,
     sink: str,
@@ -193,7 +193,7 @@ def _report(
     dry_run: bool,
     evidence: Sequence[str] = (),
 ) -> ResolutionReport:
-    state = require_record(reached.require_log()).record.state
+    state = require_record(opened.require_log()).record.state
     return ResolutionReport(
         location=state.location,
         pipeline=state.pipeline,

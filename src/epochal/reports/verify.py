@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Sink
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
@@ -38,7 +38,7 @@ _SOURCE = "read again by the same query, for all decided epochs"
 
 
 def verify(
-    reached: Reached,
+    opened: OpenedTarget,
     *,
     shared: Collection[str] = (),
     spark: Any | None = None,
@@ -50,15 +50,15 @@ def verify(
     back and hashed, if the target returns them as they were written. With the pipeline's stream its
     source is also read again.
     """
-    log = reached.require_log()
-    declared = by_name(reached.require_sinks())
+    log = opened.require_log()
+    declared = by_name(opened.require_sinks())
     audits = []
     for name, sink in declared.items():
         before = require_record(log).record.state
-        counted = _counted(sink, before, reached)
-        hashed = None if spark is None else _rehashed(sink, before, reached, spark)
+        counted = _counted(sink, before, opened)
+        hashed = None if spark is None else _rehashed(sink, before, opened, spark)
         after = require_record(log).record.state
-        refused = _refused(sink, before, after, reached)
+        refused = _refused(sink, before, after, opened)
         found = _compared(name, counted, before, after, refused, is_shared=name in shared)
         audits.append(found if hashed is None else _with_hash(found, hashed, before, after))
     state = require_record(log).record.state
@@ -72,9 +72,9 @@ def verify(
     )
 
 
-def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
+def _counted(sink: Sink, state: State, opened: OpenedTarget) -> Recount:
     try:
-        with committer_of(sink, state, reached.limits) as committer:
+        with committer_of(sink, state, opened.limits) as committer:
             if isinstance(committer, Operable):
                 return committer.recount()
     except (EpochalError, OSError) as error:
@@ -82,11 +82,11 @@ def _counted(sink: Sink, state: State, reached: Reached) -> Recount:
     return Recount(rows=None, because=f"a {sink.describe()['kind']} target can't be recounted")
 
 
-def _rehashed(sink: Sink, state: State, reached: Reached, spark: Any) -> int | None:
+def _rehashed(sink: Sink, state: State, opened: OpenedTarget, spark: Any) -> int | None:
     from epochal.spark.projection import fingerprint_of  # noqa: PLC0415  needs Spark
 
     try:
-        with committer_of(sink, state, reached.limits) as committer:
+        with committer_of(sink, state, opened.limits) as committer:
             rows = committer.reread(spark) if isinstance(committer, Operable) else None
             return None if rows is None else fingerprint_of(rows).hash_sum
     except (EpochalError, OSError):
@@ -121,13 +121,13 @@ class _Refused:
     at_most: int = 0
 
 
-def _refused(sink: Sink, before: State, after: State, reached: Reached) -> _Refused:
+def _refused(sink: Sink, before: State, after: State, opened: OpenedTarget) -> _Refused:
     taker = sink.rejects_to
     if taker is None:
         return _Refused()
     sharers = [
         one
-        for one in reached.require_sinks()
+        for one in opened.require_sinks()
         if one.rejects_to is not None and one.rejects_to.name == taker.name
     ]
     total = _total(after, taker.name)

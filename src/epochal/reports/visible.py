@@ -16,7 +16,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from epochal.config.resolve_target import Reached, reach
+from epochal.config.resolve_target import OpenedTarget, open_target
 from epochal.contract import Sink
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
@@ -39,18 +39,18 @@ def visible(pipeline: str | Pipeline, *, checkpoint: str | None = None) -> Visib
     `pipeline` is a `Pipeline`, `module:object`, a YAML file, or a checkpoint, whose log alone is
     read. `checkpoint` names the log's location where the pipeline does not declare it.
     """
-    reached = reach(pipeline, checkpoint=checkpoint)
-    log = reached.require_log()
+    opened = open_target(pipeline, checkpoint=checkpoint)
+    log = opened.require_log()
     try:
-        return visible_epochs(reached, require_record(log).record.state)
+        return visible_epochs(opened, require_record(log).record.state)
     finally:
         log.close()
 
 
-def visible_epochs(reached: Reached, state: State) -> VisibleReport:
-    declared = {} if reached.sinks is None else by_name(reached.sinks)
+def visible_epochs(opened: OpenedTarget, state: State) -> VisibleReport:
+    declared = {} if opened.sinks is None else by_name(opened.sinks)
     sinks = {
-        name: _visible_sink(name, state, declared.get(name), reached.limits) for name in state.sinks
+        name: _visible_sink(name, state, declared.get(name), opened.limits) for name in state.sinks
     }
     through = [one.through for one in sinks.values() if one.through is not None]
     return VisibleReport(
