@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from epochal.storage import Store, open_store
 from epochal.storage.memory import MemoryStore
-from epochal.storage.urls import scheme_of
+from epochal.storage.urls import canonical
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,12 +88,17 @@ def checkpoint_log(
 
     A path without a scheme is where Spark sees it: on a cluster that may be HDFS.
     """
+    return open_log(f"{located(checkpoint, spark)}/{_FOLDER}", spark=spark)
+
+
+def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = None) -> str:
+    """A checkpoint's location in the one form that identity is compared by."""
     text = os.fspath(checkpoint)
-    if spark is not None and scheme_of(text) is None:
+    if spark is not None:
         from epochal.storage.hadoop import qualified  # noqa: PLC0415  needs py4j, as Spark does
 
         text = qualified(spark, text)
-    return open_log(f"{text.rstrip('/')}/{_FOLDER}", spark=spark)
+    return canonical(text)
 
 
 def record_name(number: int) -> str:

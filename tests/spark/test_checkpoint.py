@@ -11,12 +11,9 @@ import obstore.store
 import pytest
 
 from epochal.errors import CorruptRecord, Refused
+from epochal.logs import located
 from epochal.protocol.admission import Position
-from epochal.spark.checkpoint import (
-    Checkpoint,
-    located,
-    open_checkpoint,
-)
+from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.storage import Store
 from epochal.storage.hadoop import HadoopStore
 from epochal.storage.local import LocalStore
@@ -143,8 +140,12 @@ def test_one_location_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     forms = (tmp_path / "c", f"{tmp_path}/c/", f"file:{tmp_path}/c", f"file://{tmp_path}/c", "c")
     forms += ("x/../c", f"{tmp_path}/x/./../c", f"file:{tmp_path}/x/../c")
+    forms += ("link", f"{tmp_path}/link/", f"file:{tmp_path}/link", f"file://localhost{tmp_path}/c")
+    (tmp_path / "link").symlink_to("c")
     assert {located(form) for form in forms} == {str(tmp_path / "c")}
-    assert located("s3a://bucket/c/") == "s3a://bucket/c"
+    urls = ("s3a://bucket/c/", "s3a://bucket//c", "s3a://bucket/x/../c", "S3A://bucket/./c")
+    assert {located(url) for url in urls} == {"s3a://bucket/c"}
+    assert located("hdfs:///c/") == located("hdfs:/c") == "hdfs:///c"
 
 
 @pytest.mark.parametrize("kind", ["local", "objects", "hadoop"])

@@ -104,6 +104,17 @@ def test_a_copied_checkpoint_is_refused_until_it_is_forked(
     assert used.epochs() == [0, 1, 2, 2], "two pipelines, each with its own epoch 2"
 
 
+def test_a_checkpoint_is_the_same_one_through_a_symbolic_link(
+    source: Source, checkpoint: Path, used: Memory
+) -> None:
+    link = checkpoint.with_name("link")
+    link.symlink_to(checkpoint)
+    run_to_end(Pipeline("orders", [used]), source.stream, link)
+    source.add_numbers(epochs=1)
+    run_to_end(Pipeline("orders", [used]), source.stream, f"file:{checkpoint}/x/../")
+    assert ids(used) == source.ids
+
+
 def test_a_moved_checkpoint_goes_on_once_it_is_adopted(
     source: Source, checkpoint: Path, used: Memory
 ) -> None:

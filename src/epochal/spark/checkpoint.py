@@ -20,10 +20,10 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epochal.errors import CorruptRecord, Misconfigured, Refused
+from epochal.logs import located
 from epochal.protocol.admission import Position
 from epochal.storage import Store, open_store
 from epochal.storage.urls import OBJECT_SCHEMES
@@ -182,24 +182,6 @@ def _log_offset(line: str) -> int | None:
         return None
     offset = read.get("logOffset") if isinstance(read, dict) else None
     return offset if isinstance(offset, int) else None
-
-
-def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = None) -> str:
-    """
-    A checkpoint's location in the one form that identity is compared by.
-
-    A local folder is its absolute path without `..`, anything else the URL as Spark completes it.
-    """
-    text = str(checkpoint)
-    if spark is not None and ":" not in text.split("/", 1)[0]:
-        from epochal.storage.hadoop import qualified  # noqa: PLC0415  needs py4j, as Spark does
-
-        text = qualified(spark, text)
-    if text.startswith("file:"):
-        text = "/" + text.removeprefix("file:").lstrip("/")
-    if text.startswith("/") or ":" not in text.split("/", 1)[0]:
-        return os.path.normpath(Path(text).absolute())
-    return text.rstrip("/")
 
 
 def open_checkpoint(

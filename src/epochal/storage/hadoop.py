@@ -31,7 +31,7 @@ from pyspark.errors import PySparkException
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.storage.store import Entry, checked, gone
-from epochal.storage.urls import THROUGH_HADOOP, first_line, without_secrets
+from epochal.storage.urls import THROUGH_HADOOP, first_line, host_of, scheme_of, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -408,9 +408,18 @@ def hadoop_conf(spark: SparkSession) -> Java:
 
 
 def qualified(spark: SparkSession, path: str) -> str:
-    """A path without a scheme as Spark reads it: in its default file system, which may be HDFS."""
+    """
+    A path as Spark reads it: without a scheme, and without a host, it is of Spark's default file
+    system, which may be HDFS.
+    """
+    scheme, host = scheme_of(path), host_of(path)
+    if host or scheme == "file":
+        return path
     file_system = jvm_of(spark).org.apache.hadoop.fs.FileSystem
     default = str(file_system.getDefaultUri(hadoop_conf(spark)).toString())
+    if scheme is not None:
+        below = path.partition(":")[2].lstrip("/")
+        return f"{default.rstrip('/')}/{below}" if scheme == scheme_of(default) else path
     if default.startswith("file:"):
         return path
     if not path.startswith("/"):

@@ -57,7 +57,8 @@ class LocalStore:
 
     def __init__(self, root: Path, *, folder: str = "") -> None:
         """`root` itself is never removed; `folder` below it holds the keys."""
-        self._root = root.absolute()
+        # Without symbolic links: a log is bound to its place, by whichever name that is given.
+        self._root = Path(os.path.realpath(root))
         self._base = self._root / folder
         self._swept: set[Path] = set()
 

@@ -10,6 +10,7 @@ thread and after a fork without rules. Nothing is created before the first put.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ class SqliteStore:
     """Keys as rows of one table. Processes may race for them."""
 
     def __init__(self, file: Path, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> None:
-        self._file = file.absolute()
+        self._file = Path(os.path.realpath(file))
         self._busy_timeout_s = busy_timeout_s
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 
 from epochal.errors import Misconfigured
@@ -39,6 +41,18 @@ def local_path(url: str) -> str:
             hint=f"{found['scheme']}:///path, with three slashes",
         )
     return found["path"]
+
+
+def canonical(url: str) -> str:
+    """
+    The one spelling of a folder by which two names of it are the same: a local one is its absolute
+    path without symbolic links, any other its URL without `..` and needless slashes.
+    """
+    found = _URL.fullmatch(url)
+    if found is None or found["scheme"].lower() == "file":
+        return os.path.realpath(local_path(url))
+    path = posixpath.normpath(f"/{found['path'].lstrip('/')}")
+    return f"{found['scheme'].lower()}://{found['host'] or ''}{path}".rstrip("/")
 
 
 def without_secrets(text: str) -> str:
