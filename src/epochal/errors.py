@@ -108,7 +108,7 @@ class RowRejected(Misconfigured):
 
 
 class TaskFailed(EpochalError):
-    """A task failed by something that is not ours: the query's own code, a lost executor."""
+    """A task failed by something that is not ours: the query's own code, a lost executor or JVM."""
 
     code = "task-failed"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -60,8 +61,7 @@ def test_nothing_is_pushed_by_default(monkeypatch):
 def test_sigint_stops_a_run_unless_the_caller_ignores_it(before, is_stopped):
     own = signal.signal(signal.SIGINT, before)
     try:
-        stop_requested = threading.Event()
-        with run._on_signals(stop_requested):
+        with run._stop_on_signals() as stop_requested:
             signal.raise_signal(signal.SIGINT)
         assert stop_requested.is_set() is is_stopped
         assert signal.getsignal(signal.SIGINT) is before
@@ -113,3 +113,38 @@ def test_a_refused_epoch_ends_in_one_message_without_the_stacks_of_spark(tmp_pat
     assert "hint: " in done.stderr
     assert "Traceback" not in done.stderr
     assert "org.apache.spark" not in done.stderr
+
+
+SLOW = """\
+pipeline: orders
+checkpoint: chk
+source: {format: rate-micro-batch, options: {rowsPerBatch: 10}}
+sinks:
+  - {kind: files, name: a, path: out/a}
+  - kind: files
+    name: b
+    path: out/b
+    select: [value, "java_method('java.lang.Thread', 'sleep', 60000L) AS slept"]
+"""
+
+
+def test_a_signal_to_the_whole_process_group_stops_a_run_without_stack_traces(tmp_path):
+    (tmp_path / "orders.yaml").write_text(SLOW)
+    command = [sys.executable, "-m", "epochal.cli", "run", "orders.yaml"]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "chk" / "offsets" / "0").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        # As systemd does: Spark's JVM gets the signal as well.
+        os.killpg(run.pid, signal.SIGTERM)
+        _, stderr = run.communicate(timeout=300)
+    finally:
+        run.kill()
+    assert run.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    assert "\tat " not in stderr, "a stack trace of Java"
+    assert "Exception" not in stderr

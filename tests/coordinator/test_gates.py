@@ -1,5 +1,7 @@
 """A gate's word on a prepared epoch, before it is decided."""
 
+import sys
+
 import pytest
 
 from epochal.coordinator.gates import PreparedEpoch, run_gates
@@ -28,6 +30,8 @@ def named_gate(epoch):
         (named_gate, "gate named_gate refused: it returned False"),
         (lambda epoch: "too few rows", "too few rows"),
         (lambda epoch: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda epoch: sys.exit(3), "failed: SystemExit: 3"),
+        (lambda epoch: pytest.fail("no rows"), "failed: Failed: no rows"),
         (lambda epoch: epoch.rows("nowhere") > 0, "'nowhere', which this pipeline does not have"),
     ],
 )
@@ -35,6 +39,14 @@ def test_a_refusal_carries_the_gates_own_words(bench, gate, text):
     with pytest.raises(GateRefused, match=text) as caught:
         run_gates([gate], prepared(bench))
     assert caught.value.hint
+
+
+def test_ctrl_c_during_a_gate_is_the_users_and_refuses_nothing(bench):
+    def gate(epoch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_gates([gate], prepared(bench))
 
 
 def test_an_error_of_ours_from_a_gate_keeps_its_class(bench):

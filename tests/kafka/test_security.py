@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from servers.kafka import USERS, KafkaServer
 from wire import fetch, produce_code, produce_request, values
 
 from epochal.clock import SystemClock
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Leader, Node
 from epochal.kafka.primitives import Malformed
@@ -225,3 +226,8 @@ def test_an_unknown_scram_mechanism_is_refused() -> None:
 def test_a_name_that_is_no_extension_is_refused() -> None:
     with pytest.raises(Misconfigured, match="extension"):
         OAuthBearer(token=str, extensions={"auth": "x"})
+
+
+def test_a_token_function_that_ends_its_thread_is_tried_again() -> None:
+    with pytest.raises(TryAgain, match="can't be had: SystemExit"):
+        next(OAuthBearer(token=lambda: sys.exit("no network")).exchange())

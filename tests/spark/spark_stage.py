@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_LONG_S = 6
+
+
 @dataclass
 class Source:
     """JSON files in a folder; each is one epoch."""
@@ -151,10 +154,30 @@ class Breaking(Memory):
         raise ValueError("something in a library")
 
 
+class SlowWriter(Memory):
+    """Its tasks take long enough to be stopped while they run."""
+
+    def writer(self, task: Any) -> Any:
+        time.sleep(_LONG_S)
+        return super().writer(task)
+
+
+def cached(source: Source) -> set[int]:
+    """Ids of the RDDs that Spark keeps; a test before this one may have stopped a query midway."""
+    return set(source.spark.sparkContext._jsc.getPersistentRDDs())
+
+
+def wait_for(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
 def slowly(batches: Iterator[Any]) -> Iterator[Any]:
     """A query whose tasks take long enough to be stopped while they run."""
     for batch in batches:
-        time.sleep(6)
+        time.sleep(_LONG_S)
         yield batch
 
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_stage import Source, ids, slowly
+from spark_stage import Source, ids, wait_for
 
 from epochal.errors import Misconfigured
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
-
-
-def _wait_for(what: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 @pytest.mark.compat
@@ -39,28 +31,6 @@ def test_a_cell_is_run_again_with_and_without_a_stop(source: Source, checkpoint:
     assert [query.isActive for query in queries] == [False, False, False]
     assert [query.exception() for query in queries] == [None, None, None]
     assert ids(sink) == source.ids[:30]
-
-
-def test_a_query_stopped_in_the_middle_of_an_epoch_was_stopped_and_did_not_fail(
-    source: Source, checkpoint: Path
-) -> None:
-    source.add_numbers(epochs=1)
-    for name, sinks in {"one": [Memory()], "two": [Memory(name="a"), Memory(name="b")]}.items():
-        df = source.stream.mapInArrow(slowly, source.stream.schema)
-        pipeline = Pipeline("slow", sinks)
-        query = pipeline.start(df, checkpoint / name)
-        _wait_for(pipeline.last_epochs)
-        time.sleep(1)
-        query.stop()
-        pipeline._run.end()
-        assert query.exception() is None, str(query.exception())[:1500]
-        assert pipeline.error is None
-        assert pipeline._run.coordinator.state.is_stopped
-        assert [epoch.phase.value for epoch in pipeline.last_epochs()] == ["aborted"]
-    # And it goes on from there.
-    query = pipeline.start(source.stream, checkpoint / "two", availableNow=True)
-    query.awaitTermination()
-    assert [ids(sink) for sink in sinks] == [source.ids, source.ids]
 
 
 def test_a_start_waits_for_the_callback_that_a_stop_left_running(
@@ -94,7 +64,7 @@ def test_the_end_of_a_query_is_written_to_the_log(source: Source, checkpoint: Pa
     source.add_numbers(epochs=1)
     pipeline = Pipeline("ends", [Memory()])
     pipeline.start(source.stream, checkpoint, availableNow=True).awaitTermination()
-    _wait_for(lambda: pipeline._run.is_over)
+    wait_for(lambda: pipeline._run.is_over)
     pipeline._run.end()
     assert pipeline._run.coordinator.state.is_stopped
     assert str(checkpoint) not in active_runs._runs
@@ -149,11 +119,11 @@ def test_each_batch_given_to_a_second_query_by_mistake_leaves_the_first_one_runn
 
     source.add_numbers(epochs=1)
     first = start("mine")
-    _wait_for(lambda: ids(sink) == source.ids)
+    wait_for(lambda: ids(sink) == source.ids)
     with pytest.raises(Exception, match="belongs to"):
         start("other").awaitTermination()
     source.add_numbers(epochs=1)
-    _wait_for(lambda: ids(sink) == source.ids)
+    wait_for(lambda: ids(sink) == source.ids)
     assert first.isActive
     assert pipeline.error is None
     assert pipeline._run.coordinator.state.generation == 1
@@ -166,7 +136,7 @@ def test_a_load_beside_a_running_query_leaves_its_figures_alone(
     pipeline = Pipeline("beside", [sink])
     source.add_numbers(epochs=2)
     pipeline.start(source.stream, checkpoint)
-    _wait_for(lambda: pipeline.metrics().commits == 2)
+    wait_for(lambda: pipeline.metrics().commits == 2)
     rows = source.spark.range(1000, 1005).selectExpr("id", "'jan' AS v")
     pipeline.write(rows, run="january", checkpoint=checkpoint)
     assert pipeline.metrics().commits == 2

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from spark_stage import Breaking, Rejecting, Source, ids, run_to_end
+from spark_stage import Breaking, Rejecting, Source, cached, ids, run_to_end
 
+from epochal.coordinator import Stopped
 from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
-from epochal.spark.error_text import Stopped, stop_or_error
+from epochal.spark.error_text import stop_or_error
 from epochal.spark.pipeline import Pipeline
 
 
@@ -45,11 +46,6 @@ def test_several_sinks_take_their_parts_of_each_epoch_under_one_decision(
     assert [epoch.rows for epoch in pipeline.last_epochs()] == [35, 35, 35]
     assert pipeline.metrics().commits == 3
     assert pipeline.error is None
-
-
-def cached(source: Source) -> set[int]:
-    """Ids of the RDDs that Spark keeps; a test before this one may have stopped a query midway."""
-    return set(source.spark.sparkContext._jsc.getPersistentRDDs())
 
 
 def test_nothing_stays_cached_after_an_epoch(source: Source, checkpoint: Path) -> None:
@@ -193,6 +189,10 @@ def test_what_can_never_work_is_refused_before_anything_is_claimed(
         pipeline.start(source.stream, checkpoint, continuous="1 second")
     with pytest.raises(Misconfigured, match="real-time"):
         pipeline.start(source.stream, checkpoint, realTime="5 minutes")
+    with pytest.raises(Misconfigured, match="can't use the trigger processingTime='soon'"):
+        pipeline.start(source.stream, checkpoint, processingTime="soon")
+    with pytest.raises(Misconfigured, match="can't use the trigger availableNow='yes'"):
+        pipeline.start(source.stream, checkpoint, availableNow="yes")
     with pytest.raises(Misconfigured, match="does not know triggers="):
         pipeline.start(source.stream, checkpoint, triggers="1 second")
     with pytest.raises(Misconfigured, match="trigger='1 second'"):

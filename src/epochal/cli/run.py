@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -19,8 +20,9 @@ from rich.table import Table
 from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
 from epochal.config.pipeline import file_at, gates_of, pipeline_of, session_of, stream_of
 from epochal.coordinator import EpochFigures
-from epochal.errors import EpochalError
+from epochal.errors import EpochalError, TaskFailed
 from epochal.protocol.machine import Phase
+from epochal.spark.active_runs import is_active, stop_query
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.query_options import Trigger
 from epochal.telemetry.exporters import push_otlp
@@ -72,7 +74,7 @@ def run(
         if check:
             sys.stdout.write(f"{pipeline.check(stream)}\n")
             return
-        with _pushing(declared.metrics):
+        with _pushing(declared.metrics), _stop_on_signals() as stop_requested:
             query = pipeline.start(
                 stream,
                 checkpoint=declared.checkpoint,
@@ -80,7 +82,7 @@ def run(
                 outputMode=declared.output_mode,
                 trigger=_trigger(declared),
             )
-            _follow(query, pipeline, quiet=quiet)
+            _follow(query, pipeline, stop_requested, quiet=quiet)
     finally:
         _stop_spark(spark)
 
@@ -114,31 +116,39 @@ def _trigger(file: PipelineFile) -> Trigger:
     return {}
 
 
-def _follow(query: StreamingQuery, pipeline: Pipeline, *, quiet: bool) -> None:
+def _follow(
+    query: StreamingQuery, pipeline: Pipeline, stop_requested: threading.Event, *, quiet: bool
+) -> None:
     """Show progress until the query ends or a signal arrives."""
-    stop_requested = threading.Event()
-    with _on_signals(stop_requested), _progress_of(pipeline, quiet=quiet) as show:
+    with _progress_of(pipeline, quiet=quiet) as show:
         try:
-            while query.isActive and not stop_requested.is_set():
+            while is_active(query) and not stop_requested.is_set():
                 stop_requested.wait(_POLL_EVERY_S)
                 show()
         finally:
             _stop(query, pipeline)
             show()
-    if pipeline.error is not None:
-        raise pipeline.error
+    error = pipeline.error
+    # A signal to the process group ends Spark's JVM as well, and with it the epoch in progress.
+    if error is not None and not (stop_requested.is_set() and isinstance(error, TaskFailed)):
+        raise error
     if not stop_requested.is_set():
         _raise_error_of(query)
 
 
 def _stop(query: StreamingQuery, pipeline: Pipeline) -> None:
-    if query.isActive:
-        query.stop()
+    if is_active(query):
+        stop_query(query)
     pipeline.close()
 
 
 def _raise_error_of(query: StreamingQuery) -> None:
-    error = query.exception()
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+
+    try:
+        error = query.exception()
+    except (ConnectionError, Py4JError):
+        raise EpochalError("Spark's JVM has exited", "start again") from None
     if error is not None:
         raise EpochalError(
             f"the query stopped: {str(error).partition('JVM stacktrace')[0].strip()}"
@@ -146,23 +156,39 @@ def _raise_error_of(query: StreamingQuery) -> None:
 
 
 @contextmanager
-def _on_signals(stop_requested: threading.Event) -> Iterator[None]:
+def _stop_on_signals() -> Iterator[threading.Event]:
     """
-    Make SIGTERM and SIGINT request a stop instead of interrupting the epoch in progress.
+    Make SIGTERM and SIGINT request a stop instead of interrupting the epoch in progress; a second
+    signal interrupts it.
 
     A signal that the caller ignores stays ignored: Ctrl-C at a script must not stop the pipelines
     that the script started in the background.
     """
+
+    stop_requested = threading.Event()
+
+    def request_stop(*_: object) -> None:
+        if stop_requested.is_set():
+            raise KeyboardInterrupt
+        # A signal to the whole group ends Spark's JVM, which PySpark logs with stack traces.
+        for name in (None, "py4j.clientserver", "py4j.java_gateway"):
+            logging.getLogger(name).addFilter(_is_not_of_gateway)
+        stop_requested.set()
+
     before = {
-        number: signal.signal(number, lambda *_: stop_requested.set())
+        number: signal.signal(number, request_stop)
         for number in (signal.SIGTERM, signal.SIGINT)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield
+        yield stop_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_not_of_gateway(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from epochal.coordinator.tracker import (
     Listener,
     Metrics,
     SinkFigures,
+    Stopped,
     Tracker,
     Trouble,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Metrics",
     "PreparedEpoch",
     "SinkFigures",
+    "Stopped",
     "Tracker",
     "Trouble",
     "read_state",

@@ -2,8 +2,9 @@
 Gates: functions of the user that may refuse a prepared epoch before it is decided.
 
 A gate sees what every sink has prepared and, where the engine can show them, the rows. It lets an
-epoch pass by returning None or True. False, a reason as text, or any exception refuses it: the
-epoch is aborted, the query stops with the gate's message, and nothing became visible.
+epoch pass by returning None or True. False, a reason as text, or any exception refuses it, also
+that of `sys.exit()`: the epoch is aborted, the query stops with the gate's message, and nothing
+became visible.
 
 Where a sink prepares last, because its prepared rows block others, gates are asked before it does.
 A gate that asks about such a sink is broken off there, and asked again when the answer is known.
@@ -11,6 +12,7 @@ A gate that asks about such a sink is broken off there, and asked again when the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -95,13 +97,21 @@ def run_gates(gates: Iterable[Gate], epoch: PreparedEpoch) -> Sequence[Gate]:
 def _ask(gate: Gate, epoch: PreparedEpoch) -> bool | str | None:
     try:
         return gate(epoch)
-    except EpochalError:
+    except (EpochalError, AskedTooEarly):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         raise GateRefused(
             f"epoch {epoch.number}: gate {_name(gate)} failed: {type(error).__name__}: {error}",
             "nothing became visible; repair the gate, then start again",
         ) from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C, which Python raises in the main thread only: elsewhere, code that was called did."""
+    is_here = threading.current_thread() is threading.main_thread()
+    return is_here and isinstance(error, KeyboardInterrupt)
 
 
 def _name(gate: Gate) -> str:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from epochal.clock import Clock
-from epochal.errors import EpochalError
+from epochal.errors import EpochalError, TryAgain
 from epochal.protocol.machine import Phase
 from epochal.protocol.receipts import sum_of
 from epochal.protocol.recovery import Judgement
@@ -37,6 +37,12 @@ ENDS = frozenset({Phase.COMMITTED, Phase.ABORTED, Phase.FAILED})
 """Phases in which an epoch rests: FAILED until the next start."""
 _SAMPLES_KEPT = 1024
 _MESSAGE_CHARS_MAX = 500
+
+
+class Stopped(TryAgain):
+    """The engine was stopped on purpose in the middle of an epoch: no error is counted."""
+
+    code = "stopped"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,7 +241,8 @@ class Tracker:
         with self._lock:
             if self._epochs and self._epochs[-1].phase not in ENDS:
                 self._epochs[-1].trouble = trouble
-        self._notify(lambda listener: listener.troubled(trouble))
+        if not isinstance(error, Stopped):
+            self._notify(lambda listener: listener.troubled(trouble))
 
     def swept(self, sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
         """What a target listed as in doubt."""

@@ -35,9 +35,9 @@ def reveal(secret: Secret) -> str:
         return secret
     try:
         return secret()
-    except EpochalError:
+    except (EpochalError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TryAgain(f"a secret or token can't be had: {type(error).__name__}") from error
 
 

@@ -17,13 +17,14 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from epochal.coordinator import Coordinator
+from epochal.coordinator import Coordinator, Stopped
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.spark.epoch import EpochWriter
-from epochal.spark.error_text import message_first
+from epochal.spark.error_text import StopSignal, message_first, stop_or_error
 from epochal.terms import EpochNumber
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ logger = logging.getLogger("epochal")
 CALLBACK_WAIT_MAX_S = 120.0
 """How long a start waits for an epoch that an earlier run of this process is still in."""
 _EXIT_WAIT_MAX_S = 10.0
+_STOP_WAIT_MAX_S = 5.0
+_LOOK_EVERY_S = 0.01
 _RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
 
 
@@ -66,20 +69,36 @@ class Run:
     def epoch(self, batch: DataFrame, epoch: int) -> None:
         """Write one micro-batch. Called by Spark, on the driver, for each of them."""
         number = EpochNumber(epoch)
-        with self._lock:
-            try:
-                self._require_own(batch)
-                self._writer.write(
-                    batch,
-                    number,
-                    query_id=query_id_of(batch),
-                    offsets=lambda: self.checkpoint.offsets(number),
-                )
-            except EpochalError as error:
-                self.error = error
-                self.coordinator.tracker.troubled(error)
-                shown = message_first(error)
-                raise shown from shown.__cause__
+        with self._lock, _raised_into_spark(f"epoch {epoch}", self._failed):
+            self._require_own(batch)
+            self._writer.write(
+                batch,
+                number,
+                query_id=query_id_of(batch),
+                offsets=lambda: self.checkpoint.offsets(number),
+            )
+
+    def _failed(self, error: EpochalError) -> None:
+        self.coordinator.tracker.troubled(error)
+        if isinstance(error, Stopped):
+            self._stop_query()
+        else:
+            self.error = error
+
+    def _stop_query(self) -> None:
+        """
+        Stop the query where it is active yet: Ctrl-C cancels its jobs and leaves it to fail.
+
+        From another thread, as `stop` waits for the end of this very epoch.
+        """
+        query = self.query
+        if query is None or not is_active(query):
+            return
+        logger.warning("%s: the query is stopped: its jobs were cancelled", self.location)
+        threading.Thread(target=stop_query, args=(query,), daemon=True).start()
+        deadline = time.monotonic() + _STOP_WAIT_MAX_S
+        while is_active(query) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
 
     def end(self, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
         """Stop cleanly, once the epoch that is being written is done. May be repeated."""
@@ -109,8 +128,8 @@ class Run:
         # A thread and not a listener: a listener would be called into Python at every progress.
         try:
             query.awaitTermination()
-        except Exception as error:  # noqa: BLE001  the query itself reports how it ended
-            logger.debug("query %s ended: %s", query.id, error)
+        except Exception as error:  # the query itself reports how it ended
+            logger.debug("%s: the query has ended", self.location, exc_info=error)
         try:
             self.end(wait_s=threading.TIMEOUT_MAX)
         except Exception:
@@ -142,33 +161,46 @@ class EachBatch:
         query_run = batch.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
         if self._query_run != query_run:
             # First of all: to claim for a query of another checkpoint stops this one's own.
-            self._require_own_query(batch)
+            with _raised_into_spark(f"epoch {epoch}", _ignore):
+                require_query_of(self._run.checkpoint, query_id_of(batch))
         if self._run.is_over or (self._query_run is not None and self._query_run != query_run):
-            self._start_again()
+            with _raised_into_spark(f"epoch {epoch}", self._not_started):
+                self._run = self._start_run()
         if self._run.query is None:
             self._follow_end(batch)
         self._query_run = query_run
         self._run.epoch(batch, epoch)
 
-    def _require_own_query(self, batch: DataFrame) -> None:
-        try:
-            require_query_of(self._run.checkpoint, query_id_of(batch))
-        except EpochalError as error:
-            shown = message_first(error)
-            raise shown from shown.__cause__
-
-    def _start_again(self) -> None:
-        try:
-            self._run = self._start_run()
-        except EpochalError as error:
-            self._run.error = error
-            shown = message_first(error)
-            raise shown from shown.__cause__
+    def _not_started(self, error: EpochalError) -> None:
+        self._run.error = error
 
     def _follow_end(self, batch: DataFrame) -> None:
         query = self._spark.streams.get(query_id_of(batch) or "")
         if query is not None:
             self._run.end_with(query)
+
+
+@contextmanager
+def _raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Iterator[None]:
+    """
+    Raise whatever ends the block as Spark needs it: a stop, or one of our errors.
+
+    Nothing else may leave a callback: after what is no Exception, as `sys.exit()` raises, the
+    gateway answers nothing, and the query would wait for ever.
+    """
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001  see above
+        why = stop_or_error(error, doing)
+        note(why)
+        if isinstance(why, Stopped):
+            raise StopSignal from None
+        shown = message_first(why)
+        raise shown from shown.__cause__
+
+
+def _ignore(error: EpochalError) -> None:
+    """A query that is not this pipeline's own leaves no trace in it."""
 
 
 def query_id_of(batch: DataFrame) -> str | None:
@@ -187,8 +219,35 @@ def require_query_of(checkpoint: Checkpoint, running: str | None) -> None:
         )
 
 
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """False of a stop: the gateway logs whatever a callback raises, with its stack trace."""
+    return not (record.exc_info and isinstance(record.exc_info[1], StopSignal))
+
+
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_is_worth_logging)
+
+
 _runs: dict[str, Run] = {}
 _guard = threading.Lock()
+
+
+def require_free_name(spark: SparkSession, name: str, location: str) -> None:
+    """
+    Refuse a name under which a query of this session runs on another checkpoint, and wait for the
+    end of one that is stopping. Spark itself refuses both, when the pipeline is claimed already.
+    """
+    for query in spark.streams.active:
+        where = _location_of(query)
+        if query.name != name or where == location:
+            continue
+        if is_active(query):
+            raise Misconfigured(
+                f"a query named {name!r} runs in this Spark session already"
+                + ("" if where is None else f", on the checkpoint {where}"),
+                'stop it first; or give this one another name: start(…, queryName="…")',
+            )
+        _await_end_of(query)
 
 
 def end_earlier_run(location: str) -> None:
@@ -198,7 +257,7 @@ def end_earlier_run(location: str) -> None:
     if run is None:
         return
     query = run.query
-    if query is not None and _is_active(query):
+    if query is not None and is_active(query):
         if not _may_restart():
             raise Misconfigured(
                 f"{run.location}: query {query.id} runs in this process, and {_RESTARTS} is false",
@@ -206,6 +265,8 @@ def end_earlier_run(location: str) -> None:
             )
         query.stop()
     run.end()
+    if query is not None:
+        _await_end_of(query)
 
 
 def add_run(run: Run) -> None:
@@ -221,7 +282,30 @@ def _may_restart() -> bool:
     return spark is None or str(spark.conf.get(_RESTARTS, "true")).lower() == "true"
 
 
-def _is_active(query: StreamingQuery) -> bool:
+def _location_of(query: StreamingQuery) -> str | None:
+    """The checkpoint of a query that a run of this process belongs to."""
+    with _guard:
+        runs = list(_runs.values())
+    return next((run.location for run in runs if run.query and run.query.id == query.id), None)
+
+
+def _await_end_of(query: StreamingQuery) -> None:
+    """A query that was stopped is not active, and keeps its name until its thread has ended."""
+    try:
+        is_over = query.awaitTermination(int(CALLBACK_WAIT_MAX_S))
+    except Exception as error:  # it has failed, and so has ended
+        logger.debug("a query has ended", exc_info=error)
+        return
+    if not is_over:
+        raise Misconfigured(
+            f"query {query.name!r} was stopped, and has not ended after {CALLBACK_WAIT_MAX_S:.0f} "
+            "s: an epoch of it is still being written",
+            "wait until its targets answer and start again; or restart this process",
+        )
+
+
+def is_active(query: StreamingQuery) -> bool:
+    """Whether a query is neither stopped nor failed; False where Spark's JVM has exited."""
     try:
         return query.isActive
     except Exception:  # noqa: BLE001  whatever a dead gateway raises
@@ -235,19 +319,34 @@ def _forget(run: Run) -> None:
 
 
 @atexit.register
-def _end_stopped_runs() -> None:
+def _end_runs() -> None:
     """
-    Let runs whose query has stopped write their last record: a script ends right after its query.
+    Stop the queries that this process still runs, and let every run write its last record.
 
-    A query that still runs is left as Spark leaves it; the next start takes over.
+    Spark's JVM ends with the process, in the middle of an epoch: after Ctrl-C, or a script that
+    does not wait for its query. What that leaves prepared would wait for the next start.
     """
     deadline = time.monotonic() + _EXIT_WAIT_MAX_S
     with _guard:
         runs = list(_runs.values())
-    for run in runs:
-        if run.query is None or _is_active(run.query):
-            continue
+    stopping = {
+        run: threading.Thread(target=stop_query, args=(run.query,), daemon=True)
+        for run in runs
+        if run.query is not None
+    }
+    for thread in stopping.values():
+        thread.start()
+    for run, thread in stopping.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
         try:
             run.end(wait_s=max(0.0, deadline - time.monotonic()))
         except Exception as error:  # noqa: BLE001  the process is ending
             logger.warning("%s: did not stop cleanly: %s", run.location, error)
+
+
+def stop_query(query: StreamingQuery) -> None:
+    """Stop a query, if Spark's JVM lives."""
+    try:
+        query.stop()
+    except Exception as error:
+        logger.debug("query could not be stopped", exc_info=error)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Sink
 from epochal.coordinator import Coordinator
+from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
 from epochal.spark.error_text import stop_or_error
@@ -56,7 +57,7 @@ class EpochWriter:
         """
         Write one epoch, or finish it where it is decided already.
 
-        Raises one of our errors, or `Stopped` where the query was stopped meanwhile.
+        Raises one of our errors, `Stopped` where the query was stopped meanwhile; and Ctrl-C.
         """
         began_with = offsets()
         admission = self.coordinator.begin(epoch, query_id=query_id, offsets=began_with)
@@ -85,14 +86,21 @@ class EpochWriter:
                     receipts, offsets=offsets, began_with=began_with, frame=frame
                 )
         except _PrepareFailed as failed:
-            why = stop_or_error(failed.error, f"epoch {epoch}")
+            why = _to_raise(failed.error, f"epoch {epoch}")
             self.coordinator.abort(failed.receipts, because=why)
             raise why from None
-        except Exception as error:  # noqa: BLE001  every error is raised again as one of ours
-            why = stop_or_error(error, f"epoch {epoch}")
-            if self.coordinator.phase is Phase.PREPARING:
+        except BaseException as error:  # noqa: BLE001  every error is raised again as one of ours
+            why = _to_raise(error, f"epoch {epoch}")
+            if self._is_to_abort(error):
                 self.coordinator.abort({}, because=why)
             raise why from None
+
+    def _is_to_abort(self, error: BaseException) -> bool:
+        """Whether the coordinator has not seen to the epoch itself: it does for every Exception."""
+        phase = self.coordinator.phase
+        return phase is Phase.PREPARING or (
+            phase is Phase.PREPARED and not isinstance(error, Exception)
+        )
 
     def _prepare_in_order(
         self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool
@@ -149,9 +157,13 @@ class EpochWriter:
                 self.coordinator.rewrite(self._prepare(frame, epoch, lost, is_narrow=True))
         except _PrepareFailed as failed:
             # No decision names what other sinks prepared again: the next start clears it.
-            raise stop_or_error(failed.error, f"epoch {epoch}, replayed") from None
-        except Exception as error:  # noqa: BLE001  every error is raised again as one of ours
-            raise stop_or_error(error, f"epoch {epoch}, replayed") from None
+            raise _to_raise(failed.error, f"epoch {epoch}, replayed") from None
+        except BaseException as error:  # noqa: BLE001  every error is raised again as one of ours
+            raise _to_raise(error, f"epoch {epoch}, replayed") from None
+
+
+def _to_raise(error: BaseException, doing: str) -> BaseException:
+    return error if is_interrupt(error) else stop_or_error(error, doing)
 
 
 class _PrepareFailed(Exception):

@@ -13,7 +13,9 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from epochal.errors import EpochalError, GateRefused, TaskFailed, from_text
+from epochal.coordinator import Gate, PreparedEpoch, Stopped
+from epochal.coordinator.gates import AskedTooEarly
+from epochal.errors import EpochalError, TaskFailed, TryAgain, from_text
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -23,14 +25,16 @@ logger = logging.getLogger("epochal")
 _REASON_CHARS_MAX = 500
 _STOP = re.compile(
     r"java\.lang\.InterruptedException|java\.io\.InterruptedIOException"
-    r"|ClosedByInterruptException|cancelled job group|\[SPARK_JOB_CANCELLED\].* was stopped"
+    r"|ClosedByInterruptException|cancelled job group|\[SPARK_JOB_CANCELLED\].*"
+    # The last two: Ctrl-C in the driver's main thread, and spark.stop().
+    r"( was stopped|cancellation of all jobs|SparkContext was shut down)"
 )
 _RAISED_LAST = re.compile(r"^(?!\s)(?:[\w.]+\.)?(\w+(?::[^\n]*)?)$", re.MULTILINE)
 
 
-class Stopped(Exception):
+class StopSignal(Exception):
     """
-    The query was stopped while an epoch was being written.
+    `Stopped`, raised into Spark.
 
     Spark tells a stop from a failure by this exact text, with a regular expression that overflows
     the stack where the text is long.
@@ -44,16 +48,31 @@ class Stopped(Exception):
         )
 
 
-def is_stop(error: BaseException) -> bool:
-    return isinstance(error, Stopped) or _STOP.search(str(error)) is not None
-
-
-def stop_or_error(error: BaseException, doing: str) -> Exception:
+def stop_or_error(error: BaseException, doing: str) -> EpochalError:
     """`Stopped` where the query was stopped, and any other error as one of ours."""
-    # Never for one of ours: an epoch that is decided and not carried out may cite an interrupt too.
-    # Except a gate's: it runs before the decision, and its own jobs end with the query.
-    is_ours = isinstance(error, EpochalError) and not isinstance(error, GateRefused)
-    return Stopped() if not is_ours and is_stop(error) else as_epochal(error, doing)
+    # Of ours only where nothing happened: one about a decided epoch may cite an interrupt too.
+    may_be_stop = isinstance(error, TryAgain) or not isinstance(error, EpochalError)
+    if may_be_stop and _STOP.search(str(error)) is not None:
+        return Stopped("the query was stopped")
+    return as_epochal(error, doing)
+
+
+def stoppable(gate: Gate) -> Gate:
+    """The gate, which does not refuse the epoch when its Spark jobs end by a stop of the query."""
+
+    def asked(epoch: PreparedEpoch) -> bool | str | None:
+        try:
+            return gate(epoch)
+        except (EpochalError, AskedTooEarly):
+            raise
+        except Exception as error:
+            why = stop_or_error(error, "")
+            if isinstance(why, Stopped):
+                raise why from None
+            raise
+
+    asked.__name__ = str(getattr(gate, "__name__", gate))
+    return asked
 
 
 def as_epochal(error: BaseException, doing: str) -> EpochalError:
@@ -64,6 +83,12 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
     carried = from_text(str(error))
     if carried is not None:
         return carried
+    if _is_jvm_gone(error):
+        return TaskFailed(
+            f"{doing}: Spark's JVM has exited",
+            "nothing is lost: start again; its last lines on stderr, or the system's log, say "
+            "whether it was killed or ran out of memory",
+        )
     return TaskFailed(
         f"{doing}: {_reason(error)}",
         "the epoch is tried again at the next start; the whole stack trace is in the logs of the "
@@ -86,7 +111,17 @@ def analysis_message(error: PySparkException) -> str:
     return spark_message(error)
 
 
+def _is_jvm_gone(error: BaseException) -> bool:
+    from py4j.protocol import Py4JError, Py4JNetworkError  # noqa: PLC0415  comes with Spark
+
+    # A call that got no answer is raised as the plain class, without a trace of Java.
+    is_unanswered = type(error) is Py4JError and "Trace:" not in str(error)
+    return is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError))
+
+
 def _reason(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return f"{type(error).__name__}: {error}"
     text = str(error).strip() or type(error).__name__
     _, traced, rest = text.rpartition("Traceback (most recent call last):")
     if traced:

@@ -6,10 +6,11 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.receipts import receipt_in
 from epochal.spark.arrow_transfer import for_transfer
 from epochal.spark.error_text import stop_or_error
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("epochal")
 
 _DESCRIPTION = "spark.job.description"
+_RELEASE_WAIT_MAX_S = 5.0
 
 
 Timing = Callable[[SinkName], AbstractContextManager[None]]
@@ -81,9 +83,9 @@ def prepare_all(
     tags = {part.identity.sink: _tag(part, epoch) for part in parts}
 
     def run(part: Part) -> None:
-        title, tag = _title(part, epoch), tags[part.identity.sink]
-        with timing(part.identity.sink), described(context, title, tag=tag):
-            try:
+        sink = part.identity.sink
+        try:
+            with timing(sink), described(context, _title(part, epoch), tag=tags[sink]):
                 frame, job = _job(
                     batch,
                     part,
@@ -94,23 +96,30 @@ def prepare_all(
                 )
                 collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
                 receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
-                outcome.receipts[part.identity.sink] = receipts
-            except Exception as error:  # noqa: BLE001  any error ends the epoch
-                if outcome.error is None:
-                    outcome.error = stop_or_error(
-                        error, f"epoch {epoch}, sink {part.identity.sink!r}"
-                    )
-                    for tag in tags.values():
-                        context.cancelJobsWithTag(tag)
+                outcome.receipts[sink] = receipts
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            if outcome.error is None:
+                outcome.error = stop_or_error(error, f"epoch {epoch}, sink {sink!r}")
+                cancel()
+
+    def cancel() -> None:
+        # Best effort: of a JVM that has exited, the jobs are gone as well.
+        with suppress(Exception):
+            for tag in tags.values():
+                context.cancelJobsWithTag(tag)
 
     if len(parts) == 1:
         run(parts[0])
     else:
-        _in_parallel(run, parts)
+        _in_parallel(run, parts, cancel)
     return outcome
 
 
-def _in_parallel(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
+def _in_parallel(
+    run: Callable[[Part], None], parts: Sequence[Part], cancel: Callable[[], None]
+) -> None:
     """In threads that inherit the query's job group, so that stopping it cancels every job."""
     from pyspark import InheritableThread  # noqa: PLC0415  this package is importable without it
 
@@ -122,6 +131,16 @@ def _in_parallel(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
     ]
     for thread in threads:
         thread.start()
+    try:
+        _join(threads)
+    except BaseException:
+        # Ctrl-C: when the epoch is aborted, no job of it may still prepare.
+        cancel()
+        _join(threads)
+        raise
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.join()
 
@@ -175,9 +194,11 @@ def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]
     try:
         yield
     finally:
-        if tag:
-            context.removeJobTag(tag)
-        context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None removes it
+        # A JVM that has exited must not hide the error by which that became known.
+        with suppress(Exception):
+            if tag:
+                context.removeJobTag(tag)
+            context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None removes it
 
 
 def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
@@ -215,13 +236,29 @@ def _rdd(frame: DataFrame) -> Any:
 
 
 def _release(frame: DataFrame) -> None:
-    """Free the blocks now: Spark would wait for a garbage collection."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+    """
+    Free the blocks now: Spark would wait for a garbage collection.
 
+    A stop of the query interrupts the JVM's side of this thread, where Spark then waits for no
+    answer any more; that of another thread is not interrupted.
+    """
     try:
-        frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(_rdd(frame).id(), False)
-    except Py4JError as error:
-        logger.warning("blocks of an evaluated batch are left to Spark's cleaner: %s", error)
+        _unpersist(frame)
+    except Exception:  # noqa: BLE001  see above; and a JVM that has exited keeps no blocks
+        other = threading.Thread(target=_unpersist_or_log, args=(frame,), daemon=True)
+        other.start()
+        other.join(_RELEASE_WAIT_MAX_S)
+
+
+def _unpersist_or_log(frame: DataFrame) -> None:
+    try:
+        _unpersist(frame)
+    except Exception as error:
+        logger.debug("blocks of an evaluated batch are left to Spark's cleaner", exc_info=error)
+
+
+def _unpersist(frame: DataFrame) -> None:
+    frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(_rdd(frame).id(), False)
 
 
 def _title(part: Part, epoch: EpochNumber) -> str:

@@ -40,13 +40,14 @@ from epochal.coordinator.targets import by_name, described
 from epochal.errors import EpochalError, Misconfigured
 from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Position, Start, Unfinished
-from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run
+from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
 from epochal.spark.checkpoint import open_checkpoint
 from epochal.spark.display import CheckReport, Written, in_html, in_text
 from epochal.spark.epoch import EpochWriter
+from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
 from epochal.spark.projection import arrow_schema, empty_like, project
-from epochal.spark.query_options import QueryOptions, read_options
+from epochal.spark.query_options import QueryOptions, configured, read_options
 from epochal.spark.versions import require_classic, require_streaming, require_supported
 from epochal.telemetry.exporters import attach, serve_metrics
 from epochal.terms import DEFAULT_LIMITS, EpochNumber, Generation, Identity, Limits, SinkName
@@ -127,6 +128,9 @@ class Pipeline:
         self._require_spark(df.sparkSession)
         require_streaming(df)
         query_options = read_options(options, self.sinks)
+        name = query_options.name or self.name
+        # Before the claim: Spark refuses an option that it can't use as soon as it is given.
+        writer = configured(df, query_options)
         started = self._start_run(
             df.sparkSession,
             self._location(checkpoint, query_options.checkpoint),
@@ -136,15 +140,11 @@ class Pipeline:
             run=run,
             unfinished=unfinished,
             retarget=retarget,
+            query_name=name,
         )
         try:
-            writer = df.writeStream.foreachBatch(started.epoch)
-            writer = writer.outputMode(query_options.output_mode)
-            writer = writer.option("checkpointLocation", started.location)
-            writer = writer.queryName(query_options.name or self.name)
-            if query_options.trigger:
-                writer = writer.trigger(**query_options.trigger)
-            query = writer.start()
+            writer = writer.foreachBatch(started.epoch).queryName(name)
+            query = writer.option("checkpointLocation", started.location).start()
         except BaseException:
             started.end()
             raise
@@ -222,9 +222,12 @@ class Pipeline:
         run: str | None,
         unfinished: UnfinishedChoice,
         retarget: Collection[str],
+        query_name: str | None = None,
     ) -> Run:
         """End this process's earlier run on the checkpoint, and claim for a new one."""
         folder = open_checkpoint(checkpoint, spark)
+        if query_name is not None:
+            require_free_name(spark, query_name, folder.location)
         end_earlier_run(folder.location)
         coordinator = self._claim(
             self._log_of(folder.location, spark),
@@ -261,7 +264,7 @@ class Pipeline:
         coordinator = Coordinator(
             log=log,
             sinks=self.sinks,
-            gates=self.gates,
+            gates=[stoppable(gate) for gate in self.gates],
             limits=self.limits,
             environment=Environment(on_step=self._watch),
         )

@@ -53,8 +53,12 @@ class Progress(StreamingQueryListener):
         if progress.get("name") not in (None, self._pipeline.name):
             return
         figures = self._figures(progress.get("batchId"))
-        if figures is not None:
+        if figures is None:
+            return
+        try:
             self._report({**progress, "epochal": epoch_json(figures)})
+        except BaseException as error:  # noqa: BLE001  what is no Exception would hang Spark
+            logger.warning("%s failed: %s: %s", self._report, type(error).__name__, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802  Spark's name
         """Nothing to add."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from epochal.contract import Sink
 from epochal.errors import Misconfigured
+from epochal.spark.error_text import spark_message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _TRIGGERS = ("processingTime", "availableNow", "once")
 _OTHERS = ("trigger", "outputMode", "queryName", "checkpointLocation")
@@ -76,6 +81,21 @@ def read_options(options: Mapping[str, Any], sinks: Sequence[Sink]) -> Query:
         checkpoint=named.get("checkpointLocation"),
         trigger={name: value for name, value in trigger.items() if value not in (None, False)},
     )
+
+
+def configured(frame: DataFrame, query: Query) -> DataStreamWriter:
+    """Spark's writer with these options. Starts nothing; raises where Spark can't use one."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+    try:
+        writer = frame.writeStream.outputMode(query.output_mode)
+        return writer.trigger(**query.trigger) if query.trigger else writer
+    except (PySparkException, ValueError, TypeError) as error:
+        trigger = ", ".join(f"{name}={value!r}" for name, value in query.trigger.items())
+        raise Misconfigured(
+            f"Spark can't use the trigger {trigger}: {spark_message(error)}",
+            'processingTime="1 second" (0 seconds: as fast as possible), or availableNow=True',
+        ) from None
 
 
 def _mapping(trigger: object) -> Mapping[str, Any]:

@@ -152,14 +152,14 @@ def _put(path: Path, content: bytes) -> None:
 def _run_one_batch(
     stream: DataFrame, folder: Path, planned: int, count: Callable[[DataFrame], None]
 ) -> None:
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
 
     def take(batch: DataFrame, number: int) -> None:
         # A later batch holds rows that came in since: none of these epochs.
         if number == planned:
             try:
                 count(batch)
-            except Exception as error:  # noqa: BLE001  any error is a result
+            except BaseException as error:  # noqa: BLE001  a result; raised, it would hang Spark
                 failures.append(error)
 
     query = _started(stream, folder, take)
@@ -187,5 +187,5 @@ def _started(
         raise _failed(error) from None
 
 
-def _failed(error: Exception) -> NotReplayable:
+def _failed(error: BaseException) -> NotReplayable:
     return NotReplayable(as_epochal(error, "Spark can't read the source again").message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from epochal.coordinator import EpochFigures, Trouble
+from epochal.coordinator import EpochFigures, Stopped, Trouble
 from epochal.errors import Misconfigured
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
@@ -117,7 +117,7 @@ class Tracing:
                 attributes={**self._identity, "epochal.epoch": epoch.epoch},
             )
             part.end(_nanos(entered_at + spent_s))
-        if epoch.trouble is not None:
+        if epoch.trouble is not None and epoch.trouble.code != Stopped.code:
             span.set_status(Status(StatusCode.ERROR, epoch.trouble.message))
             span.set_attribute("epochal.error", epoch.trouble.code)
         elif epoch.phase is Phase.COMMITTED:

@@ -63,7 +63,8 @@ class Callback(SinkBase):
 
     At least once per epoch, with a token that is the same at every call; never with rows of an
     epoch that is not decided. It can't refuse an epoch: after `TryAgain` or an `OSError` it is
-    called again soon; any other exception stops the query, and the next start calls it again.
+    called again soon; any other exception, also that of `sys.exit()`, stops the query, and the next
+    start calls it again.
     """
 
     kind: ClassVar[str] = "callback"

@@ -1,0 +1,274 @@
+"""Stops on purpose, and what else may end a query: functions of the user, Ctrl-C, the JVM's end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_stage import SlowWriter, Source, cached, ids, run_to_end, slowly, wait_for
+
+from epochal.coordinator import EpochFigures
+from epochal.errors import GateRefused, Misconfigured, TaskFailed
+from epochal.sinks.memory import Memory
+from epochal.spark import active_runs
+from epochal.spark.pipeline import Pipeline
+from epochal.spark.progress import Progress
+
+
+def _ends(error: BaseException) -> Callable[[Any], Any]:
+    """A function that a user gives us, which ends what calls it; not where `start` tries it."""
+
+    def ending(rows: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise error
+        return rows
+
+    return ending
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit("out")])
+@pytest.mark.parametrize("place", ["gate", "select", "one of two selects"])
+def test_whatever_a_function_of_the_user_raises_ends_the_epoch_and_frees_the_name(
+    source: Source, checkpoint: Path, place: str, error: BaseException
+) -> None:
+    source.add_numbers(epochs=1)
+    ending = _ends(error)
+    sink = Memory(name="a", select=None if place == "gate" else ending)
+    sinks = [sink] if place == "select" else [sink, Memory(name="b")]
+    pipeline = Pipeline("ends", sinks, gates=[ending] if place == "gate" else [])
+    query = pipeline.start(source.stream, checkpoint, processingTime="0 seconds")
+    wait_for(lambda: not query.isActive)
+    assert isinstance(pipeline.error, GateRefused if place == "gate" else TaskFailed)
+    said = "gate ending failed" if place == "gate" else "sink 'a'"
+    assert f"{said}: {type(error).__name__}" in pipeline.error.message
+    assert pipeline.error.message in str(query.exception())
+    pipeline.close()
+    assert [epoch.phase.value for epoch in pipeline.last_epochs()] == ["aborted"]
+    assert [sink.epochs() for sink in sinks] == [[]] * len(sinks)
+    mended = [Memory(name=sink.name) for sink in sinks]
+    run_to_end(Pipeline("ends", mended), source.stream, checkpoint)
+    assert [ids(sink) for sink in mended] == [source.ids] * len(sinks)
+
+
+def test_whatever_a_step_of_a_start_raises_in_a_callback_ends_the_query(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    sink = Memory()
+    pipeline = Pipeline("wrapped", [sink], watch=lambda step, _: _ends(SystemExit(step))(None))
+    each = pipeline.each_batch(checkpoint)
+    pipeline.close()  # so that the first batch starts a run anew
+    writer = source.stream.writeStream.foreachBatch(each)
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    wait_for(lambda: not query.isActive)
+    assert "SystemExit: claimed" in str(query.exception())
+
+
+def test_a_report_that_fails_does_not_hang_the_listeners_of_spark(
+    source: Source, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.add_numbers(epochs=1)
+    reports: list[Any] = []
+
+    def report(progress: Any) -> None:
+        reports.append(progress)
+        sys.exit(3)
+
+    pipeline = Pipeline("reported", [Memory()])
+    listener = Progress(pipeline, report)
+    source.spark.streams.addListener(listener)
+    try:
+        pipeline.start(source.stream, checkpoint, processingTime="0 seconds")
+        wait_for(lambda: len(reports) == 1)
+        source.add_numbers(epochs=1)
+        wait_for(lambda: len(reports) == 2)
+    finally:
+        source.spark.streams.removeListener(listener)
+    assert "report" in caplog.text
+    assert "SystemExit: 3" in caplog.text
+
+
+class Stopping:
+    """A query that was stopped in the middle of its first epoch, in one of its jobs."""
+
+    def __init__(self, source: Source, checkpoint: Path, place: str) -> None:
+        source.add_numbers(epochs=1)
+        self.spark = source.spark
+        self.before = cached(source)
+        df = source.stream
+        if place == "evaluate":
+            df = df.mapInArrow(slowly, df.schema)
+        kind = SlowWriter if place == "prepare" else Memory
+        gates = [self._gate] if place == "gate" else []
+        self.sinks = [kind(name="a"), kind(name="b")]
+        self.pipeline = Pipeline("stopped", self.sinks, gates)
+        self.is_in_gate = threading.Event()
+        self.query = self.pipeline.start(df, checkpoint)
+        if place == "gate":
+            assert self.is_in_gate.wait(60)
+        jobs = source.spark.sparkContext.statusTracker()
+        wait_for(lambda: _is_described(source, place) and jobs.getActiveStageIds())
+
+    def _gate(self, epoch: Any) -> None:
+        self.is_in_gate.set()
+        epoch.frame.mapInArrow(slowly, epoch.frame.schema).collect()
+
+    def epochs(self) -> list[EpochFigures]:
+        self.pipeline.close()
+        return list(self.pipeline.last_epochs())
+
+
+def _is_described(source: Source, place: str) -> bool:
+    """Whether a job of that kind runs: Spark's own reading of the source is one, too."""
+    if place == "gate":
+        return True
+    tracker = source.spark.sparkContext._jsc.sc().statusStore()
+    active = tracker.jobsList(None)
+    described = [active.apply(at).description() for at in range(active.size())]
+    running = [str(active.apply(at).status()) for at in range(active.size())]
+    return any(
+        one.isDefined() and str(one.get()).endswith(place) and status == "RUNNING"
+        for one, status in zip(described, running, strict=True)
+    )
+
+
+@pytest.mark.parametrize("place", ["evaluate", "prepare", "gate"])
+@pytest.mark.parametrize("by", ["query.stop()", "Ctrl-C"])
+def test_a_stop_in_the_middle_of_an_epoch_is_quiet_and_leaves_nothing_cached(
+    source: Source, checkpoint: Path, caplog: pytest.LogCaptureFixture, place: str, by: str
+) -> None:
+    stopping = Stopping(source, checkpoint, place)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        if by == "Ctrl-C":
+            # What PySpark does on Ctrl-C, before it interrupts the main thread.
+            source.spark.sparkContext.cancelAllJobs()
+            wait_for(lambda: not stopping.query.isActive)
+        else:
+            stopping.query.stop()
+        (epoch,) = stopping.epochs()
+    assert stopping.query.exception() is None
+    assert stopping.pipeline.error is None
+    assert cached(source) <= stopping.before
+    assert (epoch.phase.value, epoch.trouble.code) == ("aborted", "stopped")
+    assert epoch.trouble.message == "the query was stopped"
+    loud = [one for one in caplog.records if one.levelno > logging.INFO]
+    assert not [one for one in loud if one.exc_info or "\n" in one.getMessage()]
+    assert len(loud) == (1 if by == "Ctrl-C" else 0), [one.getMessage() for one in loud]
+    assert stopping.pipeline._run.coordinator.state.is_stopped
+    run_to_end(Pipeline("stopped", stopping.sinks), source.stream, checkpoint)
+    assert [ids(sink) for sink in stopping.sinks] == [source.ids] * 2
+
+
+def test_a_process_that_ends_stops_its_queries_cleanly(source: Source, checkpoint: Path) -> None:
+    source.add_numbers(epochs=1)
+    sink = Memory()
+    pipeline = Pipeline("left", [sink])
+    query = pipeline.start(source.stream, checkpoint, processingTime="0 seconds")
+    wait_for(lambda: ids(sink) == source.ids)
+    active_runs._end_runs()
+    assert not query.isActive
+    assert query.exception() is None
+    assert pipeline._run.coordinator.state.is_stopped
+
+
+class Blocked:
+    """A gate that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, epoch: Any) -> None:
+        self.entered.set()
+        assert self.may_go_on.wait(60)
+
+
+def test_a_start_waits_for_a_query_of_its_name_that_is_still_ending(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.add_numbers(epochs=1)
+    sink, gate = Memory(), Blocked()
+    query = Pipeline("name", [Memory()], [gate]).start(source.stream, checkpoint / "first")
+    assert gate.entered.wait(60)
+    stopping = threading.Thread(target=query.stop, daemon=True)
+    stopping.start()
+    wait_for(lambda: not query.isActive)
+    wait = active_runs._await_end_of
+
+    def let_it_end(ending: Any) -> None:
+        gate.may_go_on.set()
+        wait(ending)
+
+    monkeypatch.setattr(active_runs, "_await_end_of", let_it_end)
+    run_to_end(Pipeline("name", [sink]), source.stream, checkpoint / "second")
+    assert ids(sink) == source.ids
+    stopping.join(60)
+
+
+def test_a_name_that_another_query_has_is_refused_before_the_pipeline_is_claimed(
+    source: Source, checkpoint: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    first, second = Memory(), Memory()
+    pipeline = Pipeline("name", [first])
+    query = pipeline.start(source.stream, checkpoint / "first", processingTime="0 seconds")
+    twin = Pipeline("name", [second])
+    with pytest.raises(Misconfigured, match=rf"'name' runs .* {checkpoint / 'first'}") as refused:
+        twin.start(source.stream, checkpoint / "second")
+    assert "queryName=" in refused.value.hint
+    assert not (checkpoint / "second").exists()
+    run_to_end(twin, source.stream, checkpoint / "second", queryName="twin")
+    wait_for(lambda: ids(first) == ids(second) == source.ids)
+    assert query.isActive
+
+
+SCRIPT = Path(__file__).with_name("interrupted.py")
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A script with a Spark of its own, waiting for its query: see there."""
+    with (tmp_path / "stderr.txt").open("w") as stderr:
+        script = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    yield script
+    script.kill()
+    script.communicate()
+
+
+def _said(script: subprocess.Popen[str]) -> Any:
+    assert script.stdout is not None
+    line = script.stdout.readline()
+    assert line, "the script has ended"
+    return json.loads(line)
+
+
+@pytest.mark.timeout(600)
+def test_a_script_survives_ctrl_c_and_reports_the_end_of_its_jvm(
+    interrupted: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert _said(interrupted) == "is in an epoch"
+    os.kill(interrupted.pid, signal.SIGINT)
+    assert _said(interrupted) == {"active": False, "exception": None, "error": None}
+    stderr = (tmp_path / "stderr.txt").read_text()
+    assert "Traceback" not in stderr
+    assert "\tat " not in stderr, "a stack trace of Java"
+    assert _said(interrupted) == "is in an epoch again"
+    killed = _said(interrupted)
+    assert killed["class"] == TaskFailed.__name__
+    assert "Spark's JVM has exited" in killed["message"]
+    assert killed["hint"]
+    assert interrupted.wait(60) == 0
