@@ -51,7 +51,7 @@ class Stream:
 @contextmanager
 def streaming(rows: pa.Table, *, epochs: int, packages: str) -> Iterator[Stream]:
     builder = local_builder("bench", threads=TASKS).config("spark.jars.packages", packages)
-    # One task a file, however small it is.
+    # One task per file, however small it is.
     builder = builder.config("spark.sql.files.openCostInBytes", 1 << 30)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         spark = builder.config("spark.driver.memory", "2g").getOrCreate()

@@ -173,7 +173,7 @@ APIS = {
 
 @cache
 def request_type(api_key: int) -> type[Message] | None:
-    \"\"\"The request class of an API, or None where this package does not speak it.\"\"\"
+    \"\"\"The request class of an API, or None where this package does not implement it.\"\"\"
     found = APIS.get(api_key)
     if found is None:
         return None

@@ -88,7 +88,7 @@ class Life(DriverLife):
         return writer.prepare()
 
     def write(self, epoch: int, *parts: pa.Table) -> list[Receipt]:
-        """A whole epoch, each table a task."""
+        """A whole epoch; each table is one task."""
         if not self.opened and parts:
             self.start(parts[0])
         receipts = [self.prepare(rows, epoch, number) for number, rows in enumerate(parts)]

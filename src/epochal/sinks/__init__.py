@@ -1,1 +1,1 @@
-"""One folder a target; the same file names in each."""
+"""A folder per target; the same file names in each."""
