@@ -1,5 +1,5 @@
 """
-What a driver does, learnt by running it.
+Behaviour of a driver, learnt by running it.
 
 A driver is deterministic: given the answers it got so far, its next call is settled. So the
 shipped code needs to be run only once for each history of answers; from then on its next call is

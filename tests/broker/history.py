@@ -29,7 +29,7 @@ from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 
 TOPIC = "rows"
 PARTITIONS = 3
-SETTINGS = Settings(markers_a_tick_max=2, producer_id_block=3)
+SETTINGS = Settings(markers_per_tick_max=2, producer_id_block=3)
 LIMITS = {"tail_bytes_max": 400, "journal_bytes_max": 6_000, "journal_entries_max": 60}
 
 

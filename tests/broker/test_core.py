@@ -133,7 +133,7 @@ def test_ids_that_nobody_uses_are_forgotten_and_open_ones_are_not() -> None:
 
 
 def test_while_markers_are_written_every_client_must_retry() -> None:
-    table = Table(settings=Settings(markers_a_tick_max=2))
+    table = Table(settings=Settings(markers_per_tick_max=2))
     wanted = CreatableTopic(name="t", num_partitions=5, replication_factor=1)
     table.ask(CreateTopicsRequest(topics=[wanted]))
     state = table.broker.state

@@ -1,4 +1,4 @@
-"""How numbers are text."""
+"""Numbers with their nouns, as text."""
 
 import pytest
 

@@ -51,6 +51,8 @@ MODULES_MAX = {
     "callback": 23,
     "delta": 29,
     "files": 34,
+    "files_csv": 34,
+    "files_jsonl": 34,
     "http": 27,
     "http_calls": 27,
     "iceberg": 33,
@@ -60,6 +62,30 @@ MODULES_MAX = {
     "postgres": 41,
 }
 """Modules of ours, without the generated messages of Kafka's protocol."""
+OWN = {
+    "callback": "sink",
+    "delta": "sink table_files writer",
+    "files": "backend formats layout local sink target writer",
+    "files_csv": "backend formats layout local sink target writer",
+    "files_jsonl": "backend formats layout local sink target writer",
+    "http": "client errors sink writer",
+    "http_calls": "errors sink writer",
+    "iceberg": "client data_files errors partitions pyiceberg_private sink table_files types "
+    "writer",
+    "kafka": "batch_sender client errors receipts records sink transactional_ids transactions "
+    "values writer",
+    "memory": "client sink store",
+    "mysql": "client dialect errors sink types writer",
+    "postgres": "client copy_format dialect errors sink types writer",
+}
+"""Modules of the sink's own folder."""
+NEVER = {
+    "delta": {"deltalake"},
+    "http_calls": {"httpx"},
+    "iceberg": {"pyiceberg.catalog", "sqlalchemy"},
+    "mysql": {"sqlalchemy"},
+}
+"""Libraries that only the driver needs."""
 LOADS_PANDAS = {
     "iceberg": "pyiceberg.io.pyarrow, which writes and reads its files, imports pyarrow.dataset",
 }
@@ -141,7 +167,9 @@ def _delta(folder: Path, stack: ExitStack) -> Sink:
 SINKS: dict[str, Make] = {
     "callback": lambda folder, _: ep.Callback(_called, spool=folder / "spool"),
     "delta": _delta,
-    "files": lambda folder, _: ep.Files(str(folder / "out")),
+    "files": lambda folder, _: ep.Files(str(folder / "out"), partition_by=["is_new"]),
+    "files_csv": lambda folder, _: ep.Files(str(folder / "out"), format="csv"),
+    "files_jsonl": lambda folder, _: ep.Files(str(folder / "out"), format="jsonl"),
     "http": _http,
     "http_calls": _http_calls,
     "iceberg": _iceberg,
@@ -213,9 +241,17 @@ def test_a_worker_loads_few_modules_of_ours(loaded) -> None:
     assert len(ours) <= MODULES_MAX[kind], "\n".join(ours)
 
 
+def test_a_worker_loads_the_writer_of_its_sink_and_what_that_needs(loaded) -> None:
+    kind, modules = loaded
+    folder = f"epochal.sinks.{kind.partition('_')[0]}."
+    own = [name.removeprefix(folder) for name in modules if name.startswith(folder)]
+    assert [name for name in own if "." not in name] == OWN[kind].split()
+
+
 def test_a_worker_loads_nothing_that_only_the_driver_needs(loaded) -> None:
-    _, modules = loaded
+    kind, modules = loaded
     assert not [name for name in modules if DRIVER_ONLY.search(name)]
+    assert not NEVER.get(kind, set()).intersection(modules)
 
 
 def test_a_worker_does_not_load_pandas(loaded) -> None:

@@ -1,5 +1,5 @@
 """
-What sinks are made of: the one place that a sink's own code imports from.
+The kit for sinks: base classes, engines and terms; the one place that a sink imports from.
 
     from epochal import kit
 

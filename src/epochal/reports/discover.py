@@ -1,4 +1,4 @@
-"""Finds the epoch logs below a root: every folder that holds records of a log."""
+"""Discovery of epoch logs below a root: every folder that holds records of a log."""
 
 from __future__ import annotations
 

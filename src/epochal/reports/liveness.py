@@ -1,5 +1,5 @@
 """
-Whether a driver is running, for commands that would fence it.
+Liveness of a driver: whether one is running, for commands that would fence it.
 
 The log does not show it: an idle driver writes no record for hours. The evidence is the heartbeat
 that a driver puts beside the log every few seconds and, on the driver's own machine, whether its

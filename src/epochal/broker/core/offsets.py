@@ -1,4 +1,4 @@
-"""What consumer groups have committed, and what waits for the end of a transaction.
+"""Offsets that consumer groups have committed, and those that wait for a transaction to end.
 
 Offsets that a transaction commits are *pending* under its producer id until the transaction is
 decided: a commit makes them the group's, an abort drops them. Readers that ask for stable offsets

@@ -20,7 +20,7 @@ class Settings:
     transactional_id_expiry_ms: int = 7 * _DAY_MS  # transactional.id.expiration.ms
     producer_expiry_ms: int = _DAY_MS  # producer.id.expiration.ms
     producer_id_block: int = 1_000
-    markers_a_tick_max: int = 1_000
+    markers_per_tick_max: int = 1_000
     """A transaction over more partitions is completed over several ticks of the loop."""
     # Topics
     topics_auto_created: bool = True  # auto.create.topics.enable

@@ -138,7 +138,7 @@ class BrokerState:
         unfinished = self.transactions.unfinished
         if not unfinished:
             return False
-        left = self.settings.markers_a_tick_max
+        left = self.settings.markers_per_tick_max
         for txn in list(unfinished.values()):
             if left <= 0:
                 break

@@ -1,8 +1,8 @@
-"""Where a broker's state survives.
+"""Storage of a broker's state: a journal of entries, and segments of records.
 
     disk      the few things asked of a file system, so that tests can make any of them fail
     codec     entries as bytes
-    journal   one write-ahead log of all entries, a frame a tick, with snapshots
+    journal   one write-ahead log of all entries, a frame per tick, with snapshots
     segments  the batches of one partition: newest in memory, the rest in files with a sparse index
     store     all of it together: staging, group commit, reads, retention, recovery
 

@@ -1,4 +1,4 @@
-"""What committers of both strategies share: the pool, the ledger, the checks, and retries."""
+"""`SqlCommitter`, the base of both strategies: the pool, the ledger, the checks, and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deltalake raises, as errors that say what the caller may do next."""
+"""Errors of deltalake, as ours, which say what the caller may do next."""
 
 from __future__ import annotations
 

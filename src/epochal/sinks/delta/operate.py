@@ -1,4 +1,4 @@
-"""What an operator asks of a Delta table: how many rows readers see, and to forget a pipeline."""
+"""Commands of an operator on a Delta table: count the rows that readers see, forget a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boto3 raises, as errors that say what the caller may do next; without credentials."""
+"""Errors of boto3, as ours, which say what the caller may do next; without credentials."""
 
 from __future__ import annotations
 

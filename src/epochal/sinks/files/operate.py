@@ -1,4 +1,4 @@
-"""What an operator asks of a Files sink: how many rows there are, and which rights it needs."""
+"""Commands of an operator on a Files sink: count the rows, and print the rights that it needs."""
 
 from __future__ import annotations
 

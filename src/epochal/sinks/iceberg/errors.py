@@ -1,4 +1,4 @@
-"""What pyiceberg and its catalogs raise, as errors that say what the caller may do next."""
+"""Errors of pyiceberg and its catalogs, as ours, which say what the caller may do next."""
 
 from __future__ import annotations
 

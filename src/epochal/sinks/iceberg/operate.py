@@ -1,4 +1,4 @@
-"""What an operator asks of an Iceberg table: how many rows readers see, and to forget a uid."""
+"""Commands of an operator on an Iceberg table: count the rows that readers see, forget a uid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task worker loads: a declared sink brings neither writer nor committer along."""
+"""Imports of a declared sink: neither its writer nor its committer comes along."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_a_declared_sink_loads_neither_writer_nor_committer(package, sink):
     code = CODE.format(package, sink)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    ours = {f"epochal.sinks.{package}.{name}" for name in ("writer", "check", "pool", "catalog")}
+    ours = {f"epochal.sinks.{package}.{name}" for name in ("writer", "check", "pool")}
     shared = {f"epochal.kit.sql.{name}" for name in ("committer", "staged", "prepared", "writer")}
     assert not loaded & {*ours, *shared, "sqlalchemy"}
