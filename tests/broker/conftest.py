@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,15 @@ for folder in (TESTS, TESTS / "kafka", TESTS / "broker"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from conftest_tools import new_topic  # noqa: E402  found by the lines above
+from conftest_tools import MakeTopic, new_topic  # noqa: E402  found by the lines above
 from servers.embedded import EmbeddedServer  # noqa: E402  the same
 from servers.kafka import KafkaServer  # noqa: E402  the same
-
-MakeTopic = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path_factory.mktemp("broker"))
+    settings = {"session_timeout_min_ms": 1_000}
+    server = EmbeddedServer(tmp_path_factory.mktemp("broker"), settings=settings)
     server.start()
     yield server
     server.stop()
@@ -35,7 +34,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     server = KafkaServer(
         tmp_path_factory.mktemp("apache"),
-        settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"},
+        settings={
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+            "group.min.session.timeout.ms": "1000",
+        },
     )
     server.start()
     yield server

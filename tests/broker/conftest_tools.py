@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Controller
@@ -13,6 +14,7 @@ from epochal.kafka.messages.create_topics import (
     CreateTopicsRequest,
 )
 
+MakeTopic = Callable[..., str]
 _numbers = itertools.count()
 
 

@@ -340,11 +340,14 @@ def fencing_an_open_transaction(t: Transcript) -> None:
 
 
 def timeouts(t: Transcript) -> None:
+    opened = []
     for version in (3, 5):
         name = fresh()
         txn = t.begun(name, timeout_ms=1_500)
         assert t.added(txn) == Code.NONE
         assert t.produced(t.batch(txn=txn), name=name) == Code.NONE
+        opened.append((version, name, txn))
+    for version, name, txn in opened:
         for _ in range(600):
             if t.settle(txn).startswith("CompleteAbort"):
                 break

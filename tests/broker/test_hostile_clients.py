@@ -175,7 +175,7 @@ def test_silent_clients_lose_their_place_and_waiting_ones_keep_it(tmp_path: Path
         with Client(server.address(), clock=SystemClock()) as client:
             topic = new_topic(client)
         with connected(server.address()) as silent, connected(server.address()) as waiting:
-            waiting.sendall(frame(1, 4, _fetch(topic, wait_ms=3_000)))
+            waiting.sendall(frame(1, 4, _fetch(topic, wait_ms=1_500)))
             assert silent.recv(1) == b""
             assert len(waiting.recv(4)) == 4
     finally:

@@ -9,7 +9,7 @@ import scenarios
 from scenarios import Transcript
 from servers.embedded import EmbeddedServer
 from servers.kafka import KafkaServer
-from test_like_apache import answers_of
+from test_like_apache import answers_of_both
 from wire import fetch, values
 
 from epochal.kafka.codes import Code
@@ -60,4 +60,5 @@ def addresses(
 @pytest.mark.parametrize("scenario", TRANSACTIONAL, ids=lambda scenario: scenario.__name__)
 def test_every_answer_is_as_apache_kafka_gives_it(addresses, scenario) -> None:
     ours, theirs = addresses
-    assert answers_of(ours, scenario) == answers_of(theirs, scenario)
+    of_ours, of_theirs = answers_of_both(ours, theirs, scenario)
+    assert of_ours == of_theirs

@@ -165,7 +165,8 @@ def test_librdkafka_reads_transforms_and_writes_exactly_once(address: str, topic
 def test_librdkafkas_groups_rebalance(address: str, topic: str) -> None:
     group = fresh("group")
     one = rd_consumer(address, **{"group.id": group})
-    two = rd_consumer(address, **{"group.id": group, "group.instance.id": "two"})
+    short = {"group.instance.id": "two", "session.timeout.ms": 2_000}
+    two = rd_consumer(address, **{"group.id": group, **short})
     one.subscribe([topic])
     two.subscribe([topic])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import confluent_kafka
 import spark_client
-from conftest import MakeTopic
+from conftest_tools import MakeTopic
 from servers.embedded import EmbeddedServer
 
 COMMITTED, ABORTED = range(100), range(100, 150)

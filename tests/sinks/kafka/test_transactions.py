@@ -17,6 +17,7 @@ from epochal.errors import (
     PreparedLost,
     TryAgain,
 )
+from epochal.kafka.client import Patience
 from epochal.kafka.cluster import Controller
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
@@ -143,19 +144,20 @@ def test_a_late_driver_does_not_move_the_ledger_of_empty_epochs_back(kafka: Brok
 
 
 KEPT_S = 3.0
-"""Of transactions that are to time out: long enough to prepare them on a machine that is busy."""
+"""Of a transaction that is to time out: long enough to prepare it on a machine that is busy."""
 
 
-def timed_out(kafka: Broker, topic: str, **options: object) -> tuple[Life, list[Receipt]]:
+def ended_by_broker(kafka: Broker, topic: str, **options: object) -> tuple[Life, list[Receipt]]:
     """A decided epoch whose transactions the broker then aborted."""
-    life = kafka.life(topic, key="id", transaction_timeout_s=KEPT_S, **options)
+    life = kafka.life(topic, key="id", **options)
     return life, _aborted(kafka, life, 0, some(1, 2), some(3))
 
 
 def _aborted(kafka: Broker, life: Life, epoch: int, *parts: pa.Table) -> list[Receipt]:
     receipts = [summed(one, 3) for one in life.prepare(epoch, *parts)]
     life.rehearse(epoch, receipts)
-    await_nothing_open(kafka, life.identity.tag)
+    for receipt in receipts:
+        kafka.abort_open(str(receipt.token["transactional_id"]))
     return receipts
 
 
@@ -163,7 +165,10 @@ def test_a_transaction_that_a_broker_aborted_after_the_decision_is_reported_as_l
     kafka: Broker,
 ) -> None:
     topic = kafka.topic(partitions=2)
-    life, receipts = timed_out(kafka, topic)
+    life = kafka.life(topic, key="id", transaction_timeout_s=KEPT_S)
+    receipts = life.prepare(0, some(1, 2), some(3))
+    life.rehearse(0, receipts)
+    await_nothing_open(kafka, life.identity.tag)
     with pytest.raises(PreparedLost) as caught:
         life.commit(0, receipts)
     assert set(caught.value.handles) == {str(one.handle) for one in receipts}
@@ -177,7 +182,7 @@ def test_a_transaction_that_a_broker_aborted_is_sent_again_from_the_spool_once(
     kafka: Broker, tmp_path
 ) -> None:
     topic = kafka.topic(partitions=2)
-    life, receipts = timed_out(kafka, topic, spool=str(tmp_path))
+    life, receipts = ended_by_broker(kafka, topic, spool=str(tmp_path))
     life.commit(0, receipts)
     assert kafka.ids(topic) == [1, 2, 3]
     kafka.keep(life.fresh(generation=2)).commit(0, receipts)
@@ -191,7 +196,7 @@ def test_a_late_driver_takes_rows_that_were_sent_again_for_sent_after_later_ones
     kafka: Broker, tmp_path
 ) -> None:
     topic = kafka.topic()
-    life, first = timed_out(kafka, topic, spool=str(tmp_path))
+    life, first = ended_by_broker(kafka, topic, spool=str(tmp_path))
     life.commit(0, first)
     second = _aborted(kafka, life, 1, some(4), some(5))
     life.commit(1, second)
@@ -254,8 +259,10 @@ def test_a_topic_that_is_deleted_after_the_decision_does_not_hold_the_pipeline_u
     assert gone.error_code == Code.NONE
     life.commit(0, receipts)
     assert not kafka.open_transactions(life.identity.tag)
+    late = kafka.keep(life.fresh())
+    late.committer._client.patience = Patience(unknown_topic_s=0.2)
     with pytest.raises(Misconfigured, match="no topic"):
-        kafka.keep(life.fresh()).begin(1)
+        late.begin(1)
 
 
 def test_a_resend_that_was_interrupted_is_finished_once(
@@ -263,7 +270,7 @@ def test_a_resend_that_was_interrupted_is_finished_once(
 ) -> None:
     """The driver dies after it sent rows again and before, or after, it committed them."""
     topic = kafka.topic(partitions=2)
-    life, receipts = timed_out(kafka, topic, spool=str(tmp_path))
+    life, receipts = ended_by_broker(kafka, topic, spool=str(tmp_path))
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -289,7 +296,7 @@ def test_a_spool_needs_no_name_where_the_pipeline_has_a_folder_of_its_own(
     kafka: Broker, tmp_path
 ) -> None:
     topic = kafka.topic(partitions=2)
-    life, receipts = timed_out(kafka, topic, spool=True, location=str(tmp_path))
+    life, receipts = ended_by_broker(kafka, topic, spool=True, location=str(tmp_path))
     assert len(files_below(tmp_path / "epochal" / "spool")) == len(receipts)
     kafka.keep(life.fresh(generation=2)).commit(0, receipts)
     assert kafka.ids(topic) == [1, 2, 3]
