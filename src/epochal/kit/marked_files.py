@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -125,6 +126,27 @@ class Markers:
 def of_sink(identity: Identity, listed: Iterable[InDoubt]) -> list[InDoubt]:
     """Those of this sink, and those whose name can't be read: they are left for a person."""
     return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
+
+
+def is_of(identity: Identity, handle: Handle | None) -> bool:
+    """Whether a file's handle is one of this sink under this uid."""
+    return handle is not None and (handle.uid, handle.sink) == (identity.uid, identity.tag)
+
+
+OTHERS_WROTE = ", of which others wrote some or files were compacted"
+"""What a count says of a table whose files are not all this sink's own."""
+
+
+def rows_by_epoch(
+    identity: Identity, counted: Iterable[tuple[Handle | None, int]]
+) -> dict[EpochNumber, int] | None:
+    """Rows of a table's files per epoch; None where a file is not this sink's own."""
+    rows: Counter[EpochNumber] = Counter()
+    for handle, count in counted:
+        if handle is None or not is_of(identity, handle):
+            return None
+        rows[handle.epoch] += count
+    return dict(rows)
 
 
 class Ledger(Protocol):

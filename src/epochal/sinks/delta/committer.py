@@ -12,15 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
-from epochal.kit.marked_files import Conflict, MarkedFilesCommitter
+from epochal.kit.marked_files import (
+    OTHERS_WROTE,
+    Conflict,
+    MarkedFilesCommitter,
+    at_once,
+    is_of,
+    rows_by_epoch,
+)
 from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.delta.check import (
     Rehearsal,
@@ -31,12 +40,18 @@ from epochal.sinks.delta.check import (
     deciding_fields,
     plan_for,
 )
-from epochal.sinks.delta.client import Table, add_of, commit_properties, hooks, removals
+from epochal.sinks.delta.client import (
+    Table,
+    active_paths,
+    add_of,
+    commit_properties,
+    hooks,
+    removals,
+)
 from epochal.sinks.delta.errors import translate_errors
-from epochal.sinks.delta.ledger import Ledger
+from epochal.sinks.delta.ledger import Ledger, ledger_id
 from epochal.sinks.delta.merge import merge
-from epochal.sinks.delta.operate import drop, recount
-from epochal.sinks.delta.table_files import files_of, require_ours
+from epochal.sinks.delta.table_files import TableFiles, files_of, handle_in, require_ours
 from epochal.sinks.delta.types import delta_schema
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
 
@@ -80,11 +95,41 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         if table is None:
             return Recount(rows=None, because=f"there is no table at {self._target}")
         with self._errors("count rows"):
-            return recount(self._sink, self._identity, self._files, table)
+            return self._recount(table)
+
+    def _recount(self, table: DeltaTable) -> Recount:
+        """Rows of this version; by epoch where every file is as a task of this sink wrote it."""
+        paths = sorted(unquote(path) for path in active_paths(table))
+        if because := _uncountable(self._sink, table, paths):
+            return Recount(rows=None, because=because)
+        counted = at_once(lambda path: _rows_in(self._files, path), paths)
+        rows = [count if isinstance(count, int) else 0 for count in counted]
+        epochs = rows_by_epoch(self._identity, zip(map(handle_in, paths), rows, strict=True))
+        return Recount(
+            rows=sum(rows),
+            because=f"rows in the files of version {table.version()}"
+            + ("" if epochs is not None else OTHERS_WROTE),
+            epochs=epochs,
+            is_alone=epochs is not None,
+            faults=[fault for fault in counted if isinstance(fault, str)],
+        )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
+        """
+        Remove rows that a late task staged for a merge after its marker was gone: VACUUM passes
+        over them. Data files of such tasks are VACUUM's, like all that no version names.
+        """
         with self._errors("drop"):
-            return drop(self._files, self._identity, is_dry_run=is_dry_run)
+            staged = self._files.staged()
+            orphans = [path for path in staged if is_of(self._identity, handle_in(path))]
+            if not is_dry_run:
+                self._files.delete(orphans)
+        ledger = ledger_id(self._identity.uid, self._identity.tag)
+        return Dropped(
+            removed=[f"the staged file {path}" for path in orphans],
+            kept=f"the application transaction {ledger} and those of its name: a Delta log has no "
+            "way to remove one; delta.setTransactionRetentionDuration lets the table forget it",
+        )
 
     # The table and its ledger
 
@@ -273,3 +318,25 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     def _may_be_visible(self, ledger: Ledger, receipt: Receipt) -> bool:
         """Where the log is past this epoch and its history was cleaned up: leave the files."""
         return ledger.is_done(receipt.handle.epoch)
+
+
+def _uncountable(sink: Delta, table: DeltaTable, paths: Sequence[str]) -> str:
+    """Why a count would mean nothing; empty where it means something."""
+    if sink.mode != "append":
+        return f"mode={sink.mode!r} replaces rows: their number means nothing"
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        return "the table has the feature deletionVectors: its files hold rows that readers skip"
+    if any("://" in path or path.startswith("/") for path in paths):
+        return "the table names files outside its folder, as shallow clones do"
+    return ""
+
+
+def _rows_in(files: TableFiles, path: str) -> int | str:
+    """The rows of one file, or what is wrong with it."""
+    try:
+        with files.open(path) as file:
+            return int(pq.ParquetFile(file).metadata.num_rows)
+    except FileNotFoundError:
+        return f"{path} is in the table and not there"
+    except (OSError, pa.ArrowException) as error:
+        return f"{path} can't be read: {error}"

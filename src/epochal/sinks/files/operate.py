@@ -10,7 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from epochal.errors import EpochalError
-from epochal.kit.marked_files import at_once
+from epochal.kit.marked_files import at_once, is_of
 from epochal.kit.sink_base import Recount
 from epochal.sinks.files import layout
 from epochal.sinks.files.formats import format_of
@@ -97,9 +97,7 @@ def _decompressed(file: pa.NativeFile, path: str) -> pa.NativeFile:
 def _strays(store: FileStore, identity: Identity, named: set[str]) -> Iterator[str]:
     """Visible files with a handle of this sink in their name that no manifest names."""
     for path in _visible(store, ""):
-        handle = layout.handle_in(path)
-        is_ours = handle is not None and (handle.uid, handle.sink) == (identity.uid, identity.tag)
-        if is_ours and path not in named:
+        if is_of(identity, layout.handle_in(path)) and path not in named:
             yield path
 
 

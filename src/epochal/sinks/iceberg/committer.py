@@ -17,20 +17,26 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
+from pyiceberg.table.update import RemovePropertiesUpdate
 
 from epochal.contract import Begin
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
-from epochal.kit.marked_files import Conflict, MarkedFilesCommitter, at_once
+from epochal.kit.marked_files import (
+    OTHERS_WROTE,
+    Conflict,
+    MarkedFilesCommitter,
+    at_once,
+    rows_by_epoch,
+)
 from epochal.kit.sink_base import Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.data_files import is_for, locations_in
 from epochal.sinks.iceberg.errors import translate_errors
-from epochal.sinks.iceberg.ledger import TableLedger, winner
-from epochal.sinks.iceberg.operate import drop, recount
+from epochal.sinks.iceberg.ledger import Ledger, TableLedger, winner
 from epochal.sinks.iceberg.snapshot_plan import DRIVER, SnapshotPlanner
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
+from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -87,18 +93,49 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         """Nothing to do: each commit removes the proofs below its own."""
 
     def recount(self) -> Recount:
+        if self._sink.mode != "append":
+            because = f"mode={self._sink.mode!r} replaces rows: their number means nothing"
+            return Recount(rows=None, because=because)
         with self._errors("count rows"):
-            return recount(self._sink, self._identity, self._load())
+            return self._recount(self._load(), self._sink.branch)
+
+    def _recount(self, table: Table, branch: str) -> Recount:
+        """Rows of the branch; by epoch where every file is as a task of this sink wrote it."""
+        if table.metadata.snapshot_by_name(branch) is None:
+            return Recount(rows=0, because=f"branch {branch} has no snapshot")
+        scan = table.scan() if branch == "main" else table.scan().use_ref(branch)
+        tasks = list(scan.plan_files())
+        handles = [_handle_of(task.file.file_path) for task in tasks]
+        rows = [task.file.record_count for task in tasks]
+        epochs = rows_by_epoch(self._identity, zip(handles, rows, strict=True))
+        # What the driver wrote for a merge, and rows that delete files hide, are of no one epoch.
+        is_plain = not any(task.delete_files for task in tasks) and not any(
+            handle is not None and handle.partition == DRIVER for handle in handles
+        )
+        missing = TableFiles(table.io).missing([task.file.file_path for task in tasks])
+        return Recount(
+            rows=scan.count(),
+            because=f"rows of branch {branch}" + ("" if epochs is not None else OTHERS_WROTE),
+            epochs=epochs if is_plain else None,
+            is_alone=epochs is not None,
+            faults=[f"{where} is in the table and not there" for where in missing],
+        )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
+        """Remove this uid's proofs from the table's properties; rows and snapshots stay."""
         with self._errors("drop"):
-            return drop(
-                self._sink,
-                self._identity,
-                self._load,
-                attempts=_CONFLICTS_MAX,
-                is_dry_run=is_dry_run,
-            )
+            for _ in range(_CONFLICTS_MAX):
+                table = self._load()
+                keys = Ledger(self._identity, table.metadata.properties).keys()
+                if is_dry_run or not keys:
+                    break
+                try:
+                    removal = RemovePropertiesUpdate(removals=keys)
+                    private.send(table, private.properties_only(table, removal))
+                except (CommitFailedException, private.Stale):
+                    continue
+                break
+        return Dropped(removed=[f"property {key} of {self._sink.address}" for key in keys])
 
     def close(self) -> None:
         self._rehearsed = None
@@ -266,3 +303,8 @@ def _missing(table: Table, receipts: Sequence[Receipt]) -> dict[str, list[str]]:
         for receipt in receipts
     }
     return {handle: lost for handle, lost in found.items() if lost}
+
+
+def _handle_of(location: str) -> Handle | None:
+    folder = location.rsplit("/", 2)[-2]
+    return Handle.parse(folder)
