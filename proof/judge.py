@@ -15,7 +15,8 @@ with that truth:
           next one may leave a sink out;
 - I6      a decision names one attempt per partition, and together they are the epoch's rows, once;
 - I7      no effective record is of an older generation; nobody aborts without having asked the
-          log first;
+          log first; the driver of the newest claim is not fenced, and one whose claim was not
+          effective goes no further;
 - I8      at rest, an empty epoch is proven at every target of its decision;
 - I9      an unanswered call is neither taken for done (I4 sees it) nor for failed (I5 sees it),
           and nobody asks a target to forget the proof of the newest decision;
@@ -32,6 +33,7 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
+from epochal.errors import Fenced
 from epochal.protocol.receipts import lists_of
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
@@ -53,17 +55,23 @@ _decoded = lru_cache(maxsize=4096)(decode)
 class Judge:
     __slots__ = (
         "_asked",
+        "_claimants",
         "_decided",
         "_expired",
         "_latecomers",
         "_named",
         "_rehearsed",
         "_top",
+        "claimant",
         "truth",
     )
 
     def __init__(self) -> None:
         self.truth: State | None = None
+        self.claimant = ""
+        """The driver of the newest claim."""
+        self._claimants: frozenset[str] = frozenset()
+        """Drivers whose claims were effective."""
         self._top = 0
         self._decided: dict[int, frozenset[SinkName]] = {}
         self._named: dict[str, int] = {}
@@ -77,7 +85,8 @@ class Judge:
 
     def copy(self) -> Judge:
         other = Judge.__new__(Judge)
-        other.truth, other._top = self.truth, self._top
+        other.truth, other._top, other.claimant = self.truth, self._top, self.claimant
+        other._claimants = self._claimants
         other._decided, other._named = dict(self._decided), dict(self._named)
         other._expired, other._rehearsed = self._expired, self._rehearsed
         other._latecomers = self._latecomers
@@ -107,6 +116,8 @@ class Judge:
             self._asked[call.actor] = True
         elif call.verb not in _CLEARING:
             self._asked[call.actor] = False
+        if call.room == TARGET and call.verb == "newest":
+            self._has_claimed(call)
         if call.room == TARGET and call.verb == "abort":
             self._may_abort(call)
         if call.room == TARGET:
@@ -142,6 +153,11 @@ class Judge:
         for handle in handles:
             if self._named.get(handle) != epoch:
                 raise Breach("I1", f"{call}: no decision names {handle}")
+
+    def _has_claimed(self, call: Call) -> None:
+        """The first question of a driver that takes itself for the newest."""
+        if self._claimants and call.actor not in self._claimants:
+            raise Breach("I7", f"{call}: its claim is below the newest record, and it goes on")
 
     def _may_abort(self, call: Call) -> None:
         if call.identity is None or self.truth is None:
@@ -193,6 +209,9 @@ class Judge:
         record = self._with_lists(world, call, _decoded(data, f"slot {number}"))
         self._follows(world, call, record)
         self.truth = record.state
+        if record.kind is RecordKind.CLAIM:
+            self.claimant = call.actor
+            self._claimants |= {call.actor}
 
     def _with_lists(self, world: World, call: Call, record: Record) -> Record:
         """The record with all its receipts: a decision that can't be read can't be carried out."""
@@ -310,6 +329,11 @@ class Judge:
                 raise Breach("I4", f"{call}: {handle} is replaced and still there")
         for handle in stay:
             self._named[handle] = now.epoch
+
+    def ended(self, driver: str, error: BaseException | None) -> None:
+        """A driver came to its end."""
+        if isinstance(error, Fenced) and driver == self.claimant:
+            raise Breach("I7", f"{driver} is fenced, and no driver claimed after it: {error}")
 
     # At rest
 

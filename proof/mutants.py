@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SEEDS = 250
+SEEDS = 400
 TIMEOUT_S = 300
 
 CLEANUP = "src/epochal/coordinator/cleanup.py"
@@ -76,6 +76,39 @@ MUTANTS = (
             JOURNAL,
             "            self._require_still_newest(number, has_put=True)\n        except",
             "        except",
+        ),
+    ),
+    mutant(
+        "a fence put into a deleted slot",
+        (
+            JOURNAL,
+            "                self._require_still_newest(number + 1, has_put=True)\n",
+            "",
+        ),
+    ),
+    mutant(
+        "the end of the log is asked for twice by a claim",
+        (
+            JOURNAL,
+            "            if self._fill(number + 1, kind, state, note):\n",
+            "            number = self._insist(self._newest, '')[0]\n"
+            "            if self._fill(number + 1, kind, state, note):\n",
+        ),
+    ),
+    mutant(
+        "an old writer puts above the fence",
+        (
+            JOURNAL,
+            "        number = self._number + 1\n",
+            "        number = max(self._numbers(), default=0) + 1\n",
+        ),
+    ),
+    mutant(
+        "a conflict taken for a record of another",
+        (
+            WORLD,
+            "        return None\n\n    def land_late",
+            "        return False\n\n    def land_late",
         ),
     ),
     mutant(
@@ -200,12 +233,12 @@ MUTANTS = (
     ),
     mutant(
         "lists written after the record that names them",
-        (JOURNAL, "        self._put_lists(lists)\n        # Halted", "        # Halted"),
+        (JOURNAL, "        self._put_lists(lists)\n        # Until", "        # Until"),
         (
             JOURNAL,
-            "            self._require_still_newest(number)\n        except",
+            "            self._require_still_newest(number, has_put=True)\n        except",
             "            self._put_lists(lists)\n"
-            "            self._require_still_newest(number)\n        except",
+            "            self._require_still_newest(number, has_put=True)\n        except",
         ),
     ),
     mutant(

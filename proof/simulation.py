@@ -2,12 +2,13 @@
 A seeded simulation: `python -m proof.simulation --seeds 100000`.
 
 Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
-every call they make outside, the seed chooses: which driver goes on and which sleeps; whether the
-call fails, hangs, loses its answer, lands later or twice; whether its driver loses sight of the log
-or of a target for a while, or dies before or after it; whether a target throws prepared rows away,
-rejects them, or a gate refuses them. Dead and stopped drivers are replaced, also while the old one
-still runs; sinks come and go between starts. Then the trouble ends, what is still on its way lands,
-a last driver starts and stops, and the judge looks at what is visible and what is left.
+every call they make outside, the seed chooses: which driver goes on and which is suspended; whether
+the call fails, hangs, conflicts with another, loses its answer, lands later or twice; whether its
+driver loses sight of the log or of a target for a while, or dies before or after it; whether a
+target throws prepared rows away, rejects them, or a gate refuses them. Dead and stopped drivers are
+replaced, also while the old one still runs; sinks come and go between starts. Then the trouble
+ends, what is still on its way lands, a last driver starts and stops, and the judge looks at what is
+visible and what is left.
 
 A seed is a whole run: `--seed S` replays it alone and prints every call.
 """
@@ -60,8 +61,10 @@ class Weather:
     fail: float
     lose_answer: float
     late: float
+    conflict: float
     twice: float
     slow: float
+    sleep: float
     cut_off: float
     expire: float
     reject: float
@@ -83,8 +86,10 @@ class Weather:
             fail=some(0.10),
             lose_answer=some(0.10),
             late=some(0.10),
+            conflict=some(0.05),
             twice=some(0.05),
             slow=some(0.1),
+            sleep=some(0.02),
             cut_off=some(0.01),
             expire=some(0.01),
             reject=some(0.05),
@@ -122,6 +127,8 @@ class Life:
     """What it waits for an answer to."""
     cut_off_until_s: dict[tuple[str, str], float] = field(default_factory=dict)
     """Rooms that it has lost sight of."""
+    asleep_until_call: int = 0
+    """Suspended, as by SIGSTOP or a long collection of garbage, while others go on."""
     error: BaseException | None = None
     is_over: bool = False
 
@@ -170,10 +177,15 @@ class Simulation:
             self._expire_some(self._chance.choice(_SINKS))
         if self._happens(self._weather.second_driver):
             self._bear()
+        if self._lives and not self._awake():
+            self._bear()
         if self._lives:
-            self._answer(self._chance.choice(self._lives))
+            self._answer(self._chance.choice(self._awake() or self._lives))
         if not self._lives and self._born < _LIVES_MAX:
             self._bear()
+
+    def _awake(self) -> list[Life]:
+        return [life for life in self._lives if life.asleep_until_call <= self._calls]
 
     def _happens(self, chance: float) -> bool:
         return not self._is_calm and chance > 0 and self._chance.random() < chance
@@ -197,6 +209,10 @@ class Simulation:
         if call is None:
             raise Breach("harness", f"{life.name} waits for nothing")
         self._calls += 1
+        if self._happens(self._weather.sleep):
+            life.asleep_until_call = self._calls + self._chance.choice((30, 100, 300))
+            self._note(f"{life.name} sleeps before {call}")
+            return
         if self._happens(self._weather.slow):
             self._clock.sleep(self._chance.choice((0.1, 1.0, 5.0)))
         self._world.issue(call)
@@ -220,6 +236,13 @@ class Simulation:
             self._raise_in(life, OutcomeUnknown("out of sight"), f"out of sight: {call}")
         elif self._happens(weather.fail):
             self._raise_in(life, TryAgain("nothing happened"), f"fails: {call}")
+        elif call.verb == "put_if_absent" and self._happens(weather.conflict):
+            # What an object store answers where a delete meets a create: 409.
+            answer = self._world.conflict()
+            if answer is not None:
+                self._switch(life, answer)
+                return True
+            self._raise_in(life, OutcomeUnknown("409: ask again"), f"conflict: {call}")
         elif call.verb == "rehearse" and self._happens(weather.reject):
             self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
         elif self._happens(weather.lose_answer):
@@ -352,6 +375,7 @@ class Simulation:
         self._note(f"{life.name} ends {end}")
         if isinstance(life.error, Breach):
             raise life.error
+        self._world.judge.ended(life.name, life.error)
         if life.error is not None and not ends_by_the_rules(life.error):
             raise Breach("defect", f"{life.name} ended with {life.error!r}") from life.error
 

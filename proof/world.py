@@ -309,6 +309,10 @@ class World:
             self.judge.recorded(self, call)
         return answer
 
+    def conflict(self) -> bool | None:
+        """What `put_if_absent` makes of a conflict: None, as it is not known who is in the slot."""
+        return None
+
     def land_late(self, call: Call) -> None:
         """The effect of a call whose caller is no longer listening, at any later time."""
         self.judge.arrives_late(call)

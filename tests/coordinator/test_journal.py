@@ -120,6 +120,24 @@ def test_a_slot_whose_record_was_deleted_can_be_filled_and_still_fences(log, clo
         old.append(RecordKind.STOP, stopped(state))
 
 
+def test_a_claim_put_into_a_deleted_slot_claims_nothing(log, clock):
+    """The claimant was suspended between reading the newest record and its put."""
+    first, late = journal(log, clock), journal(log, clock, "b")
+    state = first.claim(follow)
+
+    def follow_late(before):
+        if len(log.numbers()) == 1:
+            for _ in range(4):
+                first.append(RecordKind.PROGRESS, state)
+            log.delete([1, 2, 3])
+        return follow(before)
+
+    with pytest.raises(Fenced, match="record 5 is above this driver's 2"):
+        late.claim(follow_late)
+    assert not late.has_claimed
+    assert journal(log, clock, "c").peek() == state
+
+
 def test_a_gap_is_never_read_as_the_end(log, clock):
     old, new = journal(log, clock), journal(log, clock, "b")
     state = old.claim(follow)

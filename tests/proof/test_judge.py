@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from epochal.errors import Fenced
+from epochal.protocol.receipts import lay_beside
 from epochal.protocol.records import encode
 from epochal.protocol.state import (
     Record,
@@ -245,6 +247,42 @@ def test_i7_a_record_of_an_older_generation(scene):
     before = scene.state
     scene.claim()
     objects("I7", scene.put, RecordKind.STOP, stopped(before))
+
+
+def test_i7_the_newest_driver_is_fenced(scene):
+    objects("I7", scene.world.judge.ended, "A", Fenced("by nobody"))
+    scene.world.judge.ended("B", Fenced("A claimed after it"))
+    scene.world.judge.ended("A", None)
+
+
+def test_i7_a_driver_goes_on_though_its_claim_is_below_the_newest_record(scene):
+    late = Call("B", TARGET, X, "newest")
+    objects("I7", scene.world.issue, late)
+
+
+def test_i3_i4_lists_that_the_newest_record_names(scene):
+    receipts = (scene.receipt(0), scene.receipt(1))
+    scene.target("rehearse", 0, receipts)
+    decision, lists = lay_beside(
+        scene.decision(*receipts), inline_bytes_max=0, nonce=lambda: "a nonce"
+    )
+    state = decided(scene.state, decision)
+    objects("I3", scene.put, RecordKind.COMMIT, state)
+    again = Scene()
+    again.claim()
+    for partition in (0, 1):
+        again.receipt(partition)
+    again.target("rehearse", 0, receipts)
+    for name, content in lists.items():
+        again.call(LOG, "", "put_list", name, content)
+    again.put(RecordKind.COMMIT, state)
+    objects("I4", again.call, LOG, "", "delete_lists", tuple(lists))
+
+
+def test_i4_a_list_that_no_record_names_is_left(scene):
+    scene.whole()
+    scene.call(LOG, "", "put_list", "x", b"left")
+    objects("I4", scene.world.judge.at_rest, scene.world)
 
 
 def test_i7_a_claim_that_skips_a_generation(scene):

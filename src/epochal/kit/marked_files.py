@@ -19,6 +19,10 @@ costs the same however large the table is.
   are visible; so the ledger is read after the markers were listed, and what it names is never
   discarded.
 
+- A marker is put, not put if absent: its name has one writer (I6). A copy of that put that arrives
+  late, after the marker was deleted, brings it back, and the next listing clears it: the ledger
+  names it, or there are no files to discard.
+
 The commit asks the ledger first. Two drivers may carry out one decision at the same time (I7); the
 target refuses the second one's commit because the first one came in between, and the second looks
 again before it repeats anything:

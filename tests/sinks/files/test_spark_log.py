@@ -13,6 +13,7 @@ from epochal.logs import MemoryLog
 from epochal.session import Session
 from epochal.sinks.files import Files
 from epochal.spark.pipeline import Pipeline
+from epochal.storage.local import LocalStore
 from epochal.terms import EpochNumber
 
 
@@ -46,6 +47,32 @@ def test_spark_sees_every_epoch_and_only_whole_ones_past_several_compactions(
     kept = sorted(path.name for path in (root / "_spark_metadata").iterdir())
     entries = ["19.compact", *map(str, range(20, 29)), "29.compact", "30", "31", "32", "33"]
     assert kept == [*entries, "_epochal"]
+
+
+def test_spark_sees_an_epoch_whose_driver_slept_while_its_number_was_used_and_deleted(
+    drive, numbers, spark, root, monkeypatch
+):
+    """A slot that is deleted can be filled again: a put that succeeds there shows nothing."""
+    sleeper = drive(Files(str(root), spark_metadata=True))
+    other = sleeper.another(uid="zzzzzzzz2222", pipeline="other")
+    for driver in (sleeper, other):
+        driver.committer.check(numbers().schema)
+    sleeper.write(numbers(0), 0)
+    put = LocalStore.put_if_absent
+    woken = []
+
+    def put_after_a_sleep(store, key, content):
+        if key == "_spark_metadata/1" and not woken:
+            woken.append(key)
+            for epoch in range(30):
+                other.write(numbers(100 + epoch), epoch)
+        return put(store, key, content)
+
+    monkeypatch.setattr(LocalStore, "put_if_absent", put_after_a_sleep)
+    sleeper.write(numbers(1), 1)
+    assert woken
+    sleeper.write(numbers(2), 2)
+    assert seen(spark, root) == [0, 1, 2, *range(100, 130)]
 
 
 def test_partitions_two_pipelines_and_empty_epochs_share_one_log(drive, spark, root):

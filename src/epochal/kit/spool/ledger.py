@@ -7,6 +7,9 @@ The ledger of a spool: which epochs were delivered from it, for targets that kee
 Acknowledgements only ever add up, each writer's under names of its own, so two drivers that carry
 out one decision at a time (I7) don't disturb each other. The first of them, which may hold nothing,
 is written before the first call to the outside: from then on rows may have been delivered.
+
+Nothing here is put if absent. An entry that a suspended driver writes again after it was pruned has
+the content that it had, and is pruned again; the newest is never pruned.
 """
 
 from __future__ import annotations

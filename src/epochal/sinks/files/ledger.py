@@ -7,6 +7,15 @@ thousand that is settled as a whole may be folded into one file.
 
 Folding is safe at every step: the folded file is durable before the first single one goes, and a
 reader looks for the single file first and for the folded one after it.
+
+Both are put if absent. A folded file is never deleted, so its first content stays. A single one is
+deleted once it is folded, and a driver that was suspended before its put may fill that key again:
+
+    driver A: publish 5, suspended     driver B: publish 5, put 5 … fold 0 to 999, delete 5
+    put 5: the key is free             read 5: A's manifest; fold: is folded already, delete 5
+
+It names the same handles and files, as a decision does not change (I2). Only a rewrite takes other
+attempts, and there is none where A had published its files: they were not lost.
 """
 
 from __future__ import annotations

@@ -7,7 +7,17 @@ compact one, so numbers must not have gaps. Epochs can (of a sink that was added
 pipelines in one folder, of epochs without rows): the log therefore counts for itself.
 
 An entry is put if its number is absent, after looking whether the files are in the log already: of
-two drivers that carry out one decision, the second finds the first one's entry.
+two drivers that carry out one decision, the second finds the first one's entry. Old entries are
+deleted, so a put at an old number succeeds, and no reader goes by it. Hence after a put the log is
+listed, and where newer entries are there, they must repeat the files:
+
+    pipeline P, suspended          pipeline Q in the same folder    entries
+    last is 11                                                      9.compact 10 11
+                                   puts 12 … 29.compact             … 29.compact
+                                   deletes what is below 19         19.compact … 29.compact
+    put 12: the slot is empty                                       12, 19.compact … 29.compact
+    list: 29 is the newest, and its lines don't have P's files: put 30
+
 The compact entries grow with the folder, as they do under Spark's own sink.
 """
 
@@ -87,7 +97,7 @@ class SparkLog:
                 else self._entry(files)
             )
             content = "\n".join([_HEADER, *lines]).encode()
-            if self._store.put_if_absent(_key(_name(number)), content):
+            if self._store.put_if_absent(_key(_name(number)), content) and self.last() == number:
                 break
         if _is_compact(number):
             self._forget(number - _COMPACT_EVERY)

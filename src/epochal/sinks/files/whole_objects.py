@@ -176,7 +176,11 @@ class WholeObjectStaging:
 
 
 def check_put_if_absent(store: Store, identity: Identity) -> Ability:
-    """Put, list, read and remove a scratch key, to show that all of it is allowed."""
+    """
+    Put, list, read and remove a scratch key, to show that all of it is allowed.
+
+    The key is random, so nobody else puts it, before its deletion or after.
+    """
     probe = f"{layout.scratch_of(identity.uid, identity.tag)}{secrets.token_hex(8)}"
     if store.put_if_absent(probe, b"") and store.put_if_absent(probe, b""):
         raise Misconfigured(

@@ -97,7 +97,11 @@ class FileWriter:
 
 
 def _keep_schema(store: Store, schema: pa.Schema) -> str:
-    """Keep the columns beside the files, once per schema, so that readers need not guess types."""
+    """
+    Keep the columns beside the files, once per schema, so that readers need not guess types.
+
+    The key is a digest of the content and is never deleted: whoever puts it, it is the same.
+    """
     content = schema.serialize().to_pybytes()
     digest = sha256(content).hexdigest()[:16]
     if store.read(layout.schema(digest)) is None:
