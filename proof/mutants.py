@@ -346,7 +346,7 @@ MUTANTS = (
     ),
     mutant(
         "sums not compared before writing again",
-        (RECOVERY, "if decided == again and decided.hash_sum is not None:", "if decided:"),
+        (RECOVERY, "if decided == again and decided.is_comparable_to(again):", "if decided:"),
     ),
     mutant(
         "unknown taken for done",

@@ -3,8 +3,9 @@ The same guarantees without Spark, in one process: begin, write, commit or abort
 
 A session is for programs that produce rows themselves: a consumer loop, a test, a script. The
 program numbers its epochs and says where in the source their rows come from; after a crash it asks
-for `next_epoch` and goes on there. An epoch that turns out to be decided already takes
-its rows again and writes none of them.
+for `next_epoch` and goes on there. An epoch that turns out to be decided already takes its rows
+again and writes none of them, except where a target lost them after the decision: then they are
+written again, if their hashes prove that they are the decided ones.
 
 Verbs are called from one thread at a time. While no epoch is open, a thread of the session sweeps
 the targets.
@@ -16,6 +17,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,10 +33,12 @@ from epochal.errors import EpochalError, Misconfigured, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
+from epochal.row_hash import fingerprint_of, is_hashable
 from epochal.telemetry.exporters import attach
 from epochal.terms import (
     DEFAULT_LIMITS,
     NO_OFFSETS,
+    NO_ROWS,
     EpochNumber,
     Limits,
     Offsets,
@@ -70,6 +74,7 @@ class Session:
         gates: Iterable[Gate] = (),
         limits: Limits = DEFAULT_LIMITS,
         run: str | None = None,
+        fingerprint: bool = True,
         environment: Environment | None = None,
     ) -> None:
         _require_whole_rows(sinks)
@@ -77,6 +82,8 @@ class Session:
         self._sinks = {sink.name: sink for sink in sinks}
         self._schema = schema
         self._limits = limits
+        self._is_hashed = fingerprint and is_hashable(schema)
+        self._fingerprint = NO_ROWS
         self._coordinator = Coordinator(
             log=log, sinks=sinks, gates=gates, limits=limits, environment=environment
         )
@@ -123,7 +130,8 @@ class Session:
         Open an epoch. `offsets` says where in the source its rows are, in the caller's own words.
 
         `Admission.REPLAY` means that it was decided in an earlier life: its rows may be written
-        again and go nowhere. The same epoch with other offsets is refused (I10).
+        again and go nowhere, except to a target that lost them. The same epoch with other offsets
+        is refused (I10).
         """
         with self._lock:
             return self._begin(EpochNumber(epoch), Offsets(digest=offsets, text=offsets))
@@ -132,13 +140,15 @@ class Session:
         if self._is_replay:
             # A replay leaves the coordinator's phase alone; the caller still holds an open epoch.
             advance(Phase.ACTIVE, Move.BEGIN, epoch)
+        lost = tuple(self._coordinator.lost)
+        self._require_rewritable(epoch, lost)
         admission = self._coordinator.begin(epoch, offsets=offsets)
         self._offsets = offsets
-        self._require_nothing_lost(epoch)
+        self._fingerprint = NO_ROWS
         self._is_replay = admission is Admission.REPLAY
         if not self._is_replay:
             self._coordinator.preparing()
-            self._open_writers(epoch)
+        self._open_writers(epoch, lost if self._is_replay else self._sinks)
         return admission
 
     def write(self, rows: pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]) -> None:
@@ -148,7 +158,7 @@ class Session:
         An error aborts the epoch, and so does Ctrl-C: a caller that goes on can't commit what one
         sink took and another did not.
         """
-        if self._is_replay:
+        if self._is_replay and not self._writers:
             return
         with self._lock:
             self._require_open()
@@ -160,22 +170,32 @@ class Session:
 
     def commit(self) -> None:
         """Make the open epoch visible everywhere, or abort it and raise why."""
-        if self._is_replay:
-            self._is_replay = False
-            return
         with self._lock:
+            if self._is_replay:
+                self._commit_replay()
+                return
             self._require_open()
             receipts = self._prepared()
             self._coordinator.conclude(
                 receipts, offsets=lambda: self._offsets, began_with=self._offsets
             )
 
+    def _commit_replay(self) -> None:
+        """Bring rows to the targets that lost them, if they are the decided ones."""
+        again: dict[SinkName, tuple[Receipt, ...]] = {}
+        try:
+            self._prepare(list(self._writers), again)
+            self._coordinator.rewrite(again)
+        finally:
+            self._is_replay = False
+
     def abort(self) -> None:
         """Throw the open epoch away; it may be begun again under the same number."""
-        if self._is_replay:
-            self._is_replay = False
-            return
         with self._lock:
+            if self._is_replay:
+                self._drop_writers()
+                self._is_replay = False
+                return
             self._require_open()
             self._give_up({})
 
@@ -200,25 +220,36 @@ class Session:
     ) -> None:
         self.close()
 
-    def _require_nothing_lost(self, epoch: int) -> None:
-        # Rows may be written again only where hashes prove them equal, and a session keeps none.
-        if self._coordinator.lost:
+    def _require_rewritable(self, epoch: int, lost: Sequence[SinkName]) -> None:
+        """Where a target lost decided rows, only these can be written, and only if proven equal."""
+        decided = self._coordinator.state.unsettled
+        if not lost or decided is None:
+            return
+        fact = (
+            f"epoch {decided.epoch} is decided, and {', '.join(lost)} threw its prepared rows away"
+        )
+        if not self._is_hashed:
             raise Unsettled(
-                f"epoch {epoch} is decided, and {', '.join(self._coordinator.lost)} threw its "
-                "prepared rows away",
-                "a session can't prove that rows given again are the same: bring them to the "
-                "target by hand",
+                fact,
+                "a session that does not hash rows (fingerprint=False, or a type without a hash) "
+                "can't prove that rows given again are the same: bring them to the target by hand",
+            )
+        if epoch != decided.epoch:
+            raise Unsettled(
+                f"{fact}: epoch {epoch} can't begin",
+                f"begin epoch {decided.epoch} again with the same offsets, and write its rows: "
+                "they are compared with those decided",
             )
 
     def _require_open(self) -> None:
-        if self._coordinator.phase is not Phase.PREPARING:
+        if not self._is_replay and self._coordinator.phase is not Phase.PREPARING:
             advance(self._coordinator.phase, Move.GATHER)
 
-    def _open_writers(self, epoch: EpochNumber) -> None:
+    def _open_writers(self, epoch: EpochNumber, sinks: Iterable[SinkName]) -> None:
         self._attempt += 1
         try:
-            for name, sink in self._sinks.items():
-                self._writers[name] = sink.writer(self._task(epoch, name))
+            for name in sinks:
+                self._writers[name] = self._sinks[name].writer(self._task(epoch, name))
         except BaseException as error:
             self._give_up({}, because=error)
             raise
@@ -260,6 +291,8 @@ class Session:
                     f"rows have the schema\n{batch.schema}\nthe session has\n{self._schema}",
                     "give the session the schema of its rows: schema=",
                 )
+            if self._is_hashed:
+                self._fingerprint += fingerprint_of([batch])
             for name, writer in self._writers.items():
                 with self._preparing(name):
                     writer.write(batch)
@@ -284,11 +317,14 @@ class Session:
             self._flush()
             for name in sinks:
                 with self._preparing(name):
-                    receipts[name] = (self._writers[name].prepare(),)
+                    receipts[name] = (self._hashed(self._writers[name].prepare()),)
                 del self._writers[name]
         except BaseException as error:
             self._give_up(receipts, because=error)
             raise
+
+    def _hashed(self, receipt: Receipt) -> Receipt:
+        return replace(receipt, fingerprint=self._fingerprint) if self._is_hashed else receipt
 
     def _examine(self, receipts: Receipts) -> None:
         try:
@@ -299,6 +335,10 @@ class Session:
 
     def _give_up(self, receipts: Receipts, *, because: BaseException | None = None) -> None:
         self._drop_writers()
+        if self._is_replay:
+            # The epoch is decided. No decision names what was prepared again: a start clears it.
+            self._is_replay = False
+            return
         self._coordinator.abort(receipts, because=because)
 
     def _drop_writers(self) -> None:

@@ -33,6 +33,10 @@ _HANDLE = re.compile(
     r"-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,19})"
 )
 FINGERPRINT_MODULUS = 1 << 64
+ROW_HASH_ALGORITHM = 1
+"""The number of the algorithm in `row_hash`: every change of a row's hash takes a new number."""
+REJECTED_ROW_HASH_ALGORITHM = 2
+"""The same over the column `row` of rejected rows alone: the reasons beside it may change."""
 
 
 class Outcome(Enum):
@@ -96,23 +100,37 @@ def handle_prefix(uid: Uid) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """An order-free sum over rows: equal rows in any order and any split give equal sums."""
+    """
+    An order-free sum over rows: equal rows in any order and any split give equal sums.
+
+    Sums of different algorithms can't be compared, nor added: what is left is the number of rows.
+    """
 
     rows: int
     hash_sum: int | None = None
-    """The sum of 64-bit row hashes, modulo 2^64; None where hashing is switched off."""
+    """The sum of 64-bit row hashes, modulo 2^64; None where rows were not hashed."""
+    algorithm: int = ROW_HASH_ALGORITHM
+    """How the rows were hashed."""
+
+    def is_comparable_to(self, other: Fingerprint) -> bool:
+        """Whether sums can be compared, beyond the number of rows."""
+        is_hashed = self.hash_sum is not None and other.hash_sum is not None
+        return is_hashed and self.algorithm == other.algorithm
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
-        if self.hash_sum is None or other.hash_sum is None:
-            return Fingerprint(self.rows + other.rows)
-        total = (self.hash_sum + other.hash_sum) % FINGERPRINT_MODULUS
-        return Fingerprint(self.rows + other.rows, total)
+        return self._joined(other, 1) if self.rows or not other.rows else other
 
     def __sub__(self, other: Fingerprint) -> Fingerprint:
-        if self.hash_sum is None or other.hash_sum is None:
-            return Fingerprint(self.rows - other.rows)
-        rest = (self.hash_sum - other.hash_sum) % FINGERPRINT_MODULUS
-        return Fingerprint(self.rows - other.rows, rest)
+        return self._joined(other, -1)
+
+    def _joined(self, other: Fingerprint, sign: int) -> Fingerprint:
+        if not other.rows:
+            return self
+        rows = self.rows + sign * other.rows
+        if self.hash_sum is None or other.hash_sum is None or self.algorithm != other.algorithm:
+            return Fingerprint(rows)
+        total = (self.hash_sum + sign * other.hash_sum) % FINGERPRINT_MODULUS
+        return Fingerprint(rows, total, self.algorithm)
 
 
 NO_ROWS = Fingerprint(0, 0)

@@ -137,7 +137,7 @@ def named(content):
         (b"epochal-list 2 n\nsomething new", "format 2 of lists.* reads up to 1"),
         (b"something else", "does not begin like one"),
         (b"epochal-list 1 n\nnot packed", "its content is not"),
-        (b"epochal-list 1 n\n" + zlib.compress(b'["no handle",1,1,1,{}]'), "not a handle"),
+        (b"epochal-list 1 n\n" + zlib.compress(b'["no handle",1,1,1,1,{}]'), "not a handle"),
     ],
 )
 def test_a_list_that_can_not_be_believed_is_refused_with_the_reason(make, content, fact):

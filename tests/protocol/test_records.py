@@ -92,7 +92,7 @@ totals = st.builds(
     Total,
     since=numbers.map(EpochNumber),
     epochs=numbers,
-    fingerprint=st.builds(Fingerprint, numbers, st.none() | st.integers(0, 2**64 - 1)),
+    fingerprint=st.builds(Fingerprint, numbers, st.none() | st.integers(0, 2**64 - 1), numbers),
     bytes=numbers,
 )
 
@@ -110,7 +110,7 @@ def receipts(draw, sink):
     hashed = draw(st.none() | st.integers(0, 2**64 - 1))
     return Receipt(
         handle=handle,
-        fingerprint=Fingerprint(draw(numbers), hashed),
+        fingerprint=Fingerprint(draw(numbers), hashed, draw(numbers)),
         bytes=draw(numbers),
         token=draw(st.dictionaries(texts, json_values, max_size=3)),
     )

@@ -18,7 +18,7 @@ from epochal.protocol.state import (
     sinks_done,
     stopped,
 )
-from epochal.terms import EpochNumber, Fingerprint, Uid
+from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Uid
 
 
 def word(sink, epoch=0):
@@ -180,3 +180,11 @@ def test_a_sum_that_is_taken_away_again_leaves_what_was_there():
         3, 5
     )
     assert Fingerprint(3, 5) - Fingerprint(1) == Fingerprint(2)
+
+
+def test_sums_of_two_algorithms_add_up_to_a_number_of_rows_alone():
+    old, new = Fingerprint(3, 5, 7), Fingerprint(2, 4, 8)
+    assert old + new == new + old == Fingerprint(5)
+    assert old - Fingerprint(1, 4, 8) == Fingerprint(2)
+    for nothing in (NO_ROWS, Fingerprint(0), Fingerprint(0, 0, 8)):
+        assert old + nothing == nothing + old == old - nothing == old

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from epochal import Files, Memory, Postgres
+from epochal import Files, Memory, Postgres, Session
+from epochal.config.resolve_target import OpenedTarget
+from epochal.logs import open_log
 from epochal.reports.verify import verify
 
 
@@ -137,3 +139,63 @@ def test_rows_that_a_table_refused_are_at_another_sink_and_not_missing(shop, pos
         assert only(verify(shop.opened)).differences == missing
         connection.execute("INSERT INTO picky VALUES (2), (2), (2)")
         assert only(verify(shop.opened)).verdict == "differs"
+
+
+NESTED = pa.schema(
+    [
+        ("a", pa.int64()),
+        ("b", pa.int64()),
+        ("many", pa.list_(pa.int64())),
+        ("pair", pa.struct([("x", pa.int64()), ("y", pa.int64())])),
+        ("map", pa.map_(pa.string(), pa.float64())),
+        ("text", pa.string()),
+        ("price", pa.decimal128(30, 2)),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("bytes", pa.binary()),
+        ("flag", pa.bool_()),
+    ]
+)
+ROW = {"a": 5, "b": None, "many": [1, None, 2], "pair": {"x": 1, "y": None}, "map": {}, "text": ""}
+ROWS = [ROW, {"many": [], "map": {"k": None, "l": -0.0}, "price": 7, "at": 1, "bytes": b"\0"}, {}]
+MOVED = [
+    {"a": None, "b": 5},
+    {"many": [1, 2, None]},
+    {"map": None},
+]
+
+
+def test_a_target_whose_nulls_moved_differs_from_what_a_session_decided(tmp_path, spark):
+    sinks = [Files(str(tmp_path / form), name=form, format=form) for form in ("parquet", "jsonl")]
+    log = str(tmp_path / "log")
+    with Session("nulls", sinks=sinks, schema=NESTED, log=log) as session:
+        session.begin(0)
+        session.write(ROWS)
+        session.commit()
+    opened = OpenedTarget(target="x", log=open_log(log), pipeline="nulls", sinks=sinks)
+    for found in verify(opened, spark=spark).sinks:
+        assert (found.verdict, found.visible_hash) == ("agrees", found.decided_hash)
+        assert found.decided_hash is not None
+        assert "not compared" not in found.because
+    (file,) = (tmp_path / "parquet").glob("epochal-*.parquet")
+    for moved in MOVED:
+        changed = pa.Table.from_pylist([{**ROW, **moved}, *ROWS[1:]], schema=NESTED)
+        pq.write_table(changed, file)
+        assert not verify(opened).differs
+        found = only(verify(opened, spark=spark), "parquet")
+        assert "rows were changed" in found.differences[0], moved
+
+
+def test_hashes_that_can_not_be_compared_are_reported_with_the_reason(shop, spark):
+    shop.orders = Files(str(shop.root / "out"), name="orders")
+    with Session(
+        "shop",
+        sinks=shop.sinks,
+        schema=pa.schema([("id", pa.int64())]),
+        log=shop.log_path,
+        fingerprint=False,
+    ) as session:
+        shop.epoch(session)
+    found = verify(shop.opened, spark=spark)
+    assert not found.differs
+    assert "hashes are not compared: not all decided rows were hashed" in only(found).because
+    assert "not return rows as they were written" in only(found, "audit").because

@@ -40,7 +40,7 @@ def sink() -> ep.Memory:
 
 
 def open_session(log: MemoryLog, *sinks: object, **more: object) -> ep.Session:
-    return ep.Session("orders", sinks=list(sinks), log=log, schema=SCHEMA, **more)
+    return ep.Session("orders", sinks=list(sinks), log=log, **{"schema": SCHEMA, **more})
 
 
 def test_rows_are_visible_after_commit_and_not_before(log, sink):
@@ -221,8 +221,87 @@ def test_rows_that_the_target_lost_after_the_decision_are_not_taken_for_written(
         session.write(rows(1))
         with pytest.raises(ep.Unsettled, match="written again"):
             session.commit()
-    with open_session(log, sink) as session, pytest.raises(ep.Unsettled, match="threw its"):
+    with open_session(log, sink) as session:
+        with pytest.raises(ep.Unsettled, match="epoch 1 can't begin"):
+            session.begin(1)
+        assert session.begin(0) is Admission.REPLAY
+        session.write(rows(1))
+        session.commit()
+        session.begin(1)
+        session.write(rows(2))
+        session.commit()
+    assert ids(sink) == [1, 2]
+
+
+def lose_decided_rows(log, sink, decided, **options):
+    """An epoch 0 that is decided, and whose rows the target then threw away."""
+    safe = ep.Memory(name="safe")
+
+    def lose_the_rows(step: str, _epoch: object) -> None:
+        if step == "decided":
+            sink._reference.store()._prepared.clear()
+
+    environment = Environment(on_step=lose_the_rows)
+    with open_session(log, sink, safe, environment=environment, **options) as session:
         session.begin(0)
+        session.write(decided)
+        with pytest.raises(ep.Unsettled, match="written again"):
+            session.commit()
+    return safe
+
+
+def test_lost_rows_are_written_again_only_where_nulls_are_at_the_same_places(log, sink):
+    columns = [("a", pa.int64()), ("b", pa.int64()), ("many", pa.list_(pa.int64()))]
+    schema = pa.schema(columns)
+    decided = [{"a": 5, "b": None, "many": [1, None]}, {"a": 6, "b": 7, "many": None}]
+    safe = lose_decided_rows(log, sink, decided, schema=schema)
+    with open_session(log, sink, safe, schema=schema) as session:
+        for other in ({"a": None, "b": 5}, {"many": [None, 1]}, {"many": [1]}):
+            session.begin(0)
+            session.write([{**decided[0], **other}, decided[1]])
+            with pytest.raises(ep.Unsettled, match="can't be written again"):
+                session.commit()
+        session.begin(0)
+        session.write([decided[0], {**decided[1], "many": []}])
+        with pytest.raises(ep.Unsettled, match="can't be written again"):
+            session.commit()
+        assert sink.rows().num_rows == 0
+        session.begin(0)
+        session.write(decided[::-1])
+        session.commit()
+    assert safe.rows().num_rows == sink.rows().num_rows == 2
+    assert not sink._reference.store()._prepared
+
+
+def test_lost_rows_of_a_session_without_hashes_are_left_to_a_person(log, sink):
+    safe = lose_decided_rows(log, sink, rows(1), fingerprint=False)
+    with (
+        open_session(log, sink, safe, fingerprint=False) as session,
+        pytest.raises(ep.Unsettled, match="threw its prepared rows away") as caught,
+    ):
+        session.begin(0)
+    assert "fingerprint=False" in caught.value.hint
+    with open_session(log, sink, safe) as session:
+        session.begin(0)
+        session.write(rows(1))
+        with pytest.raises(ep.Unsettled, match="not hashed"):
+            session.commit()
+
+
+def test_an_error_while_lost_rows_are_written_again_leaves_the_decision(log, sink):
+    safe = lose_decided_rows(log, sink, rows(1))
+    with open_session(log, sink, safe) as session:
+        session.begin(0)
+        with pytest.raises(ep.Misconfigured, match="schema"):
+            session.write(pa.table({"other": [1]}))
+        session.begin(0)
+        session.abort()
+        session.begin(0)
+    with open_session(log, sink, safe) as session:
+        session.begin(0)
+        session.write(rows(1))
+        session.commit()
+    assert ids(sink) == [1]
 
 
 def test_ctrl_c_in_the_moment_of_the_decision_does_not_take_it_back(log, sink, monkeypatch):

@@ -14,7 +14,7 @@ from spark_stage import run_to_end
 from epochal.sinks.memory import Memory
 from epochal.spark.arrow_transfer import as_declared, for_transfer
 from epochal.spark.pipeline import Pipeline
-from epochal.spark.projection import fingerprint_of
+from epochal.spark.row_hash import fingerprint_of
 from epochal.terms import Fingerprint
 
 SCHEMA = (

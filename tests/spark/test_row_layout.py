@@ -17,7 +17,8 @@ from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
 from epochal.spark import row_layout
 from epochal.spark.jvm_expressions import JvmExpressions
-from epochal.spark.projection import arrow_schema, fingerprint_of, row_hash
+from epochal.spark.projection import arrow_schema
+from epochal.spark.row_hash import fingerprint_of, row_hash
 from epochal.spark.row_layout import packed
 
 SINK = Postgres("postgresql://nobody@localhost/nothing", table="public.orders")
@@ -122,7 +123,7 @@ def test_names_of_any_kind(spark: SparkSession) -> None:
 def test_the_hash_of_a_row_is_one_more_column(spark: SparkSession) -> None:
     frame = spark.sql("SELECT 1 AS n, 'x' AS `a.b`")
     schema = arrow_schema(SINK, frame.schema)
-    there = packed(frame, SINK, schema, None, extra_column=row_hash(frame.schema))
+    there = packed(frame, SINK, schema, None, extra_column=row_hash(frame))
     assert there is not None
     ((_, hash_sum),) = there.collect()
     assert hash_sum % 2**64 == fingerprint_of(frame).hash_sum

@@ -10,7 +10,6 @@ the same ones.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,8 +20,8 @@ from epochal.coordinator.retry import backoff
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.protocol.invariants import broken
 from epochal.terms import (
-    FINGERPRINT_MODULUS,
     NO_ROWS,
+    REJECTED_ROW_HASH_ALGORITHM,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -126,11 +125,12 @@ class RejectedRows:
 
 def fingerprint_of(rows: pa.Table | None) -> Fingerprint:
     """Of the rows as they were given to the sink; the reasons are the target's and may change."""
+    from epochal import row_hash  # noqa: PLC0415  loads Arrow, and few targets reject rows
+
     if rows is None:
         return NO_ROWS
-    texts = rows.column("row").to_pylist()
-    hashes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return Fingerprint(len(texts), sum(int.from_bytes(one) for one in hashes) % FINGERPRINT_MODULUS)
+    given = rows.select(["row"]).to_batches()
+    return replace(row_hash.fingerprint_of(given), algorithm=REJECTED_ROW_HASH_ALGORITHM)
 
 
 def require_same(sink: Sink, committer: Committer, decision: Decision) -> None:

@@ -78,16 +78,20 @@ ReadList: TypeAlias = Callable[[str], bytes]
 
 
 def receipt_out(receipt: Receipt) -> list[Any]:
-    print_ = receipt.fingerprint
-    return [str(receipt.handle), print_.rows, print_.hash_sum, receipt.bytes, receipt.token]
+    return [str(receipt.handle), *print_out(receipt.fingerprint), receipt.bytes, receipt.token]
 
 
 def receipt_in(read: Sequence[Any]) -> Receipt:
-    name, rows, hash_sum, size, token = read
+    name, rows, hash_sum, algorithm, size, token = read
     handle = Handle.parse(name)
     if handle is None:
         raise ValueError(f"{name!r} is not a handle")
-    return Receipt(handle=handle, fingerprint=Fingerprint(rows, hash_sum), bytes=size, token=token)
+    print_ = Fingerprint(rows, hash_sum, algorithm)
+    return Receipt(handle=handle, fingerprint=print_, bytes=size, token=token)
+
+
+def print_out(print_: Fingerprint) -> tuple[int, int | None, int]:
+    return print_.rows, print_.hash_sum, print_.algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,14 @@ from dataclasses import asdict
 from typing import Any
 
 from epochal.errors import CorruptRecord
-from epochal.protocol.receipts import ListedReceipts, ReadList, Sum, receipt_in, receipt_out
+from epochal.protocol.receipts import (
+    ListedReceipts,
+    ReadList,
+    Sum,
+    print_out,
+    receipt_in,
+    receipt_out,
+)
 from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State, Total
 from epochal.terms import (
     Decision,
@@ -126,16 +133,16 @@ def _decision_out(decision: Decision) -> dict[str, Any]:
 def _receipts_out(receipts: Sequence[Receipt]) -> Any:
     if not isinstance(receipts, ListedReceipts):
         return [receipt_out(receipt) for receipt in receipts]
-    counted, print_ = receipts.sum, receipts.sum.fingerprint
-    sums = [counted.receipts, print_.rows, print_.hash_sum, counted.bytes]
+    counted = receipts.sum
+    sums = [counted.receipts, *print_out(counted.fingerprint), counted.bytes]
     return {"sum": sums, "lists": receipts.lists}
 
 
 def _receipts_in(read: Any, read_list: ReadList | None) -> Sequence[Receipt]:
     if not isinstance(read, dict):
         return tuple(receipt_in(one) for one in read)
-    count, rows, hash_sum, size = read["sum"]
-    counted = Sum(receipts=count, fingerprint=Fingerprint(rows, hash_sum), bytes=size)
+    count, rows, hash_sum, algorithm, size = read["sum"]
+    counted = Sum(receipts=count, fingerprint=Fingerprint(rows, hash_sum, algorithm), bytes=size)
     return ListedReceipts(read["lists"], counted, read=read_list)
 
 
@@ -196,13 +203,7 @@ def _state_out(state: State) -> dict[str, Any]:
 
 def _totals_out(totals: Mapping[SinkName, Total]) -> dict[str, Any]:
     return {
-        sink: [
-            counted.since,
-            counted.epochs,
-            counted.fingerprint.rows,
-            counted.fingerprint.hash_sum,
-            counted.bytes,
-        ]
+        sink: [counted.since, counted.epochs, *print_out(counted.fingerprint), counted.bytes]
         for sink, counted in totals.items()
     }
 
@@ -212,10 +213,10 @@ def _totals_in(read: Mapping[str, Any]) -> dict[SinkName, Total]:
         SinkName(sink): Total(
             since=EpochNumber(since),
             epochs=epochs,
-            fingerprint=Fingerprint(rows, hash_sum),
+            fingerprint=Fingerprint(rows, hash_sum, algorithm),
             bytes=size,
         )
-        for sink, (since, epochs, rows, hash_sum, size) in read.items()
+        for sink, (since, epochs, rows, hash_sum, algorithm, size) in read.items()
     }
 
 

@@ -109,7 +109,7 @@ def plan_rewrite(
 
 
 def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Fingerprint) -> None:
-    if decided == again and decided.hash_sum is not None:
+    if decided == again and decided.is_comparable_to(again):
         return
     raise Unsettled(
         f"sink {sink!r} lost prepared rows of a decided epoch, and they can't be written again: "
@@ -120,5 +120,7 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
 
 
 def _text(fingerprint: Fingerprint) -> str:
-    hashed = "not hashed" if fingerprint.hash_sum is None else f"sum {fingerprint.hash_sum:016x}"
-    return f"{quantity(fingerprint.rows, 'row')}, {hashed}"
+    rows = quantity(fingerprint.rows, "row")
+    if fingerprint.hash_sum is None:
+        return f"{rows}, not hashed"
+    return f"{rows}, sum {fingerprint.hash_sum:016x} of row hash {fingerprint.algorithm}"

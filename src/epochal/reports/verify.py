@@ -27,7 +27,8 @@ from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.model import SinkVerification, VerificationReport
 from epochal.reports.status import hash_hex, require_record
 from epochal.reports.verify_source import against_source
-from epochal.terms import SinkName, quantity
+from epochal.spark.error_text import spark_message
+from epochal.terms import Fingerprint, SinkName, quantity
 
 _DIFFERENCES_MAX = 20
 _NO_SOURCE = (
@@ -56,7 +57,7 @@ def verify(
     for name, sink in declared.items():
         before = require_record(log).record.state
         counted = _counted(sink, before, opened)
-        hashed = None if spark is None else _rehashed(sink, before, opened, spark)
+        hashed = None if spark is None else _reread(sink, before, opened, spark)
         after = require_record(log).record.state
         refused = _refused(sink, before, after, opened)
         found = _compared(name, counted, before, after, refused, is_shared=name in shared)
@@ -82,35 +83,58 @@ def _counted(sink: Sink, state: State, opened: OpenedTarget) -> Recount:
     return Recount(rows=None, because=f"a {sink.describe()['kind']} target can't be recounted")
 
 
-def _rehashed(sink: Sink, state: State, opened: OpenedTarget, spark: Any) -> int | None:
-    from epochal.spark.projection import fingerprint_of  # noqa: PLC0415  needs Spark
+def _reread(sink: Sink, state: State, opened: OpenedTarget, spark: Any) -> Fingerprint | str:
+    """The sum of the rows that are read back, or why there is none."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415  needs Spark
+
+    from epochal.spark.row_hash import fingerprint_of  # noqa: PLC0415  needs Spark
 
     try:
         with committer_of(sink, state, opened.limits) as committer:
             rows = committer.reread(spark) if isinstance(committer, Operable) else None
-            return None if rows is None else fingerprint_of(rows).hash_sum
-    except (EpochalError, OSError):
-        return None
+            if rows is None:
+                return "the target does not return rows as they were written"
+            return fingerprint_of(rows)
+    except (EpochalError, OSError) as error:
+        return error_text(error)
+    except PySparkException as error:
+        return spark_message(error)
 
 
 def _with_hash(
-    found: SinkVerification, hashed: int, before: State, after: State
+    found: SinkVerification, visible: Fingerprint | str, before: State, after: State
 ) -> SinkVerification:
-    """Compare hashes, if nothing is pending: a sum can't be compared in parts."""
-    decided = _total(after, found.sink)
-    hashed_report = replace(found, visible_hash=hash_hex(hashed))
-    is_at_rest = before == after and not after.pending
-    if decided is None or decided.fingerprint.hash_sum is None:
-        return hashed_report
-    if not is_at_rest or hashed == decided.fingerprint.hash_sum:
-        return hashed_report
+    """Compare sums of hashes, or say why only rows were counted."""
+    total = _total(after, found.sink)
+    decided = Fingerprint(0) if total is None else total.fingerprint
+    reason = _not_comparable(decided, visible, is_at_rest=before == after and not after.pending)
+    if not isinstance(visible, str):
+        found = replace(found, visible_hash=hash_hex(visible.hash_sum))
+    if reason:
+        return replace(found, because=f"{found.because}; hashes are not compared: {reason}")
+    if visible == decided:
+        return found
     difference = (
-        f"the sum of row hashes is {hash_hex(hashed)}, {hashed_report.decided_hash} was decided: "
+        f"the sum of row hashes is {found.visible_hash}, {found.decided_hash} was decided: "
         "rows were changed"
     )
-    return replace(
-        hashed_report, verdict="differs", differences=[*hashed_report.differences, difference]
-    )
+    return replace(found, verdict="differs", differences=[*found.differences, difference])
+
+
+def _not_comparable(decided: Fingerprint, visible: Fingerprint | str, *, is_at_rest: bool) -> str:
+    if isinstance(visible, str):
+        return visible
+    if visible.hash_sum is None:
+        return "a column has a type without a hash"
+    if decided.hash_sum is None:
+        return "not all decided rows were hashed, or not all by one algorithm"
+    if not decided.is_comparable_to(visible):
+        return (
+            f"decided rows were hashed by algorithm {decided.algorithm}, visible ones by "
+            f"{visible.algorithm}"
+        )
+    # A sum can't be compared in parts.
+    return "" if is_at_rest else "an epoch was decided meanwhile, or is not committed yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

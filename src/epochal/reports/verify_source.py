@@ -114,7 +114,7 @@ def _compared(name: SinkName, total: Total, now: Fingerprint | NotReplayable) ->
     )
     if isinstance(now, NotReplayable):
         return blank
-    is_hashed = None not in (decided.hash_sum, now.hash_sum)
+    is_hashed = decided.is_comparable_to(now)
     differences = _differences(decided, now)
     return replace(
         blank,
@@ -135,7 +135,7 @@ def _differences(decided: Fingerprint, now: Fingerprint) -> list[str]:
             f"the source returns {by} {more_or_less} than were decided: {decided.rows:,} decided, "
             f"{now.rows:,} read again; the source or the query has changed since"
         ]
-    if None in (decided.hash_sum, now.hash_sum) or decided.hash_sum == now.hash_sum:
+    if not decided.is_comparable_to(now) or decided.hash_sum == now.hash_sum:
         return []
     return [
         f"the source returns as many rows, with {hash_hex(now.hash_sum)} as the sum of hashes: "

@@ -15,7 +15,8 @@ from epochal.protocol.receipts import receipt_in
 from epochal.spark.arrow_transfer import for_transfer
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
-from epochal.spark.projection import arrow_schema, for_tasks, project, row_hash, with_row_hash
+from epochal.spark.projection import arrow_schema, for_tasks, project
+from epochal.spark.row_hash import row_hash, with_row_hash
 from epochal.spark.task import RECEIPT_SCHEMA, PrepareTask
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
@@ -175,10 +176,10 @@ def _job(
 def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
     from epochal.spark.row_layout import packed  # noqa: PLC0415  needs pyspark
 
-    hash_column = row_hash(frame.schema) if fingerprint else None
+    hash_column = row_hash(frame) if fingerprint else None
     as_bytes = packed(frame, part.sink, schema, part.handout, extra_column=hash_column)
     if as_bytes is not None:
-        return _Transfer(rows=as_bytes, is_hashed=fingerprint, is_packed=True)
+        return _Transfer(rows=as_bytes, is_hashed=hash_column is not None, is_packed=True)
     hashed = with_row_hash(frame) if fingerprint else None
     rows = for_transfer(frame if hashed is None else hashed, frame.schema)
     return _Transfer(rows=rows, is_hashed=hashed is not None, is_packed=False)

@@ -52,6 +52,20 @@ class JvmExpressions:
     def bits_of_float(self, single: Column) -> Column:
         return self._called(single, "java.lang.Float", "floatToIntBits", "int")
 
+    def bytes_by(self, column: Column, method: str) -> Column:
+        """What a method without arguments of the JVM's object returns, which is bytes."""
+        call = self._expressions.objects.Invoke(
+            self._inside(column),
+            method,
+            self._type("binary"),
+            self._jvm.PythonUtils.toSeq([]),
+            self._jvm.PythonUtils.toSeq([]),
+            True,  # propagates null
+            False,  # returns null for nothing else
+            True,  # deterministic
+        )
+        return self._column(column, call)
+
     def quotient(self, integer: Column, divisor: int) -> Column:
         by = functions.lit(divisor).cast("bigint")
         divided = self._expressions.IntegralDivide(self._inside(integer), self._inside(by))

@@ -1,10 +1,9 @@
-"""The rows and columns of a batch that a sink takes (`where`, `select`), and their hash."""
+"""The rows and columns of a batch that a sink takes (`where`, `select`)."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,18 +13,11 @@ from epochal.contract import Rows, Sink
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Shape, Shaped
 from epochal.spark.error_text import analysis_message
-from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
-
-logger = logging.getLogger("epochal")
-
-ROW_HASH = "__epochal_row_hash"
-_NOT_HASHED = {"MapType", "VariantType", "GeometryType", "GeographyType"}
-"""Types that xxhash64 refuses: their text is hashed instead."""
+    from pyspark.sql.types import StructType
 
 
 def project(sink: Sink, batch: Rows) -> DataFrame:
@@ -137,55 +129,8 @@ def _to_arrow(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(schema)
 
 
-def with_row_hash(frame: DataFrame) -> DataFrame | None:
-    """The frame with one more column, last, that hashes the row; None where a type prevents it."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
-    try:
-        return frame.select("*", functions.expr(row_hash(frame.schema)))
-    except PySparkException as error:
-        logger.warning("rows are not fingerprinted: %s", str(error).partition("\n")[0])
-        return None
-
-
-def row_hash(schema: StructType) -> str:
-    """That column in SQL, as one text: building it from columns would cost a JVM call for each."""
-    columns = ", ".join(_hashable(field.name, field.dataType) for field in schema.fields)
-    return f"xxhash64({columns}) AS {ROW_HASH}"
-
-
-def _hashable(name: str, kind: DataType) -> str:
-    column = quoted(name)
-    return f"CAST({column} AS STRING)" if _holds_unhashable(kind) else column
-
-
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _holds_unhashable(kind: DataType) -> bool:
-    if type(kind).__name__ in _NOT_HASHED:
-        return True
-    inner = [field.dataType for field in getattr(kind, "fields", ())]
-    element = getattr(kind, "elementType", None)
-    return any(_holds_unhashable(one) for one in (*inner, element) if one is not None)
-
-
-def fingerprint_of(frame: DataFrame) -> Fingerprint:
-    """
-    Rows and the sum of their hashes, as receipts carry it; no sum where a type prevents it. For
-    rows that were read back.
-    """
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
-    hashed = with_row_hash(frame)
-    if hashed is None:
-        return Fingerprint(frame.count())
-    # As decimals: a sum of longs would overflow, which Spark refuses.
-    total = functions.sum(hashed[ROW_HASH].cast("decimal(38,0)"))
-    rows, hash_sum = hashed.agg(functions.count(functions.lit(1)), total).collect()[0]
-    return Fingerprint(int(rows), int(hash_sum or 0) % FINGERPRINT_MODULUS)
 
 
 def for_tasks(sink: Sink) -> Sink:

@@ -41,10 +41,10 @@ _building = threading.Lock()
 
 
 def packed(
-    frame: DataFrame, sink: Sink, arrow: pa.Schema, handout: Json, *, extra_column: str | None
+    frame: DataFrame, sink: Sink, arrow: pa.Schema, handout: Json, *, extra_column: Column | None
 ) -> DataFrame | None:
     """
-    The rows as bytes, and one more column in SQL; None where the sink does not ask for bytes, or
+    The rows as bytes, and one more column; None where the sink does not ask for bytes, or
     Spark can't build them.
     """
     packing = sink.row_layout(arrow, handout) if isinstance(sink, LaysOutRows) else None
@@ -52,7 +52,7 @@ def packed(
         return None
     try:
         row = _built_once(frame, packing)
-        return frame.select(row, *([] if extra_column is None else [functions.expr(extra_column)]))
+        return frame.select(row, *([] if extra_column is None else [extra_column]))
     # Also where Spark refuses a column: names that differ by case alone are ambiguous.
     except UNAVAILABLE as error:
         logger.debug("sink %r: columns are sent as they are: %s", sink.name, error)

@@ -28,7 +28,8 @@ from epochal.contract import Sink
 from epochal.spark.checkpoint import Checkpoint
 from epochal.spark.error_text import as_epochal
 from epochal.spark.plan_analysis import is_row_by_row_above_batch, is_stateless, leaves
-from epochal.spark.projection import fingerprint_of, project_unordered
+from epochal.spark.projection import project_unordered
+from epochal.spark.row_hash import fingerprint_of
 from epochal.storage.hadoop import file_exists
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 

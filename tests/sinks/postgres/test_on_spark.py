@@ -10,7 +10,7 @@ from epochal.errors import Misconfigured
 from epochal.sinks.files import Files, read_epochs
 from epochal.spark import row_layout as packing
 from epochal.spark.pipeline import Pipeline
-from epochal.spark.projection import fingerprint_of
+from epochal.spark.row_hash import fingerprint_of
 
 ORDERS = (
     "id bigint, customer int, amount double precision, title text, paid boolean,"
