@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from epochal.kafka.messages import APIS, request_type, response_type
@@ -44,12 +43,7 @@ class FakeBroker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Without the shutdown, a thread that waits in `accept` would take one more client.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from epochal.cli.output import Certificate, CertificateKey, ClientCa, Port, print_address
 from epochal.errors import Misconfigured
 
 
 def broker(  # noqa: PLR0917  typer reads the options off the signature
     data: Annotated[Path, typer.Option(help="The folder that holds topics and transactions.")],
-    port: Annotated[int, typer.Option(help="0 takes a free port and prints it.")] = 9092,
+    port: Port = 9092,
     host: Annotated[
         str, typer.Option(help="Loopback unless users or certificates are configured.")
     ] = "127.0.0.1",
@@ -23,11 +23,9 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     users: Annotated[
         Path | None, typer.Option(help="SASL users: a file with name:password lines.")
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option(help="TLS: require client certificates signed by this CA, PEM.")
-    ] = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
+    client_ca: ClientCa = None,
 ) -> None:
     """
     Run a Kafka-protocol broker for one machine, without a JVM.
@@ -46,12 +44,8 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
         certificate_file=_text(certificate),
         key_file=_text(key),
         client_ca_file=_text(client_ca),
-        ready=_print_address,
+        ready=print_address,
     )
-
-
-def _print_address(address: str) -> None:
-    sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
 
 
 def _read_users(file: Path | None) -> dict[str, str]:

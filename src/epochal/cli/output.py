@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,11 +46,25 @@ TakeOver = Annotated[
     ),
 ]
 
+# Of servers
+Port = Annotated[int, typer.Option(help="0 takes a free port and prints it.")]
+Certificate = Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")]
+CertificateKey = Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")]
+ClientCa = Annotated[
+    Path | None, typer.Option(help="TLS: require client certificates signed by this CA, PEM.")
+]
+
 _PIPED_COLUMNS = 10_000
 _GAP = 2
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
+
+
+def print_address(address: str) -> None:
+    """Of a server that is ready."""
+    sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
+    sys.stderr.flush()
 
 
 def show_json(report: object) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from epochal.cli.output import Certificate, CertificateKey, ClientCa, Port, print_address
 from epochal.errors import Misconfigured
 from epochal.receiver.handlers import load_handler
 
 
 def receiver(  # noqa: PLR0917  typer reads the options off the signature
     data: Annotated[Path, typer.Option(help="The folder that holds receiver.sqlite.")],
-    port: Annotated[int, typer.Option(help="0 takes a free port and prints it.")] = 8765,
+    port: Port = 8765,
     host: Annotated[
         str, typer.Option(help="Loopback unless tokens or client certificates are required.")
     ] = "127.0.0.1",
@@ -35,11 +35,9 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
         ),
     ] = None,
     body_mb_max: Annotated[int, typer.Option(min=1, help="The largest accepted body, in MB.")] = 64,
-    certificate: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="TLS: its key, PEM.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option(help="TLS: require client certificates signed by this CA, PEM.")
-    ] = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
+    client_ca: ClientCa = None,
 ) -> None:
     """
     Receive rows of Http sinks in two phases, durable in one SQLite file.
@@ -62,13 +60,8 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
         ),
         handler=None if handler is None else load_handler(handler),
         keeps_rows=handler is None if keeps_rows is None else keeps_rows,
-        ready=_print_address,
+        ready=print_address,
     )
-
-
-def _print_address(address: str) -> None:
-    sys.stderr.write(f"ready at {address}, Ctrl-C stops it\n")
-    sys.stderr.flush()
 
 
 def _tokens(file: Path | None) -> tuple[bytes, ...]:

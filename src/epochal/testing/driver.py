@@ -208,66 +208,52 @@ class Driver:
         wanted = [sink for sink in self.sinks if sink.name in set(names)]
         return {
             sink.name: tuple(
-                self._task(coordinator, sink, epoch, at, batches)
+                self._run(_Partition(coordinator, sink, epoch, at, batches))
                 for at, batches in enumerate(partitions)
             )
             for sink in wanted
         }
 
-    def _task(
-        self,
-        coordinator: Coordinator,
-        sink: Sink,
-        epoch: EpochNumber,
-        partition: int,
-        batches: Sequence[Any],
-    ) -> Receipt:
-        won = self._attempts(coordinator, sink, epoch, partition, batches)
-        if self.engine.twice(epoch, partition):
-            return self._attempt(coordinator, sink, epoch, partition, batches, is_first=False)
+    def _run(self, one: _Partition) -> Receipt:
+        won = self._attempts(one)
+        if self.engine.twice(one.epoch, one.number):
+            return self._attempt(one, is_first=False)
         return won
 
-    def _attempts(
-        self,
-        coordinator: Coordinator,
-        sink: Sink,
-        epoch: EpochNumber,
-        partition: int,
-        batches: Sequence[Any],
-    ) -> Receipt:
+    def _attempts(self, one: _Partition) -> Receipt:
         for attempt in range(_ATTEMPTS_MAX):
             try:
-                return self._attempt(
-                    coordinator, sink, epoch, partition, batches, is_first=attempt == 0
-                )
+                return self._attempt(one, is_first=attempt == 0)
             except (TryAgain, OutcomeUnknown, OSError):
                 continue
-        raise JobFailed(f"epoch {epoch}, partition {partition}: no attempt was left")
+        raise JobFailed(f"epoch {one.epoch}, partition {one.number}: no attempt was left")
 
-    def _attempt(
-        self,
-        coordinator: Coordinator,
-        sink: Sink,
-        epoch: EpochNumber,
-        partition: int,
-        batches: Sequence[Any],
-        *,
-        is_first: bool,
-    ) -> Receipt:
+    def _attempt(self, one: _Partition, *, is_first: bool) -> Receipt:
         self.attempts += 1
-        identity = coordinator.identity(sink.name)
-        handle = identity.handle(epoch, partition=partition, attempt=self.attempts)
+        identity = one.coordinator.identity(one.sink.name)
+        handle = identity.handle(one.epoch, partition=one.number, attempt=self.attempts)
         task = Task(
             handle=handle,
             schema=self.schema,
-            handout=coordinator.handout(sink.name),
+            handout=one.coordinator.handout(one.sink.name),
             is_first=is_first,
             limits=self.limits,
         )
-        writer = sink.writer(task)
-        for batch in batches:
+        writer = one.sink.writer(task)
+        for batch in one.batches:
             writer.write(batch)
         return writer.prepare()
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """What one task writes: a partition's rows to one sink."""
+
+    coordinator: Coordinator
+    sink: Sink
+    epoch: EpochNumber
+    number: int
+    batches: Sequence[Any]
 
 
 def ends_by_the_rules(error: BaseException) -> bool:

@@ -172,3 +172,14 @@ def test_options_that_do_not_go_together_are_reported(place):
     ]:
         with pytest.raises(Misconfigured, match=message):
             place.sink(**options)
+
+
+@pytest.mark.parametrize("condition", ["nothing = 1", "name ="])
+def test_a_delete_condition_that_can_not_be_evaluated_is_refused_at_the_start(
+    place, some, condition
+):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name text)")
+    life = place.life(mode="upsert", keys="id", delete_when=condition)
+    with pytest.raises(Misconfigured, match=f"delete_when='{condition}'") as caught:
+        life.start(some(1))
+    assert "the fields are id, name" in caught.value.hint

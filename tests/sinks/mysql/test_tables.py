@@ -187,14 +187,3 @@ def test_what_can_not_be_reached_is_reported_at_once(orders, some):
         orders.life(url=orders.url(port=1)).start(some(1))
     with pytest.raises(Misconfigured, match="Unknown database"):
         orders.life(url=orders.server.url(database="nowhere")).start(some(1))
-
-
-@pytest.mark.parametrize("condition", ["nothing = 1", "name ="])
-def test_a_delete_condition_that_can_not_be_evaluated_is_refused_at_the_start(
-    place, some, condition
-):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name text)")
-    life = place.life(mode="upsert", keys="id", delete_when=condition)
-    with pytest.raises(Misconfigured, match=f"delete_when='{condition}'") as caught:
-        life.start(some(1))
-    assert "the fields are id, name" in caught.value.hint

@@ -7,10 +7,12 @@ from epochal.broker.core.entries import OffsetRow
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.offset_commit import (
     OffsetCommitRequest,
+    OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
+from epochal.kafka.messages.txn_offset_commit import TxnOffsetCommitRequestPartition
 
 VERSIONS = range(2, 10)
 _NOT_FOUND_FROM = 9
@@ -28,12 +30,8 @@ def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
     for topic in request.topics:
         result: list[OffsetCommitResponsePartition] = []
         for part in topic.partitions:
-            metadata = part.committed_metadata or ""
-            place = (topic.name, part.partition_index)
-            here = code or check_place(call, place, metadata)
-            if here == Code.NONE:
-                epoch = part.committed_leader_epoch
-                rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
+            here, row = checked_offset(call, code, topic.name, part)
+            rows += row
             result.append(
                 OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=here)
             )
@@ -45,8 +43,22 @@ def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
     return OffsetCommitResponse(topics=topics)
 
 
-def check_place(call: Call, place: tuple[str, int], metadata: str) -> Code:
-    """Whether an offset for this partition may be kept."""
+def checked_offset(
+    call: Call,
+    code: Code,
+    topic: str,
+    part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+) -> tuple[Code, list[OffsetRow]]:
+    """Whether the offset of one partition may be kept, and if so the row that keeps it."""
+    place, metadata = (topic, part.partition_index), part.committed_metadata or ""
+    code = code or _check(call, place, metadata)
+    if code != Code.NONE:
+        return code, []
+    epoch = part.committed_leader_epoch
+    return code, [(*place, part.committed_offset, epoch, metadata, call.broker.now_ms)]
+
+
+def _check(call: Call, place: tuple[str, int], metadata: str) -> Code:
     if call.broker.partition(*place) is None:
         return Code.UNKNOWN_TOPIC_OR_PARTITION
     if len(metadata.encode()) > call.broker.settings.offset_metadata_bytes_max:

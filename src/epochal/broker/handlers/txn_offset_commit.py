@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from epochal.broker.broker import Call
 from epochal.broker.core.entries import OffsetRow
-from epochal.broker.handlers.offset_commit import check_place
+from epochal.broker.handlers.offset_commit import checked_offset
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -26,12 +26,8 @@ def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitRespon
     for topic in request.topics:
         result: list[TxnOffsetCommitResponsePartition] = []
         for part in topic.partitions:
-            metadata = part.committed_metadata or ""
-            place = (topic.name, part.partition_index)
-            here = code or check_place(call, place, metadata)
-            if here == Code.NONE:
-                epoch = part.committed_leader_epoch
-                rows.append((*place, part.committed_offset, epoch, metadata, broker.now_ms))
+            here, row = checked_offset(call, code, topic.name, part)
+            rows += row
             result.append(
                 TxnOffsetCommitResponsePartition(
                     partition_index=part.partition_index, error_code=here
