@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 
 from epochal.contract import Begin, Task
-from epochal.errors import Fenced, PreparedLost, Refused, TryAgain
+from epochal.errors import EpochalError, Fenced, PreparedLost, Refused, TryAgain
+from epochal.kit.sql.ledger import Ledger
 from epochal.kit.sql.names import staging_name
 from epochal.terms import EpochNumber, Limits, Proof, Uid
 
@@ -169,6 +170,38 @@ def test_a_driver_that_sleeps_in_a_rehearsal_is_pushed_aside_by_the_next_one(ord
     assert len(orders.rows()) == 1
     with pytest.raises(Fenced, match="generation 2"):
         zombie.rehearse(0, [zombie.prepare(some(1), 0)])
+
+
+def test_a_driver_that_is_frozen_while_it_records_an_epoch_without_rows_is_pushed_aside(
+    orders, some
+):
+    frozen = orders.life(strategy="prepared")
+    frozen.start(some(1))
+    receipt = frozen.prepare(some(), 0)
+    is_inside, is_thawed = threading.Event(), threading.Event()
+
+    class FrozenLedger(Ledger):
+        def claim_epoch(self, session, epoch, rows):
+            claimed = Ledger.claim_epoch(self, session, epoch, rows)
+            is_inside.set()
+            assert is_thawed.wait(60)
+            return claimed
+
+    ledger = frozen.committer._ledger
+    frozen.committer._ledger = FrozenLedger(
+        schema=ledger.schema, identity=ledger.identity, dialect=ledger.dialect
+    )
+    with ThreadPoolExecutor(1) as thread:
+        committing = thread.submit(frozen.commit, 0, [receipt])
+        assert is_inside.wait(60)
+        newer = orders.keep(frozen.fresh(generation=2))
+        with pytest.raises(TryAgain):
+            newer.commit(0, [receipt])
+        newer.commit(0, [receipt])
+        is_thawed.set()
+        with pytest.raises(EpochalError):
+            committing.result(60)
+    assert newer.committer.outcome(EpochNumber(0), receipt) is Proof.COMMITTED
 
 
 def test_a_sleeping_rehearsal_keeps_no_staging_table_from_being_dropped(orders, some):

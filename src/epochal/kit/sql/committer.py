@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -89,6 +90,7 @@ class SqlCommitter(Operable):
             "prune the ledger",
             lambda session: self._ledger.prune(session, below),
             missing=0,
+            lock_wait_s=HOLDER_WAIT_S,
         )
 
     def close(self) -> None:
@@ -159,9 +161,22 @@ class SqlCommitter(Operable):
         except self.dialect.errors as error:
             if missing is not None and self.dialect.is_missing(error):
                 return missing
+            self.end_holders(error, [self.identity])
             raise self.dialect.classify(error, self.doing(verb)) from error
         finally:
             self.pool.give_back(session)
+
+    def end_holders(self, error: BaseException, identities: Sequence[Identity]) -> None:
+        """
+        After a lock timeout, end sessions of earlier drivers of these sinks (I7): one that is
+        frozen inside a transaction keeps its locks as long as its machine answers.
+        """
+        if not self.dialect.is_lock_wait(error):
+            return
+        session = self.pool.take()
+        with suppress(*self.dialect.errors):
+            self.dialect.end_older_sessions(session, identities)
+        self.pool.give_back(session)
 
     def _in_transaction(
         self,

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from epochal.contract import Begin
 from epochal.errors import PreparedLost, TryAgain
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.committer import SqlCommitter, has_rows, proven
+from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows, proven
 from epochal.terms import EpochNumber, Handle, InDoubt, Json, Proof, Receipt
 
 _HELD_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -136,4 +136,4 @@ class PreparedSqlCommitter(SqlCommitter):
                     session.execute(statement)
             return True
 
-        self._in_transaction(f"record epoch {epoch}", record)
+        self._in_transaction(f"record epoch {epoch}", record, lock_wait_s=HOLDER_WAIT_S)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,16 +115,8 @@ class EpochTransaction:
             self._let_go(open_.session)
 
     def drop_staged(self, verb: str, table: StagedTable, receipts: Sequence[Receipt]) -> None:
-        """An open rehearsal of an earlier driver locks its staging tables: its session is ended."""
-
-        def attempt() -> None:
-            try:
-                table.drop_staged(verb, receipts)
-            except TryAgain as error:
-                self._end_holders(error.__cause__)
-                raise
-
-        retry_transient(attempt, self._limits)
+        """Again after an open rehearsal of an earlier driver, which locks them, was ended."""
+        retry_transient(lambda: table.drop_staged(verb, receipts), self._limits)
 
     # Applying
 
@@ -174,7 +165,7 @@ class EpochTransaction:
                 self._apply_part(session, epoch, part, claimed[:number])
         except self._dialect.errors as error:
             self._let_go(session)
-            self._end_holders(error)
+            self._first.end_holders(error, [table.identity for table in self._tables.values()])
             doing = self._first.doing(f"apply epoch {epoch}")
             raise self._dialect.classify(error, doing) from error
         except BaseException:
@@ -217,16 +208,6 @@ class EpochTransaction:
 
     def _let_go(self, session: Session) -> None:
         session.roll_back()
-        self._first.pool.give_back(session)
-
-    def _end_holders(self, error: BaseException | None) -> None:
-        """After a lock timeout, end sessions of earlier drivers of these sinks: zombies (I7)."""
-        if error is None or not self._dialect.is_lock_wait(error):
-            return
-        identities = [table.identity for table in self._tables.values()]
-        session = self._first.pool.take()
-        with suppress(*self._dialect.errors):
-            self._dialect.end_older_sessions(session, identities)
         self._first.pool.give_back(session)
 
     # Rows that a table refuses
