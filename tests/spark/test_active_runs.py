@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,27 @@ def test_the_end_of_a_query_is_written_to_the_log(source: Source, checkpoint: Pa
     assert pipeline._run.coordinator.state.is_stopped
     assert str(checkpoint) not in active_runs._runs
     assert not [t for t in threading.enumerate() if t.name.startswith("epochal-end")]
+
+
+_SCRIPT_THAT_ENDS = """
+import atexit
+from types import SimpleNamespace
+from epochal.spark import active_runs
+
+atexit.register(print, "connections closed", flush=True)
+coordinator = SimpleNamespace(stop=lambda: print("stop written", flush=True))
+checkpoint = SimpleNamespace(location="chk")
+run = active_runs.Run(coordinator=coordinator, writer=None, checkpoint=checkpoint)
+run.query = SimpleNamespace(isActive=False)
+active_runs.add_run(run)
+"""
+
+
+def test_a_script_that_ends_stops_its_run_before_connections_are_closed() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT_THAT_ENDS], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines() == ["stop written", "connections closed"]
 
 
 def test_existing_foreach_batch_code_is_wrapped_and_claims_again_for_each_run(

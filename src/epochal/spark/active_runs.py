@@ -273,6 +273,10 @@ def add_run(run: Run) -> None:
     """Note that a run now works on its checkpoint."""
     with _guard:
         _runs[run.location] = run
+    # The handler that was registered last is called first: before those that close connections,
+    # which a run needs to end.
+    atexit.unregister(_end_runs)
+    atexit.register(_end_runs)
 
 
 def _may_restart() -> bool:
@@ -318,7 +322,6 @@ def _forget(run: Run) -> None:
             del _runs[run.location]
 
 
-@atexit.register
 def _end_runs() -> None:
     """
     Stop the queries that this process still runs, and let every run write its last record.
