@@ -1,6 +1,7 @@
 # One line a target; the logic is in tools/. Every target first installs what is missing.
 PYTHON ?= python3
 SEEDS ?= 20000
+KILLS ?= 50
 RUN = @$(PYTHON) tools/run.py
 
 .DEFAULT_GOAL = help
@@ -30,8 +31,8 @@ bench: ## measure (ONLY=name)
 docs: ## generate the reference pages, check the links, build the site into build/site
 	$(RUN) python tools/docs.py $(ARGS)
 
-proof: ## prove by brute force (ONLY="model simulation mutants kills compat", SEEDS=100000)
-	$(RUN) python tools/prove.py --seeds $(SEEDS) $(ONLY)
+proof: ## prove by brute force (ONLY="model simulation mutants kills compat", SEEDS=100000, KILLS=200)
+	$(RUN) python tools/prove.py --seeds $(SEEDS) --kills $(KILLS) $(ONLY)
 
 lock: ## resolve the dependencies anew
 	@$(PYTHON) tools/lock.py

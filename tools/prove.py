@@ -3,12 +3,14 @@ Prove by brute force, one part after the other: `make proof`, or `make proof ONL
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
 breaks the coordinator, `kills` runs the tests that are marked `proof` (long loops of SIGKILL on
-real servers and real Spark), `compat` runs the small suite on every supported PySpark.
+real servers and real Spark, KILLS of a Spark driver among them), `compat` runs the small suite on
+every supported PySpark.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("parts", nargs="*", help="all of them where none is named")
     parser.add_argument("--seeds", type=int, default=20_000)
+    parser.add_argument("--kills", type=int, default=50)
     options = parser.parse_args()
     known = parts(options.seeds)
     if unknown := set(options.parts) - known.keys():
@@ -38,7 +41,8 @@ def main() -> None:
     for name in options.parts or known:
         print(f"proof: {name}", file=sys.stderr, flush=True)
         began_s = time.monotonic()
-        if subprocess.run(known[name], check=False).returncode != 0:
+        environment = {**os.environ, "EPOCHAL_KILLS": str(options.kills)}
+        if subprocess.run(known[name], check=False, env=environment).returncode != 0:
             failed.append(name)
         print(f"proof: {name} took {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
     if failed:

@@ -43,9 +43,24 @@ def pause_process(pid: int) -> None:
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _PAUSED_WITHIN_S
-    while not all(_has_state(stat, "TZX") for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+    while not _is_paused(pid):
         assert time.monotonic() < deadline, f"process {pid} does not stop"
         time.sleep(_PAUSE_LOOK_S)
+
+
+def await_paused(process: subprocess.Popen[Any], within_s: float) -> bool:
+    """True when the process has been stopped; False if it ends before."""
+    deadline = time.monotonic() + within_s
+    while process.poll() is None:
+        if _is_paused(process.pid):
+            return True
+        assert time.monotonic() < deadline, f"process {process.pid} neither stops nor ends"
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _is_paused(pid: int) -> bool:
+    return all(_has_state(stat, "TZX") for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 def await_ended(pids: Iterable[int]) -> None:

@@ -1,10 +1,15 @@
 """
-A driver to be killed: two pipelines, one with state, that SIGKILL themselves at a named step.
+A driver to be killed: three pipelines, two with state, each with files, a table and a topic under
+one decision.
 
     python victim.py <folder>
 
-It starts Spark, then waits for a line on stdin: the pipeline and the step of its death, or an empty
-line to run to the end of the source.
+It starts Spark, then waits for a line on stdin: how it ends, the pipeline and the step at which it
+does; or an empty line to run to the end of the source.
+
+    kill    SIGKILL of this process; its JVM notices later
+    jvm     SIGKILL of the JVM; this process must end by itself
+    freeze  SIGSTOP of this process and its JVM, as on a machine that hangs
 """
 
 from __future__ import annotations
@@ -13,15 +18,38 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
+from epochal.contract import Sink
 from epochal.sinks.files import Files
+from epochal.sinks.kafka import Kafka
+from epochal.sinks.postgres import Postgres
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import SinkName
 
 ROWS = 20
-SINKS = {"plain": ("all", "odd"), "windows": ("counts",)}
+GAP = ROWS + 1
+"""What is joined is that far apart: in two epochs."""
+DIED = "died.txt"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where the driver writes; in a file of its folder."""
+
+    postgres: str
+    kafka: str
+
+    def save(self, root: Path) -> None:
+        (root / "targets.json").write_text(json.dumps(vars(self)))
+
+    @classmethod
+    def load(cls, root: Path) -> Targets:
+        return cls(**json.loads((root / "targets.json").read_text()))
 
 
 def add_epoch(root: Path, epoch: int) -> None:
@@ -34,16 +62,49 @@ def add_epoch(root: Path, epoch: int) -> None:
     scratch.rename(file)
 
 
-def folder(root: Path, sink: str) -> Path:
-    return root / "out" / sink
+def folder(root: Path, pipeline: str) -> Path:
+    return root / "out" / pipeline
 
 
-def counts(df: DataFrame) -> DataFrame:
-    timed = df.selectExpr("id", "timestamp_seconds(at) AS at").withWatermark("at", "5 seconds")
-    counted = timed.groupBy(functions.window("at", "10 seconds")).agg(
-        functions.sum("id").alias("total")
+def sinks_of(root: Path, pipeline: str) -> list[Sink]:
+    at = Targets.load(root)
+    strategy = "prepared" if pipeline == "windows" else "staged"
+    return [
+        Files(str(folder(root, pipeline)), name=SinkName("files")),
+        Postgres(at.postgres, table=pipeline, name=SinkName("table"), strategy=strategy),
+        Kafka(at.kafka, topic=pipeline, name=SinkName("topic")),
+    ]
+
+
+def plain(df: DataFrame) -> DataFrame:
+    return df.selectExpr("id", "id * 7 AS value")
+
+
+def windows(df: DataFrame) -> DataFrame:
+    counted = (
+        _timed(df)
+        .groupBy(functions.window("at", "10 seconds"))
+        .agg(functions.sum("id").alias("value"))
     )
-    return counted.selectExpr("unix_timestamp(window.start) AS id", "total")
+    return counted.selectExpr("unix_timestamp(window.start) AS id", "value")
+
+
+def joined(df: DataFrame) -> DataFrame:
+    left = _timed(df.where("id % 2 = 0")).alias("l")
+    right = _timed(df.where("id % 2 = 1")).alias("r")
+    on = f"l.id + {GAP} = r.id AND r.at BETWEEN l.at AND l.at + INTERVAL {2 * GAP} SECONDS"
+    return left.join(right, functions.expr(on)).selectExpr("l.id AS id", "r.id AS value")
+
+
+def _timed(df: DataFrame) -> DataFrame:
+    return df.selectExpr("id", "timestamp_seconds(at) AS at").withWatermark("at", "5 seconds")
+
+
+QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "plain": plain,
+    "windows": windows,
+    "joined": joined,
+}
 
 
 def connect() -> SparkSession:
@@ -58,34 +119,34 @@ def connect() -> SparkSession:
     return spark
 
 
-def run(spark: SparkSession, root: Path, victim: str, step: str) -> None:
-    def watch_for(pipeline: str) -> object:
+def end(how: str, spark: SparkSession) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "jvm":
+        os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+    else:
+        os.killpg(0, signal.SIGSTOP)
+
+
+def run(spark: SparkSession, root: Path, how: str, victim: str, step: str) -> None:
+    def watch_for(pipeline: str) -> Callable[[str, int | None], None]:
         def watch(at: str, epoch: int | None) -> None:
-            if pipeline == victim and at == step:
-                (root / "died.txt").write_text(f"{pipeline} {at}")
-                os.kill(os.getpid(), signal.SIGKILL)
+            if pipeline == victim and at == step and not (root / DIED).exists():
+                (root / DIED).write_text(f"{how} {pipeline} {at}")
+                end(how, spark)
 
         return watch
 
     reader = spark.readStream.schema("id bigint, at bigint").option("maxFilesPerTrigger", 1)
     df = reader.json(str(root / "in"))
-    plain = Pipeline(
-        "plain",
-        [
-            Files(str(folder(root, "all")), name="all"),
-            Files(str(folder(root, "odd")), name="odd", format="jsonl", where="id % 2 = 1"),
-        ],
-        gates=[lambda epoch: epoch.rows("odd") * 2 == epoch.rows("all")],
-        watch=watch_for("plain"),  # type: ignore[arg-type]
-    )
-    windows = Pipeline(
-        "windows",
-        [Files(str(folder(root, "counts")), name="counts")],
-        watch=watch_for("windows"),  # type: ignore[arg-type]
-    )
     queries = [
-        plain.start(df, root / "plain", availableNow=True),
-        windows.start(counts(df), root / "windows", availableNow=True),
+        Pipeline(
+            name,
+            sinks_of(root, name),
+            gates=[lambda epoch: epoch.rows("files") == epoch.rows("topic")],
+            watch=watch_for(name),  # type: ignore[arg-type]
+        ).start(query(df), root / name, availableNow=True)
+        for name, query in QUERIES.items()
     ]
     for query in queries:
         query.awaitTermination()
@@ -93,5 +154,6 @@ def run(spark: SparkSession, root: Path, victim: str, step: str) -> None:
 
 if __name__ == "__main__":
     session = connect()
-    pipeline, _, step = sys.stdin.readline().strip().partition(" ")
-    run(session, Path(sys.argv[1]), pipeline, step)
+    how, _, at = sys.stdin.readline().strip().partition(" ")
+    pipeline, _, step = at.partition(" ")
+    run(session, Path(sys.argv[1]), how, pipeline, step)
