@@ -45,7 +45,7 @@ class StagedTable(SqlCommitter):
 
         Where DDL can be part of it, the staging tables disappear in the very transaction that makes
         their rows visible: as long as one is listed, its rows are not in the table. Elsewhere they
-        are dropped after the commit, and one that the ledger proves committed is only litter.
+        are dropped after the commit, and one that the ledger proves committed is only a leftover.
         """
         tables = self.staged(session, epoch, receipts)
         if tables:
