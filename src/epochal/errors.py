@@ -148,6 +148,21 @@ class Problems:
             raise Misconfigured(f"{where}: " + "; ".join(self.facts), "; ".join(self.hints))
 
 
+def require_known_format(what: str, found: object, known: int) -> None:
+    """Refuse what a newer release wrote, with its number, before anything in it is believed."""
+    if isinstance(found, int) and 1 <= found <= known:
+        return
+    if isinstance(found, int) and found > known:
+        raise CorruptRecord(
+            f"{what}: format {found}, this release reads up to {known}",
+            "a newer release of epochal wrote it: run that release or a later one",
+        )
+    raise CorruptRecord(
+        f"{what}: {found!r} is not the number of a format",
+        "it was cut short or changed by hand: restore it from a backup",
+    )
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """How to go on after `error`. An `OSError` of a driver library may be transient."""
     if isinstance(error, EpochalError):

@@ -134,7 +134,10 @@ def named(content):
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (b"epochal-list 2 n\nsomething new", "format 2 of lists.* reads up to 1"),
+        (
+            b"epochal-list 2 n\nsomething new",
+            "beside the epoch log: format 2, this release reads up to 1",
+        ),
         (b"something else", "does not begin like one"),
         (b"epochal-list 1 n\nnot packed", "its content is not"),
         (b"epochal-list 1 n\n" + zlib.compress(b'["no handle",1,1,1,1,{}]'), "not a handle"),

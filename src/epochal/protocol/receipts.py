@@ -52,7 +52,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
 
-from epochal.errors import CorruptRecord
+from epochal.errors import CorruptRecord, require_known_format
 from epochal.terms import (
     Decision,
     Fingerprint,
@@ -239,12 +239,7 @@ def _receipts_in(name: str, content: bytes) -> list[Receipt]:
     words = head.split(b" ")
     if words[0] != _MAGIC or len(words) < 2 or not words[1].isdigit():
         raise _corrupt(name, "it does not begin like one")
-    if int(words[1]) > FORMAT:
-        raise CorruptRecord(
-            f"list {name}: format {int(words[1])} of lists beside the epoch log, this release "
-            f"reads up to {FORMAT}",
-            "a newer release of epochal wrote it: run that release or a later one",
-        )
+    require_known_format(f"list {name} beside the epoch log", int(words[1]), FORMAT)
     try:
         return [receipt_in(json.loads(line)) for line in zlib.decompress(packed).split(b"\n")]
     except (TypeError, ValueError, zlib.error) as error:

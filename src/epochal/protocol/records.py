@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from epochal.errors import CorruptRecord
+from epochal.errors import CorruptRecord, require_known_format
 from epochal.protocol.receipts import (
     ListedReceipts,
     ReadList,
@@ -86,13 +86,7 @@ def _checked_body(data: bytes, name: str) -> bytes:
     words = header.split(b" ")
     if not found or len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
         raise _corrupt(name, "it does not begin like a record of an epoch log")
-    if int(words[1]) < 1:
-        raise _corrupt(name, "there is no format 0")
-    if int(words[1]) > FORMAT:
-        raise CorruptRecord(
-            f"{name}: format {int(words[1])} of the epoch log, this release reads up to {FORMAT}",
-            "a newer release of epochal wrote it: run that release or a later one",
-        )
+    require_known_format(name, int(words[1]), FORMAT)
     digest, length = words[2], words[3]
     if not length.isdigit() or len(rest) != int(length) + 1 or not rest.endswith(b"\n"):
         raise _corrupt(

@@ -33,12 +33,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from epochal.errors import require_known_format
 from epochal.receiver.handlers import Handler, ReceivedCommit, without_transactions
 from epochal.receiver.transactions import Refusal, Rows, State, Transaction, out_of_state
 from epochal.terms import Handle
 
 _PREFIX_END = "\U0010ffff"
 _BUSY_TIMEOUT_S = 10.0
+_FORMAT = 1
+"""Of the tables: a later release that changes them raises it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS transactions (
   txn TEXT PRIMARY KEY, uid TEXT NOT NULL, tag TEXT NOT NULL, epoch INTEGER NOT NULL,
@@ -81,8 +84,15 @@ class Database:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._writer = self._open()
+        self._require_known_format()
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.executescript(_SCHEMA)
+        self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _require_known_format(self) -> None:
+        ((found,),) = self._writer.execute("PRAGMA user_version")
+        # A new file has 0.
+        require_known_format(str(self._file), found or _FORMAT, _FORMAT)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

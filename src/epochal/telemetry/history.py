@@ -22,7 +22,7 @@ from typing import Any
 
 from epochal.coordinator import EpochFigures, InDoubtFigures, SinkFigures, Trouble
 from epochal.coordinator.journal import EpochLog
-from epochal.errors import CorruptRecord
+from epochal.errors import CorruptRecord, require_known_format
 from epochal.logs import StoredLog
 from epochal.protocol.machine import Phase
 from epochal.storage import Store
@@ -227,11 +227,7 @@ class History:
             version = json.loads(lines[0])["history"] if lines else _VERSION
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(segment, error) from error
-        if version > _VERSION:
-            raise CorruptRecord(
-                f"{segment}: history of version {version}, this release reads {_VERSION}",
-                "read it with the release that wrote it, or a newer one",
-            )
+        require_known_format(f"{segment} of the history", version, _VERSION)
         return lines[1:]
 
     def live(self) -> Live | None:

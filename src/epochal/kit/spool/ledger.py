@@ -19,10 +19,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epochal.errors import CorruptRecord
+from epochal.errors import CorruptRecord, require_known_format
 from epochal.storage import Store
 from epochal.terms import EpochNumber, Identity, Json, Mark, Uid
 
+_FORMAT = 1
 _SUFFIX = ".json"
 _ACKS = ".acks"
 
@@ -59,6 +60,7 @@ class SpoolLedger:
     ) -> None:
         """Prove an epoch. Two drivers that do so write the same: the decision fixed the handles."""
         entry = {
+            "format": _FORMAT,
             "pipeline": self._identity.pipeline,
             "sink": self._identity.sink,
             "uid": self._identity.uid,
@@ -141,6 +143,7 @@ class SpoolLedger:
             return None
         try:
             entry = json.loads(content)
+            require_known_format(f"{self._store.location}/{name}", entry["format"], _FORMAT)
             return Delivered(
                 pipeline=entry["pipeline"],
                 sink=entry["sink"],

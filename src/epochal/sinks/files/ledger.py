@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epochal.errors import CorruptRecord
+from epochal.errors import CorruptRecord, require_known_format
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import files_of
@@ -71,20 +71,21 @@ class Manifest:
         try:
             fields: dict[str, Any] = json.loads(line)
             version = fields.pop("version")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(name, error) from error
+        require_known_format(f"the manifest {name}", version, _VERSION)
+        try:
             fields["handles"] = tuple(fields["handles"])
             fields["files"] = tuple(DataFile(**file) for file in fields["files"])
-            manifest = cls(**fields)
+            return cls(**fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptRecord(
-                f"the manifest {name} can't be read: {error}",
-                "it was cut short, changed by hand, or written by a newer release",
-            ) from error
-        if version != _VERSION:
-            raise CorruptRecord(
-                f"the manifest {name} is of version {version}, and this release reads {_VERSION}",
-                "read it with the release that wrote it, or a newer one",
-            )
-        return manifest
+            raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> CorruptRecord:
+    return CorruptRecord(
+        f"the manifest {name} can't be read: {error}", "it was cut short or changed by hand"
+    )
 
 
 def manifest_of(identity: Identity, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Manifest:

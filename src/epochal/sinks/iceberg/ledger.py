@@ -18,9 +18,12 @@ from typing import Any
 
 from pyiceberg.table import Table
 
+from epochal.errors import require_known_format
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Uid
 
 _KEY = re.compile(r"epochal\.(?P<uid>[a-z2-7]{12})\.(?P<tag>[0-9a-f]{8})\.(?P<epoch>\d{1,19})")
+
+_FORMAT = 1
 
 Winner = tuple[int, int, int]
 """Generation, partition and attempt: what distinguishes the handles of one epoch of one sink."""
@@ -48,6 +51,8 @@ class Ledger:
     def __init__(self, identity: Identity, properties: Mapping[str, str]) -> None:
         self._identity = identity
         self._properties = properties
+        self._found: dict[EpochNumber, Entry] = {}
+        """Entries that were read: one may name ten thousand handles, and each is looked up."""
 
     @property
     def newest(self) -> Entry | None:
@@ -59,11 +64,9 @@ class Ledger:
 
     def find(self, epoch: EpochNumber) -> Entry | None:
         key = self._key(epoch)
-        return (
-            _entry(epoch, self._properties[key], self._identity)
-            if key in self._properties
-            else None
-        )
+        if epoch not in self._found and key in self._properties:
+            self._found[epoch] = _entry(epoch, self._properties[key], self._identity)
+        return self._found.get(epoch)
 
     def names(self, handle: Handle) -> bool | None:
         entry = self.find(handle.epoch)
@@ -85,7 +88,7 @@ class Ledger:
             found = _KEY.fullmatch(key)
             if found is None or found["tag"] != self._identity.tag:
                 continue
-            fields = json.loads(value)
+            fields = _fields(value)
             if (fields["pipeline"], fields["sink"]) != (
                 self._identity.pipeline,
                 self._identity.sink,
@@ -101,6 +104,7 @@ class Ledger:
     def written(self, epoch: EpochNumber, handles: Iterable[Handle]) -> dict[str, str]:
         """The property that proves an epoch."""
         fields = {
+            "format": _FORMAT,
             "pipeline": self._identity.pipeline,
             "sink": self._identity.sink,
             "run": self._identity.run,
@@ -142,7 +146,7 @@ def winner(handle: Handle) -> Winner:
 
 
 def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
-    fields: dict[str, Any] = json.loads(value)
+    fields = _fields(value)
     return Entry(
         uid=identity.uid,
         epoch=epoch,
@@ -152,6 +156,12 @@ def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
         generation=Generation(fields["generation"]),
         winners=frozenset(_unrolled(fields["won"])),
     )
+
+
+def _fields(value: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(value)
+    require_known_format("the property of an epoch in the table", fields.get("format"), _FORMAT)
+    return fields
 
 
 def _runs(winners: Sequence[Winner]) -> list[list[int]]:
