@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from epochal import Files, Pipeline
-from epochal.config.resolve_target import Reached
+from epochal.config.resolve_target import OpenedTarget
 from epochal.reports.epochs import epochs
 from epochal.reports.recover import plan_recovery
 from epochal.reports.status import pipeline_status
@@ -60,11 +60,11 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     log = pipeline.log_of()
     assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]
     assert pipeline_status(log).driver.liveness.value == "stopped"
-    reached = Reached(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
-    for one in verify(reached, spark=spark).sinks:
+    opened = OpenedTarget(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
+    for one in verify(opened, spark=spark).sinks:
         assert (one.verdict, one.visible_hash) == ("agrees", one.decided_hash)
         assert one.decided_hash is not None
-    assert plan_recovery(reached).steps[1:] == ["nothing is in doubt"]
+    assert plan_recovery(opened).steps[1:] == ["nothing is in doubt"]
 
     port = prometheus.serve(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
@@ -76,7 +76,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     rows = pq.read_table(file).to_pylist()
     changed = [{**row, "id": row["id"] + 100} for row in rows]
     pq.write_table(pa.Table.from_pylist(changed, schema=pq.read_schema(file)), file)
-    assert not verify(reached).differs
-    (every, few) = verify(reached, spark=spark).sinks
+    assert not verify(opened).differs
+    (every, few) = verify(opened, spark=spark).sinks
     assert (every.verdict, few.verdict) == ("agrees", "differs")
     assert "rows were changed" in few.differences[0]
