@@ -135,9 +135,10 @@ class SimLog:
 class SimSpark:
     """What a driver asks its engine: the checkpoint, and whether a task runs twice."""
 
-    def __init__(self, send: Send, actor: str) -> None:
+    def __init__(self, send: Send, actor: str, *, idles: bool = False) -> None:
         self._send = send
         self._actor = actor
+        self._idles = idles
 
     def _call(self, verb: str, *args: Hashable) -> Any:
         return self._send(Call(self._actor, SPARK, "", verb, args))
@@ -159,6 +160,10 @@ class SimSpark:
     def twice(self, epoch: EpochNumber, partition: int) -> bool:
         """Whether a speculative copy of a task also runs to its end."""
         return bool(self._call("twice", epoch, partition))
+
+    def idle(self) -> bool:
+        """Whether the source is idle; not even asked where it never is."""
+        return self._idles and bool(self._call("idle"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,14 @@ _decoded = lru_cache(maxsize=4096)(decode)
 
 class Judge:
     __slots__ = (
+        "_answered",
         "_asked",
         "_claimants",
+        "_clear_generation",
         "_decided",
         "_expired",
+        "_hanging",
+        "_hanging_commits",
         "_latecomers",
         "_named",
         "_rehearsed",
@@ -82,6 +86,14 @@ class Judge:
         self._rehearsed: frozenset[tuple[str, int, frozenset[str]]] = frozenset()
         self._asked: dict[str, bool] = {}
         """Whether a driver has asked the log since it last did anything but clear up."""
+        self._clear_generation = 0
+        """The newest driver that stopped and said that none of its tasks can prepare any more."""
+        self._hanging: frozenset[tuple[str, str]] = frozenset()
+        """Drivers, and targets that hang in a call of theirs."""
+        self._hanging_commits: frozenset[str] = frozenset()
+        """Drivers that wait for a commit that hangs."""
+        self._answered: frozenset[tuple[str, SinkName, int]] = frozenset()
+        """Drivers that know of a sink that it has committed an epoch."""
 
     def copy(self) -> Judge:
         other = Judge.__new__(Judge)
@@ -91,10 +103,13 @@ class Judge:
         other._expired, other._rehearsed = self._expired, self._rehearsed
         other._latecomers = self._latecomers
         other._asked = dict(self._asked)
+        other._clear_generation = self._clear_generation
+        other._hanging, other._hanging_commits = self._hanging, self._hanging_commits
+        other._answered = self._answered
         return other
 
     def key(self) -> Hashable:
-        """`_asked` follows from each driver's own calls, which the explored state has."""
+        """`_asked` and what drivers know follow from their own calls, which the state has."""
         return (
             self._top,
             frozenset(self._decided.items()),
@@ -118,6 +133,8 @@ class Judge:
             self._asked[call.actor] = False
         if call.room == TARGET and call.verb == "newest":
             self._has_claimed(call)
+        if call.identity is not None and (call.actor, call.name) in self._hanging:
+            raise Breach("contract", f"{call}: an earlier call to this target has not ended")
         if call.room == TARGET and call.verb == "abort":
             self._may_abort(call)
         if call.room == TARGET:
@@ -186,6 +203,8 @@ class Judge:
         known = world.targets[SinkName(call.name)].prepared.get(handle, rows)
         if known != rows:
             raise Breach("I6", f"{call}: two attempts share the handle {handle}")
+        if _generation(handle) == self._clear_generation:
+            raise Breach("I5", f"{call}: its driver stopped and said that none can come")
         if self.truth is not None and _generation(handle) < self.truth.generation:
             self._latecomers |= {handle}
 
@@ -242,8 +261,9 @@ class Judge:
                 f"{before.generation}",
             )
         self._nothing_dropped(world, call, before, after)
-        if after.is_stopped and not before.is_stopped:
+        if after.is_clear and not before.is_clear:
             self._nothing_left(world, call, after)
+            self._clear_generation = after.generation
         if not _same_last(before, after):
             self._decides(world, call, before, record)
         elif after.unsettled is not None:
@@ -335,11 +355,42 @@ class Judge:
         if isinstance(error, Fenced) and driver == self.claimant:
             raise Breach("I7", f"{driver} is fenced, and no driver claimed after it: {error}")
 
+    # Targets that hang, sources that are idle
+
+    def hangs(self, call: Call) -> None:
+        """The target does not answer this call while the driver that made it lives."""
+        self._hanging |= {(call.actor, call.name)}
+        if call.verb in ("commit", "outcome"):
+            self._hanging_commits |= {call.actor}
+
+    def answered(self, call: Call) -> None:
+        """A driver gets the answer of this call."""
+        if call.verb == "commit":
+            epoch, _ = _epoch_and_handles(call)
+            self._answered |= {(call.actor, SinkName(call.name), epoch)}
+
+    def kept_waiting(self, actor: str) -> None:
+        """A driver waits for a target that hangs: what is done elsewhere must be on record."""
+        unsettled = None if self.truth is None else self.truth.unsettled
+        if self.truth is None or unsettled is None or actor not in self._hanging_commits:
+            return
+        done = {
+            sink for who, sink, epoch in self._answered if (who, epoch) == (actor, unsettled.epoch)
+        }
+        if missing := done & self.truth.pending.keys():
+            raise Breach("I4", f"{actor} waits, and {missing} of {unsettled.epoch} are not noted")
+
+    def idle(self, world: World, sinks: Collection[SinkName]) -> None:
+        """A driver whose source is idle has swept: nothing is left that no decision names."""
+        for sink in sinks:
+            if left := world.targets[sink].prepared.keys() - self._named.keys():
+                raise Breach("I5", f"idle after a sweep, and {sink} holds {sorted(left)}")
+
     # At rest
 
     def at_rest(self, world: World) -> None:
         """After a last driver started and stopped undisturbed, and no call is on its way."""
-        if self.truth is None or not self.truth.is_stopped or self.truth.unsettled is not None:
+        if self.truth is None or not self.truth.is_clear or self.truth.unsettled is not None:
             raise Breach("I4", "at rest, and the log is not")
         for epoch in range(len(world.source.epochs)):
             if epoch not in self._decided:

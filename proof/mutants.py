@@ -148,15 +148,15 @@ MUTANTS = (
         (CLEANUP, "        committer.abort(epoch, receipts)\n", ""),
     ),
     mutant(
-        "STOP written with something left",
-        (COORDINATOR, "        if self._cleanup.is_clear and not", "        if not"),
+        "STOP says clear with something left",
+        (COORDINATOR, "is_clear = self._cleanup.is_clear\n", "is_clear = True\n"),
     ),
     mutant(
         "a failed start makes up for a crash",
         (
             JOURNAL,
-            "                self.was_stopped_cleanly = before is None or before.is_stopped\n",
-            "                self.was_stopped_cleanly = True\n",
+            "                self.was_clear = before is None or before.is_clear\n",
+            "                self.was_clear = True\n",
         ),
     ),
     mutant(
@@ -198,6 +198,10 @@ MUTANTS = (
     mutant(
         "a record is taken for refused where only its listing failed",
         (JOURNAL, "            if not has_put:\n                raise\n", "            raise\n"),
+    ),
+    mutant(
+        "STOP says clear although tasks may come late",
+        (CLEANUP, "return self._is_swept and not self.has_late_tasks", "return self._is_swept"),
     ),
     mutant(
         "an idle driver does not sweep",

@@ -3,12 +3,13 @@ A seeded simulation: `python -m proof.simulation --seeds 100000`.
 
 Drivers run as they are shipped, each in a greenlet of its own, in a world of virtual time. At
 every call they make outside, the seed chooses: which driver goes on and which is suspended; whether
-the call fails, hangs, conflicts with another, loses its answer, lands later or twice; whether its
-driver loses sight of the log or of a target for a while, or dies before or after it; whether a
-target throws prepared rows away, rejects them, or a gate refuses them. Dead and stopped drivers are
-replaced, also while the old one still runs; sinks come and go between starts. Then the trouble
-ends, what is still on its way lands, a last driver starts and stops, and the judge looks at what is
-visible and what is left.
+the call fails, hangs for good, conflicts with another, loses its answer, lands later or twice;
+whether its driver loses sight of the log or of a target for a while, or dies before or after it;
+whether the source is idle; whether a target throws prepared rows away, rejects them, or a gate
+refuses them. Dead and stopped drivers are replaced, also while the old one still runs; sinks come
+and go between starts. Then the trouble ends. A driver without rows to read is idle while what is
+still on its way lands, tasks of older drivers included, and must sweep it away; a last driver
+starts and stops, and the judge looks at what is visible and what is left.
 
 A seed is a whole run: `--seed S` replays it alone and prints every call.
 """
@@ -21,17 +22,19 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from greenlet import greenlet
 
 from epochal.coordinator import Environment, Gate, PreparedEpoch
+from epochal.coordinator.retry import OnEnd, OnLate, StillRunning
 from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
 from epochal.terms import EpochNumber, Limits, SinkName, Uid
 from epochal.testing.crash import Breach
-from epochal.testing.driver import Crash, Driver, Partitions, ends_by_the_rules, one_after_the_other
+from epochal.testing.driver import Crash, Driver, Partitions, ends_by_the_rules
 from proof.calls import SPARK, Call, SimLog, SimSink, SimSpark
 from proof.judge import OTHER
 from proof.world import Source, World
@@ -65,10 +68,12 @@ class Weather:
     twice: float
     slow: float
     sleep: float
+    hang: float
     cut_off: float
     expire: float
     reject: float
     speculate: float
+    idle: float
     second_driver: float
     changes_sinks: bool
     lists_receipts: bool
@@ -90,10 +95,12 @@ class Weather:
             twice=some(0.05),
             slow=some(0.1),
             sleep=some(0.02),
+            hang=some(0.02),
             cut_off=some(0.01),
             expire=some(0.01),
             reject=some(0.05),
             speculate=some(0.5),
+            idle=some(0.3),
             second_driver=some(0.03),
             changes_sinks=chance.random() < 0.2,
             lists_receipts=chance.random() < 0.5,
@@ -116,6 +123,16 @@ class VirtualClock:
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds
 
+    def wait_until(self, time_s: float) -> None:
+        self.time_s = max(self.time_s, time_s)
+
+
+class Hangs(BaseException):
+    """
+    Ends the job whose call hangs, as the thread that runs it would stay behind. Not an Exception:
+    no code of the driver may catch it, as none sees a call that does not return.
+    """
+
 
 @dataclass(eq=False)
 class Life:
@@ -131,6 +148,9 @@ class Life:
     """Suspended, as by SIGSTOP or a long collection of garbage, while others go on."""
     error: BaseException | None = None
     is_over: bool = False
+    sinks: Sequence[SinkName] = ()
+    has_swept: bool = False
+    """It was idle after the trouble had ended."""
 
 
 @dataclass
@@ -243,6 +263,11 @@ class Simulation:
                 self._switch(life, answer)
                 return True
             self._raise_in(life, OutcomeUnknown("409: ask again"), f"conflict: {call}")
+        elif call.identity is not None and self._happens(weather.hang):
+            if call.changes_something and self._chance.random() < 0.5:
+                self._flying.append(call)
+            self._world.judge.hangs(call)
+            self._raise_in(life, Hangs(), f"hangs: {call}")
         elif call.verb == "rehearse" and self._happens(weather.reject):
             self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
         elif self._happens(weather.lose_answer):
@@ -253,7 +278,8 @@ class Simulation:
             self._flying.append(call)
             self._raise_in(life, OutcomeUnknown("no answer in time"), f"sent, not arrived: {call}")
         else:
-            if call.changes_something and self._happens(weather.twice):
+            # Not of a task: Spark runs a task twice as two attempts, with two handles (I6).
+            if call.changes_something and call.verb != "prepare" and self._happens(weather.twice):
                 self._flying.append(call)
             return False
         return True
@@ -274,6 +300,9 @@ class Simulation:
         if call.room == SPARK and call.verb == "twice":
             self._switch(life, self._happens(self._weather.speculate))
             return
+        if call.room == SPARK and call.verb == "idle":
+            self._switch(life, self._is_idle(life))
+            return
         try:
             answer = self._world.land(call)
         except Breach:
@@ -282,7 +311,59 @@ class Simulation:
             self._raise_in(life, error, f"{call} → {type(error).__name__}")
             return
         self._note(f"{call} → {answer}" if answer is not None else str(call))
+        self._world.judge.answered(call)
         self._switch(life, answer)
+
+    def _is_idle(self, life: Life) -> bool:
+        """Whether the source has no rows for a while, at the end of the trouble for a last time."""
+        if self._is_calm and life.has_swept:
+            self._world.judge.idle(self._world, life.sinks)
+            return False
+        is_idle = self._happens(self._weather.idle) or (self._is_calm and bool(self._flying))
+        if is_idle:
+            while self._is_calm and self._flying:
+                self._land_one()
+            life.has_swept = self._is_calm
+            self._note(f"{life.name} is idle")
+            self._clock.sleep(LIMITS.sweep_every_s)
+        return is_idle
+
+    def _parallel(
+        self,
+        name: str,
+        jobs: Sequence[Callable[[], None]],
+        *,
+        late_s: Sequence[float],
+        give_up_s: float,
+        on_end: OnEnd,
+        on_late: OnLate,
+    ) -> Sequence[BaseException | None]:
+        """One job after the other; those that hang are waited for together, to the deadline."""
+        began_s, marks_s = self._clock.time_s, sorted(one for one in late_s if one < give_up_s)
+        results: list[BaseException | None] = [StillRunning("it hangs") for _ in jobs]
+        hanging = []
+        for at, job in enumerate(jobs):
+            try:
+                job()
+                results[at] = None
+            except Hangs:
+                hanging.append(at)
+                continue
+            except Exception as error:  # noqa: BLE001  as in threads: the caller sorts it
+                results[at] = error
+            on_end(at, results[at])
+            is_last = at + 1 == len(jobs) and not hanging
+            while marks_s and self._clock.time_s >= began_s + marks_s[0] and not is_last:
+                on_late(marks_s.pop(0))
+        if hanging:
+            for mark_s in marks_s:
+                self._clock.wait_until(began_s + mark_s)
+                on_late(mark_s)
+            self._world.judge.kept_waiting(name)
+            self._clock.wait_until(began_s + give_up_s)
+        for at in hanging:
+            on_end(at, results[at])
+        return results
 
     # Lives
 
@@ -293,7 +374,7 @@ class Simulation:
         if self._weather.changes_sinks and not self._is_calm and self._born > 1:
             self._sinks = tuple(sorted(self._chance.sample(_SINKS, self._chance.randrange(1, 4))))
         name = f"D{self._born}"
-        life = Life(name, greenlet(self._live))
+        life = Life(name, greenlet(self._live), sinks=self._sinks)
         self._note(f"{name} starts with {', '.join(self._sinks)}")
         self._lives.append(life)
         self._switch(life, life, self._driver(name, self._sinks))
@@ -313,7 +394,7 @@ class Simulation:
         return Driver(
             log=SimLog(self._send, name),
             sinks=[SimSink(name=sink, send=self._send, actor=name) for sink in sinks],
-            engine=SimSpark(self._send, name),
+            engine=SimSpark(self._send, name, idles=True),
             read=self._read,
             epochs=len(self._world.source.epochs),
             limits=replace(LIMITS, receipts_inline_bytes=0)
@@ -325,7 +406,7 @@ class Simulation:
                 random=own.random,
                 nonce=lambda: next(nonces),
                 new_uid=lambda: Uid("".join(own.choice(_LETTERS) for _ in range(12))),
-                parallel=one_after_the_other,
+                parallel=partial(self._parallel, name),
             ),
         )
 

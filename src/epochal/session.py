@@ -28,7 +28,7 @@ from epochal.coordinator import Coordinator, Environment, Gate, Metrics, this_dr
 from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
-from epochal.errors import EpochalError, Misconfigured, Unsettled
+from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
@@ -314,6 +314,9 @@ class Session:
                     receipts[name] = (self._hashed(self._writers[name].prepare()),)
                 del self._writers[name]
         except BaseException as error:
+            if not isinstance(error, TryAgain | Misconfigured):
+                # Of a prepare that was not answered, rows may still arrive.
+                self._coordinator.note_late_tasks()
             self._give_up(receipts, because=error)
             raise
 

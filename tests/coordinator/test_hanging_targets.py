@@ -270,6 +270,31 @@ def test_a_sweep_clears_the_others_while_a_target_hangs(monkeypatch):
     hanging.made.is_released.set()
 
 
+class Failing(MemoryCommitter):
+    def in_doubt(self) -> Sequence[InDoubt]:
+        if HangingAt.verb:
+            raise TryAgain("away")
+        return super().in_doubt()
+
+
+class FailingSink(Memory):
+    def committer(self, identity: Identity, limits: Limits) -> Failing:
+        return Failing(identity, self._reference.store(), replaces=False)
+
+
+def test_a_target_that_hangs_beside_one_that_fails_is_not_called_again(monkeypatch):
+    failing, hanging = FailingSink(name="failing"), HangingAtSink(name="hanging")
+    coordinator = two_begun(MemoryLog(), failing, hanging, QUICK)
+    coordinator.conclude({"hanging": (), "failing": ()})
+    arm(monkeypatch, "in_doubt")
+    with pytest.raises(TryAgain, match="away"):
+        coordinator.begin(EpochNumber(1))
+    with pytest.raises(Unsettled, match="did not answer"):
+        coordinator.begin(EpochNumber(1))
+    coordinator.stop()
+    hanging.made.is_released.set()
+
+
 def test_a_listing_that_arrives_after_its_target_was_given_up_aborts_nothing(monkeypatch):
     sink = HangingAtSink(name="slow")
     coordinator = begun(sink, QUICK)

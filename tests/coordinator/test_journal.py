@@ -97,7 +97,7 @@ def follow(before):
 def test_claims_share_the_sequence_with_everything_else(log, clock):
     first, second = journal(log, clock), journal(log, clock, "b")
     state = first.claim(follow)
-    first.append(RecordKind.STOP, stopped(state))
+    first.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert second.claim(follow).generation == 2
     assert list(log.numbers()) == [1, 2, 3]
 
@@ -107,7 +107,7 @@ def test_a_superseded_driver_can_not_append(log, clock):
     state = old.claim(follow)
     new.claim(follow)
     with pytest.raises(Fenced, match="record 2 was written by another driver"):
-        old.append(RecordKind.STOP, stopped(state))
+        old.append(RecordKind.STOP, stopped(state, is_clear=True))
 
 
 def test_a_slot_whose_record_was_deleted_can_be_filled_and_still_fences(log, clock):
@@ -117,7 +117,7 @@ def test_a_slot_whose_record_was_deleted_can_be_filled_and_still_fences(log, clo
     new.append(RecordKind.STOP, state)
     log.delete([1, 2])
     with pytest.raises(Fenced, match="record 3 is above this driver's 2"):
-        old.append(RecordKind.STOP, stopped(state))
+        old.append(RecordKind.STOP, stopped(state, is_clear=True))
 
 
 def test_a_claim_put_into_a_deleted_slot_claims_nothing(log, clock):
@@ -146,7 +146,7 @@ def test_a_gap_is_never_read_as_the_end(log, clock):
         new.append(RecordKind.PROGRESS, latest)
     log.delete([1, 2, 3, 4])
     with pytest.raises(Fenced):
-        old.append(RecordKind.STOP, stopped(state))
+        old.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert list(log.numbers()) == [2, 5]
     assert journal(log, clock, "c").peek() == latest
 
@@ -158,14 +158,14 @@ def test_a_log_that_was_moved_away_from_a_living_driver_takes_no_word_of_it(log,
     with pytest.raises(InvariantBroken, match="moved or removed"):
         own.require_newest()
     with pytest.raises(InvariantBroken, match="record 1, which this driver goes on from"):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
 
 
 def test_a_put_without_an_answer_that_was_written_is_found_to_be_ones_own(log, clock):
     own = journal(log, clock)
     state = own.claim(follow)
     log.after["put"] = [OutcomeUnknown("no answer")]
-    own.append(RecordKind.STOP, stopped(state))
+    own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert list(log.numbers()) == [1, 2]
 
 
@@ -173,7 +173,7 @@ def test_a_put_without_an_answer_that_was_not_written_is_made_again(log, clock):
     own = journal(log, clock)
     state = own.claim(follow)
     log.before["put"] = [OutcomeUnknown("no answer"), TryAgain("not yet"), OSError("reset")]
-    own.append(RecordKind.STOP, stopped(state))
+    own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert list(log.numbers()) == [1, 2]
 
 
@@ -192,7 +192,7 @@ def test_somebody_elses_record_in_the_slot_is_not_taken_for_ones_own(log, clock)
 
     old._environment = replace(old._environment, clock=Overtaking())
     with pytest.raises(Fenced):
-        old.append(RecordKind.STOP, stopped(state))
+        old.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert journal(log, clock, "c").peek() == new_state
 
 
@@ -201,7 +201,7 @@ def test_a_log_that_does_not_answer_in_time_leaves_the_outcome_unknown(log, cloc
     state = own.claim(follow)
     log.before["put"] = [OSError("down")] * 1000
     with pytest.raises(OutcomeUnknown, match="no answer from the epoch log for 5 s") as caught:
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert "nothing was aborted" in caught.value.hint
     assert clock.monotonic() <= 5.0
 
@@ -212,10 +212,10 @@ def test_a_log_that_refuses_every_attempt_has_written_nothing_and_says_so(log, c
     full = TryAgain("cannot write /log/2: No space left on device", "free some space")
     log.before["put"] = [full] * 1000
     with pytest.raises(TryAgain, match=r"record 2 can't be written.*No space left") as caught:
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert caught.value.hint == "free some space; then start again"
     log.before.clear()
-    own.append(RecordKind.STOP, stopped(state))
+    own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert list(log.numbers()) == [1, 2]
 
 
@@ -224,7 +224,7 @@ def test_a_log_that_refuses_after_a_reply_was_lost_leaves_the_outcome_unknown(lo
     state = own.claim(follow)
     log.before["put"] = [OutcomeUnknown("reply lost"), *[TryAgain("disk full")] * 1000]
     with pytest.raises(OutcomeUnknown, match="disk full"):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert own.is_halted
 
 
@@ -233,11 +233,11 @@ def test_a_log_that_may_not_be_written_any_more_refuses_at_once(log, clock):
     state = own.claim(follow)
     log.before["put"] = [Misconfigured("cannot write /log/2: Permission denied")]
     with pytest.raises(Misconfigured, match="Permission denied"):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert not own.is_halted
     log.before["put"] = [OutcomeUnknown("reply lost"), Misconfigured("Permission denied")]
     with pytest.raises(OutcomeUnknown, match="Permission denied"):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert own.is_halted
 
 
@@ -249,7 +249,7 @@ def test_a_record_that_may_be_written_is_never_taken_for_refused(log, clock, ver
     log.after["put"] = [OutcomeUnknown("reply lost")]
     log.before[verb] = [error] * 1000
     with pytest.raises(OutcomeUnknown):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert own.is_halted
 
 
@@ -258,10 +258,10 @@ def test_after_an_unanswered_put_nothing_is_appended_any_more(log, clock):
     state = own.claim(follow)
     log.before["put"] = [OSError("down")] * 1000
     with pytest.raises(OutcomeUnknown):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     log.before.clear()
     with pytest.raises(InvariantBroken, match="I9"):
-        own.append(RecordKind.STOP, stopped(state))
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
     assert list(log.numbers()) == [1]
 
 

@@ -1,6 +1,6 @@
 """
-A driver that reports a clean stop has cleared every target, as a sink may be removed after
-it: what it left prepared there would then never be listed again (I5).
+A driver that stops and says that all is clear has cleared every target, as a sink may be removed
+after it: what it left prepared there would then never be listed again (I5).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def start_without(bench, sink, position=None):
     return coordinator
 
 
-def is_stopped(bench):
-    return bench.world.judge.truth.is_stopped
+def is_clear(bench):
+    return bench.world.judge.truth.is_clear
 
 
 def test_a_stop_that_could_not_clear_does_not_claim_good_order(bench2):
@@ -37,7 +37,7 @@ def test_a_stop_that_could_not_clear_does_not_claim_good_order(bench2):
     bench2.before["y", "in_doubt"] = [AWAY] * 10
     coordinator.stop()
     assert bench2.world.targets["y"].prepared
-    assert not is_stopped(bench2)
+    assert not is_clear(bench2)
     with pytest.raises(Refused, match="y is no longer among the sinks"):
         start_without(bench2, "y")
 
@@ -64,7 +64,7 @@ def test_what_is_settled_is_on_record_also_where_losers_could_not_be_cleared(ben
     bench2.before["y", "in_doubt"] = [AWAY] * 10
     coordinator.stop()
     assert bench2.world.judge.truth.unsettled is None
-    assert not is_stopped(bench2)
+    assert not is_clear(bench2)
 
 
 def test_an_abort_that_could_not_clear_is_made_up_for_at_the_stop(bench2):
@@ -77,7 +77,7 @@ def test_an_abort_that_could_not_clear_is_made_up_for_at_the_stop(bench2):
     assert bench2.world.targets["y"].prepared
     coordinator.stop()
     assert not bench2.world.targets["y"].prepared
-    assert is_stopped(bench2)
+    assert is_clear(bench2)
 
 
 def test_a_decided_epoch_that_could_not_be_carried_out_leaves_no_good_order(bench2):
@@ -100,7 +100,7 @@ def test_a_driver_that_only_drains_a_replay_leaves_in_good_order(bench2):
     again.start(bench2.start(position=Position(planned=EpochNumber(0))))
     assert bench2.begin(again) is Admission.REPLAY
     again.stop()
-    assert is_stopped(bench2)
+    assert is_clear(bench2)
 
 
 def test_a_start_that_failed_after_a_crash_does_not_make_up_for_it(bench2):
@@ -113,7 +113,7 @@ def test_a_start_that_failed_after_a_crash_does_not_make_up_for_it(bench2):
     with pytest.raises(TryAgain):
         again.start(bench2.start())
     again.stop()
-    assert not is_stopped(bench2)
+    assert not is_clear(bench2)
     with pytest.raises(Refused, match="y is no longer among the sinks"):
         start_without(bench2, "y")
 
@@ -127,7 +127,7 @@ def test_a_start_that_failed_after_good_order_leaves_it_in_good_order(bench2):
     with pytest.raises(TryAgain):
         again.start(bench2.start(position=AFTER_0))
     again.stop()
-    assert is_stopped(bench2)
+    assert is_clear(bench2)
     start_without(bench2, "y", AFTER_0)
 
 
@@ -151,12 +151,42 @@ def test_a_target_that_can_not_be_closed_keeps_no_other_open(bench2, monkeypatch
         monkeypatch.setattr(committer, "close", partial(_close, name, closed))
     coordinator.stop()
     assert closed == ["x", "y"]
-    assert is_stopped(bench2)
+    assert is_clear(bench2)
 
 
 def _close(name, closed):
     closed.append(name)
     raise ValueError("a driver library's own")
+
+
+def test_a_stop_after_tasks_were_cancelled_does_not_say_that_all_is_clear(bench2):
+    coordinator = bench2.started("A")
+    bench2.begin(coordinator)
+    coordinator.preparing()
+    coordinator.note_late_tasks()
+    coordinator.abort({})
+    coordinator.stop()
+    truth = bench2.world.judge.truth
+    assert (truth.is_stopped, truth.is_clear) == (True, False)
+    bench2.prepare(coordinator)
+    with pytest.raises(Refused, match="y is no longer among the sinks"):
+        start_without(bench2, "y")
+    again = bench2.started("B")
+    assert not bench2.world.targets["y"].prepared
+    again.stop()
+    start_without(bench2, "y")
+
+
+def test_a_driver_that_could_not_clear_has_stopped_all_the_same(bench2):
+    coordinator = bench2.started("A")
+    bench2.begin(coordinator)
+    coordinator.preparing()
+    bench2.prepare(coordinator)
+    bench2.before["y", "in_doubt"] = [AWAY] * 10
+    coordinator.stop()
+    assert bench2.world.judge.truth.is_stopped
+    bench2.before.clear()
+    bench2.coordinator("B").start(bench2.start(fence=False))
 
 
 def test_a_driver_whose_last_word_went_unanswered_begins_nothing_more(bench):

@@ -98,7 +98,7 @@ class Scene:
         self.decide(epoch=1)
         self.target("commit", 1, ())
         self.settle()
-        self.put(RecordKind.STOP, stopped(self.state))
+        self.put(RecordKind.STOP, stopped(self.state, is_clear=True))
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_i2_an_epoch_that_was_never_decided(scene):
     scene.decide(*receipts)
     scene.target("commit", 0, receipts)
     scene.settle()
-    scene.put(RecordKind.STOP, stopped(scene.state))
+    scene.put(RecordKind.STOP, stopped(scene.state, is_clear=True))
     objects("I2", scene.world.judge.at_rest, scene.world)
 
 
@@ -176,7 +176,7 @@ def test_i3_a_decision_that_was_not_rehearsed(scene):
 def test_i4_a_decision_taken_for_done(scene):
     scene.decide(scene.receipt(0), scene.receipt(1))
     scene.settle()
-    objects("I4", scene.put, RecordKind.STOP, stopped(scene.state))
+    objects("I4", scene.put, RecordKind.STOP, stopped(scene.state, is_clear=True))
 
 
 def test_i4_a_rewrite_while_the_old_rows_are_still_there(scene):
@@ -216,7 +216,7 @@ def test_i5_something_left_in_doubt_at_rest(scene):
 
 def test_i5_a_stop_in_good_order_with_something_left(scene):
     scene.receipt(0)
-    objects("I5", scene.put, RecordKind.STOP, stopped(scene.state))
+    objects("I5", scene.put, RecordKind.STOP, stopped(scene.state, is_clear=True))
 
 
 @pytest.mark.parametrize("is_late", [True, False])
@@ -227,7 +227,47 @@ def test_i5_nobody_is_blamed_for_what_comes_behind_the_back_of_a_stop(scene, is_
         scene.world.land_late(Call("A", TARGET, X, "prepare", (handle, ())))
     else:
         scene.receipt(0)
-    scene.put(RecordKind.STOP, stopped(scene.state))
+    scene.put(RecordKind.STOP, stopped(scene.state, is_clear=True))
+
+
+def test_i5_a_task_that_prepares_after_its_driver_said_that_none_can(scene):
+    scene.put(RecordKind.STOP, stopped(scene.state, is_clear=True))
+    objects("I5", scene.receipt, 0)
+
+
+def test_i5_a_late_task_of_a_driver_that_promised_nothing_meets_no_objection(scene):
+    scene.put(RecordKind.STOP, stopped(scene.state, is_clear=False))
+    scene.receipt(0)
+
+
+def test_i5_an_idle_driver_that_leaves_what_a_zombie_prepared(scene):
+    scene.world.judge.idle(scene.world, [X])
+    scene.receipt(0)
+    objects("I5", scene.world.judge.idle, scene.world, [X])
+
+
+def hung(scene, verb, *args):
+    identity = Identity(pipeline="p", uid=UID, sink=X, generation=Generation(1))
+    scene.world.judge.hangs(Call("A", TARGET, "y", verb, args, identity))
+
+
+def test_i4_what_is_done_and_not_noted_while_another_target_hangs(scene):
+    receipts = (scene.receipt(0), scene.receipt(1))
+    scene.decide(*receipts)
+    hung(scene, "commit", 0, ())
+    scene.world.judge.kept_waiting("A")
+    identity = Identity(pipeline="p", uid=UID, sink=X, generation=Generation(1))
+    scene.world.judge.answered(Call("A", TARGET, X, "commit", (0, receipts), identity))
+    objects("I4", scene.world.judge.kept_waiting, "A")
+    scene.target("commit", 0, receipts)
+    scene.put(RecordKind.PROGRESS, sinks_done(scene.state, frozenset({X})))
+    scene.world.judge.kept_waiting("A")
+
+
+def test_a_call_to_a_target_that_has_not_answered_the_last_one(scene):
+    identity = Identity(pipeline="p", uid=UID, sink=X, generation=Generation(1))
+    scene.world.judge.hangs(Call("A", TARGET, X, "in_doubt", (), identity))
+    objects("contract", scene.target, "newest")
 
 
 def test_i6_two_attempts_that_share_a_handle(scene):
@@ -246,7 +286,7 @@ def test_i6_a_decision_with_both_attempts(scene):
 def test_i7_a_record_of_an_older_generation(scene):
     before = scene.state
     scene.claim()
-    objects("I7", scene.put, RecordKind.STOP, stopped(before))
+    objects("I7", scene.put, RecordKind.STOP, stopped(before, is_clear=True))
 
 
 def test_i7_the_newest_driver_is_fenced(scene):

@@ -75,13 +75,13 @@ def objects(rule, *names):
 
 
 def test_without_a_list_after_the_put_a_driver_that_slept_decides(monkeypatch):
-    monkeypatch.setattr(Journal, "_require_still_newest", lambda self, number: None)
+    monkeypatch.setattr(Journal, "_require_still_newest", lambda self, number, **more: None)
     trace = objects("I1 I3", "deleted")
     assert any("delete" in step for step in trace)
 
 
 def test_a_gap_read_as_the_end_lets_a_driver_that_slept_decide(monkeypatch):
-    def next_slot_only(self, number):
+    def next_slot_only(self, number, **more):
         if number + 1 in self._log.numbers():
             raise self._fenced("taken")
 
@@ -182,12 +182,12 @@ def test_an_unknown_outcome_taken_for_lost_writes_rows_twice(monkeypatch):
 
 
 def test_lost_rows_that_are_dropped_are_missed(monkeypatch):
-    real = Commit._failed
+    real = Commit._ended
 
-    def failed(self, groups, results):
-        return real(self, groups, [None if isinstance(r, PreparedLost) else r for r in results])
+    def ended(self, group, result, pending):
+        real(self, group, None if isinstance(result, PreparedLost) else result, pending)
 
-    monkeypatch.setattr(Commit, "_failed", failed)
+    monkeypatch.setattr(Commit, "_ended", ended)
     objects("I4", "thrown-away")
 
 

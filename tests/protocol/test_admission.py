@@ -123,10 +123,10 @@ def test_a_retargeted_sink_is_asked_about(make, done, start):
 
 
 def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, start):
-    crashed = replace(done, is_stopped=False)
+    crashed = replace(done, is_stopped=False, is_clear=False)
     moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
     asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, 0))
-    refused = refusal(lambda: admit_start(crashed, asked), "elsewhere", "not stop cleanly")
+    refused = refusal(lambda: admit_start(crashed, asked), "elsewhere", "may not be cleared")
     assert "epochal adopt /chk" in refused.hint
     let_go = adopted(crashed, location="/chk", query_id="query", expected=None)
     admit_start(let_go, asked)

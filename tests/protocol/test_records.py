@@ -57,7 +57,7 @@ def golden_records(make):
         RecordKind.REWRITE: rewritten(unsettled, make.orders, [again]),
         RecordKind.SETTLED: done,
         RecordKind.GAVE_UP: gave_up(noted, word),
-        RecordKind.STOP: stopped(done),
+        RecordKind.STOP: stopped(done, is_clear=True),
         RecordKind.IDENTITY: replace(
             done, forked_from=Uid("zzzzzzzzzzzz"), run="2026-10-reprocess"
         ),
@@ -143,6 +143,7 @@ def records(draw):
             st.dictionaries(sink_names, st.dictionaries(texts, json_values, max_size=2), max_size=2)
         ),
         is_stopped=draw(st.booleans()),
+        is_clear=draw(st.booleans()),
         totals=draw(st.dictionaries(sink_names, totals, max_size=2)),
         newest_committed=draw(st.dictionaries(sink_names, numbers.map(EpochNumber), max_size=2)),
     )
@@ -202,7 +203,7 @@ def test_a_record_of_a_newer_release_is_refused_with_the_way_out():
     assert "newer release" in caught.value.hint
 
 
-@pytest.mark.parametrize("missing", ["uid", "generation", "unsettled", "is_stopped"])
+@pytest.mark.parametrize("missing", ["uid", "generation", "unsettled", "is_stopped", "is_clear"])
 def test_a_record_without_a_key_is_refused(written, missing):
     body = json.loads(written.split(b"\n")[1])
     del body["state"][missing]

@@ -138,7 +138,9 @@ def test_the_handles_of_a_decision_are_gathered_once_for_all_that_is_judged(make
 
 def test_small_changes_change_one_thing(make):
     assert bound(make.fresh(query_id=None), "q").query_id == "q"
-    assert stopped(make.fresh(is_stopped=False)).is_stopped
+    for is_clear in (True, False):
+        after = stopped(make.fresh(is_stopped=False, is_clear=False), is_clear=is_clear)
+        assert (after.is_stopped, after.is_clear) == (True, is_clear)
     assert renamed(make.fresh(), "new").pipeline == "new"
 
 

@@ -238,12 +238,12 @@ def require_abortable(state: State, sink: SinkName, committer: Committer, name: 
 def as_successor(state: State) -> State:
     """
     The state as a person's tool claims it. The tool prepares nothing and does not clear all
-    targets, so it keeps whether the last driver stopped cleanly.
+    targets, so it keeps how the last driver stopped.
     """
     mine = claimed(
         state, driver=this_driver(), sinks=state.sinks, query_id=state.query_id, run=state.run
     )
-    return replace(mine, is_stopped=state.is_stopped)
+    return replace(mine, is_stopped=state.is_stopped, is_clear=state.is_clear)
 
 
 def _require_log(state: State | None, log: EpochLog) -> State:

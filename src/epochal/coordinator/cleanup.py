@@ -18,7 +18,6 @@ from itertools import chain
 from epochal.clock import Clock
 from epochal.contract import Committer
 from epochal.coordinator.journal import Journal
-from epochal.coordinator.retry import StillRunning
 from epochal.coordinator.targets import STOPPING, Targets
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import require_unnamed
@@ -42,14 +41,25 @@ class Cleanup:
         self._clock = clock
         self._note = note
         self._swept_s = 0.0
-        self.is_clear = False
-        """Nothing of this driver or of those before it is in doubt at any target."""
+        self._is_swept = False
+        """The last sweep reached every target, and no task has begun to prepare since."""
+        self.has_late_tasks = False
+        """Tasks may prepare although their job has ended: see `Coordinator.note_late_tasks`."""
         self.left: tuple[Judgement, ...] = ()
         """What the last sweep found and must not touch."""
 
+    @property
+    def is_clear(self) -> bool:
+        """Nothing of this driver or of those before it is in doubt at a target, or can be again."""
+        return self._is_swept and not self.has_late_tasks
+
+    def was_clear(self, is_clear: bool) -> None:
+        """How the driver before this one left the targets."""
+        self._is_swept = is_clear
+
     def expect_prepared(self) -> None:
         """Tasks prepare from here on, so the targets are no longer known to be clear."""
-        self.is_clear = False
+        self._is_swept = False
 
     def clear(self, epoch: EpochNumber, receipts: Receipts) -> None:
         """Abort receipts that no decision names, then whatever else the targets list."""
@@ -81,9 +91,12 @@ class Cleanup:
             return
         try:
             self.sweep()
-        except (*STOPPING, StillRunning):
+        except STOPPING:
             raise
         except (EpochalError, OSError) as error:
+            # A target hangs, perhaps beside the one whose error this is.
+            if self._journal.is_halted:
+                raise
             logger.warning("%s: not all could be cleared yet: %s", self._journal.place, error)
 
     def sweep(self) -> None:
@@ -92,7 +105,7 @@ class Cleanup:
         self._journal.require_newest()
         state = self._journal.state
         self.left = self._sweep_all(state)
-        self.is_clear = True
+        self._is_swept = True
         if state.last is not None:
             self._targets.ask_each(
                 {

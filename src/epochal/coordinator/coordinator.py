@@ -35,7 +35,7 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
 from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
-from epochal.coordinator.targets import STOPPING, Targets, by_name, identity_of
+from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
 from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled
 from epochal.protocol.admission import (
@@ -111,6 +111,7 @@ class Coordinator:
             limits=limits,
             environment=environment,
             tracker=self.tracker,
+            note_late=self.note_late_tasks,
         )
         self._cleanup = Cleanup(
             self._journal,
@@ -168,7 +169,7 @@ class Coordinator:
         self._journal.claim(lambda before: _claimed(before, start, uid))
         if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
             self._targets.open(self.state)
-        self._cleanup.is_clear = self._journal.was_stopped_cleanly
+        self._cleanup.was_clear(self._journal.was_clear)
         self.tracker.claimed(self.state)
         self._environment.on_step("claimed", None)
         self._compare_marks(start.run)
@@ -217,6 +218,24 @@ class Coordinator:
         """Rows are on their way to the sinks."""
         self._cleanup.expect_prepared()
         self._move(Move.PREPARE)
+
+    def note_late_tasks(self) -> None:
+        """
+        Tasks of this driver may go on, and prepare, although their job has ended.
+
+        What they prepare is aborted by the next start's sweep, if not by one of this driver. Until
+        then no sink may be removed:
+
+            driver                               a task, on an executor
+            job 7 is cancelled, collect() fails  its input ends early, it goes on to prepare
+            aborts epoch 7, sweeps: all clear
+            STOP, is_clear=False                 PREPARE TRANSACTION g4-e7-p0-t9
+            ---- next start, same sinks: sweeps, and aborts g4-e7-p0-t9
+
+        Spark reports a task as ended when its JVM thread is interrupted, while the Python worker
+        still runs, so no fact that the driver could wait for says that none will prepare.
+        """
+        self._cleanup.has_late_tasks = True
 
     def examine(self, receipts: Receipts, *, frame: Rows = None) -> None:
         """
@@ -299,7 +318,7 @@ class Coordinator:
             return
         try:
             self._cleanup.sweep_if_due()
-        except STOPPING as error:
+        except EpochalError as error:
             self._journal.halt(error)
             self.tracker.troubled(error)
             raise
@@ -308,8 +327,8 @@ class Coordinator:
         """
         Stop cleanly: nothing open, losers cleared, STOP or SETTLED written, everything closed.
 
-        Where losers could not be cleared, STOP is not written: a start without their sink is then
-        refused, as no later sweep would list them (I5).
+        STOP also says whether all is clear. Where losers could not be cleared, or may still come, a
+        start without their sink is refused, as no later sweep would list them (I5).
         """
         try:
             if self._phase in _OPEN:
@@ -324,8 +343,9 @@ class Coordinator:
             self._close()
 
     def _write_stop(self) -> None:
-        if self._cleanup.is_clear and not self.state.is_stopped:
-            self._journal.append(RecordKind.STOP, stopped(self.state))
+        if self.state.unsettled is None:
+            is_clear = self._cleanup.is_clear
+            self._journal.append(RecordKind.STOP, stopped(self.state, is_clear=is_clear))
         elif self._journal.has_unwritten_state:
             self._journal.append(RecordKind.SETTLED, self.state)
 

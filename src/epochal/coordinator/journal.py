@@ -159,8 +159,8 @@ class Journal:
         """Nothing may be appended or aborted any more. Only a new start, which claims, goes on."""
         self.has_unwritten_state = False
         """`state` is newer than the newest record."""
-        self.was_stopped_cleanly = False
-        """The driver before this one had left nothing in doubt when this one claimed."""
+        self.was_clear = False
+        """The driver before this one had left nothing prepared, and no tasks, at its end."""
 
     @property
     def place(self) -> str:
@@ -198,7 +198,7 @@ class Journal:
                 self._number = number + 1
                 self._state = state
                 self._note_lists(state)
-                self.was_stopped_cleanly = before is None or before.is_stopped
+                self.was_clear = before is None or before.is_clear
                 return state
         raise TryAgain(
             f"{self.place}: {_RACES_MAX} other drivers claimed this log at the same moment",

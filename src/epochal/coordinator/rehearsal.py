@@ -8,7 +8,7 @@ them reject are prepared at others, and the gates are asked. Where a sink prepar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from epochal.contract import Deadline, Rows, Sink
@@ -38,13 +38,16 @@ class Rehearsal:
         limits: Limits,
         environment: Environment,
         tracker: Tracker,
+        note_late: Callable[[], None],
     ) -> None:
         self._targets = targets
         self._gates = tuple(gates)
         self._limits = limits
         self._environment = environment
         self._tracker = tracker
-        self._rejected_rows = RejectedRows(sinks, limits=limits, environment=environment)
+        self._rejected_rows = RejectedRows(
+            sinks, limits=limits, environment=environment, note_late=note_late
+        )
         self._rehearsed: set[SinkName] = set()
         self._gates_left: Sequence[Gate] = ()
         self._deadlines: list[tuple[Collection[SinkName], Deadline]] = []

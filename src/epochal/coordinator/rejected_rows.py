@@ -73,9 +73,16 @@ class RejectedRows:
     """Prepares the rejected rows of one epoch after the other."""
 
     def __init__(
-        self, sinks: Mapping[SinkName, Sink], *, limits: Limits, environment: Environment
+        self,
+        sinks: Mapping[SinkName, Sink],
+        *,
+        limits: Limits,
+        environment: Environment,
+        note_late: Callable[[], None],
     ) -> None:
+        """`note_late` is called where a prepare was not answered, and rows may still arrive."""
         self._sinks = sinks
+        self._note_late = note_late
         self._limits = limits
         self._environment = environment
         self._attempts = 0
@@ -113,8 +120,10 @@ class RejectedRows:
             try:
                 batches = rows.to_batches(max_chunksize=self._limits.buffer_rows)
                 receipt = prepare_rows(to, task, batches)
-            except (TryAgain, OutcomeUnknown, OSError):
+            except (TryAgain, OutcomeUnknown, OSError) as error:
                 # What a lost attempt left is cleared like that of any other task (I5).
+                if not isinstance(error, TryAgain):
+                    self._note_late()
                 if not attempts_left:
                     raise
                 self._environment.clock.sleep(next(waits))

@@ -230,11 +230,12 @@ def _same_sinks(state: State, start: Start) -> None:
 
 def _none_left_in_doubt(state: State, sinks: Sequence[SinkName], fact: str, then: str) -> None:
     """After a sink is removed or retargeted, no sweep lists its old target any more (I5)."""
-    if sinks and not state.is_stopped:
+    if sinks and not state.is_clear:
         raise Refused(
-            f"{', '.join(sinks)} {fact}, and the last driver did not stop cleanly: what it "
-            "left prepared there could not be cleared",
-            f"start once with the sink as it was and stop, then {then}; if that target is gone for "
+            f"{', '.join(sinks)} {fact}, and the last driver was killed or stopped within an "
+            "epoch: rows that it or its tasks left prepared there may not be cleared",
+            "start once with the sink as it was and let it end between two epochs "
+            f"(availableNow=True, spark.speculation off), then {then}; if that target is gone for "
             f"good: `epochal adopt {state.location}` lets go of what was there",
         )
 

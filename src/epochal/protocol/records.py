@@ -192,6 +192,7 @@ def _state_out(state: State) -> dict[str, Any]:
         "totals": _totals_out(state.totals),
         "newest_committed": dict(sorted(state.newest_committed.items())),
         "is_stopped": state.is_stopped,
+        "is_clear": state.is_clear,
     }
 
 
@@ -236,4 +237,5 @@ def _state_in(read: Mapping[str, Any], read_list: ReadList | None) -> State:
             SinkName(sink): EpochNumber(epoch) for sink, epoch in read["newest_committed"].items()
         },
         is_stopped=read["is_stopped"],
+        is_clear=read["is_clear"],
     )

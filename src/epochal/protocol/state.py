@@ -121,7 +121,12 @@ class State:
     retargeted, forked or renamed, whose target proves nothing yet; giving up and adopting leave it.
     """
     is_stopped: bool = True
-    """The driver of this generation stopped cleanly: nothing of it is left in doubt."""
+    """The driver of this generation has stopped, with everything that it decided carried out."""
+    is_clear: bool = True
+    """
+    No target holds prepared rows of this driver or of one before it, and none of its tasks can
+    prepare any more: a sink may be removed.
+    """
 
     @property
     def expected(self) -> EpochNumber:
@@ -180,6 +185,7 @@ def claimed(
         query_id=query_id or state.query_id,
         run=run or state.run,
         is_stopped=False,
+        is_clear=False,
     )
 
 
@@ -281,8 +287,8 @@ def settled(state: State) -> State:
     return replace(state, unsettled=None, done=frozenset())
 
 
-def stopped(state: State) -> State:
-    return replace(state, is_stopped=True)
+def stopped(state: State, *, is_clear: bool) -> State:
+    return replace(state, is_stopped=True, is_clear=is_clear)
 
 
 def adopted(
@@ -292,7 +298,7 @@ def adopted(
     A person confirms that this checkpoint moved here, or that other code ran it meanwhile, and
     that what the last driver left prepared need not be cleared at a sink that is then removed.
     """
-    moved = replace(state, location=location, query_id=query_id, is_stopped=True)
+    moved = replace(state, location=location, query_id=query_id, is_stopped=True, is_clear=True)
     if expected is None or expected == state.expected:
         return moved
     if state.unsettled is not None:
@@ -317,6 +323,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         totals={},
         newest_committed={},
         is_stopped=True,
+        is_clear=True,
     )
 
 

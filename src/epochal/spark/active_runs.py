@@ -19,9 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epochal.coordinator import Coordinator, Stopped
+from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import StopSignal, message_first, stop_or_error
@@ -57,6 +58,9 @@ class Run:
         self._lock = threading.Lock()
         self._is_over = False
         self._query_id: str | None = None
+        self._idle_sweep = IdleSweep(
+            coordinator, self._lock, every_s=writer.limits.sweep_every_s, on_error=self._fail
+        )
 
     @property
     def location(self) -> str:
@@ -102,6 +106,7 @@ class Run:
 
     def end(self, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
         """Stop cleanly, once the epoch that is being written is done. May be repeated."""
+        self._idle_sweep.stop()
         if not self._lock.acquire(timeout=wait_s):
             raise Misconfigured(
                 f"{self.location}: an epoch of the query that was stopped in this process is still "
@@ -116,6 +121,13 @@ class Run:
         finally:
             self._lock.release()
         _forget(self)
+
+    def _fail(self, error: EpochalError) -> None:
+        """End the query by an error that was found while no epoch came."""
+        self.error = error
+        logger.error("%s: %s", self.location, error)
+        if self.query is not None:
+            stop_as_failed(self.query, error)
 
     def end_with(self, query: StreamingQuery) -> None:
         """End when the query does, however it does."""
@@ -201,6 +213,40 @@ def _raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Iter
 
 def _ignore(error: EpochalError) -> None:
     """A query that is not this pipeline's own leaves no trace in it."""
+
+
+def stop_as_failed(query: StreamingQuery, error: EpochalError) -> None:
+    """
+    Stop a query so that `awaitTermination` and `exception` raise what is in `error`.
+
+    Spark asks Python for nothing while a source is idle, so the cause is set in the query's own
+    object, before the stop that would otherwise count as one that was asked for. Where a version of
+    Spark keeps it elsewhere, the query only stops, and `Pipeline.error` has the error.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+
+    try:
+        execution = query._jsq.streamingQuery()
+        _set_death_cause(execution, str(error))
+    except (Py4JError, TypeError) as unknown:
+        logger.warning("the query is stopped without its error: %s", unknown)
+    query.stop()
+
+
+def _set_death_cause(execution: Any, message: str) -> None:
+    from py4j.protocol import Py4JError  # noqa: PLC0415  comes with Spark
+    from pyspark import SparkContext  # noqa: PLC0415  this package is importable without it
+
+    jvm: Any = SparkContext._jvm
+    cause = jvm.java.lang.RuntimeException(message)
+    no_parameters = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+    arguments = ("", message, cause, "", "", None, no_parameters)
+    made = jvm.org.apache.spark.sql.streaming.StreamingQueryException
+    try:
+        failure = made(*arguments, jvm.scala.Option.empty())
+    except (Py4JError, TypeError):
+        failure = made(*arguments)  # before 4.2
+    getattr(execution, "streamDeathCause_$eq")(failure)
 
 
 def query_id_of(batch: DataFrame) -> str | None:

@@ -74,6 +74,8 @@ class EpochWriter:
         offsets: Callable[[], Offsets],
     ) -> None:
         self.coordinator.preparing()
+        if _speculates(batch):
+            self.coordinator.note_late_tasks()
         is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
         try:
             shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
@@ -141,6 +143,7 @@ class EpochWriter:
             timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
         )
         if prepared.error is not None:
+            self.coordinator.note_late_tasks()
             raise _PrepareFailed(prepared.receipts, prepared.error)
         return prepared.receipts
 
@@ -164,6 +167,11 @@ class EpochWriter:
 
 def _to_raise(error: BaseException, doing: str) -> BaseException:
     return error if is_interrupt(error) else stop_or_error(error, doing)
+
+
+def _speculates(frame: DataFrame) -> bool:
+    """Whether Spark copies slow tasks: of two copies, the one that is killed may go on a while."""
+    return str(frame.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
 
 
 class _PrepareFailed(Exception):

@@ -62,6 +62,7 @@ _CALLS_MAX = 100_000
 
 READS = frozenset(
     {
+        "idle",
         "in_doubt",
         "list_names",
         "newest",

@@ -3,9 +3,9 @@ A driver as the judges run it: what Spark and its runner do, without Spark.
 
 Start, then epoch after epoch: the engine plans it, the coordinator admits it, tasks prepare (a
 task whose attempt fails gets a second one, and a speculative copy may win instead), the
-coordinator concludes, the engine takes note. A decided epoch that comes again is written again
-only where a target lost its rows. Whatever is raised ends the driver; somebody else may start the
-next one.
+coordinator concludes, the engine takes note. While the source is idle, the targets are swept. A
+decided epoch that comes again is written again only where a target lost its rows. Whatever is
+raised ends the driver; somebody else may start the next one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Partitions = Sequence[Sequence[Any]]
 
 
 class Engine(Protocol):
-    """What the engine remembers, and whether it runs a task twice."""
+    """What the engine remembers, whether it runs a task twice, and whether rows are waiting."""
 
     def position(self) -> Position: ...
 
@@ -43,6 +43,9 @@ class Engine(Protocol):
     def finish(self, epoch: EpochNumber) -> None: ...
 
     def twice(self, epoch: EpochNumber, partition: int) -> bool: ...
+
+    def idle(self) -> bool:
+        """Whether no row has come for as long as the time between two sweeps."""
 
 
 class Crash(BaseException):
@@ -96,6 +99,9 @@ class Checkpoint:
         self.finished = max(self.finished, epoch)
 
     def twice(self, epoch: EpochNumber, partition: int) -> bool:  # noqa: ARG002
+        return False
+
+    def idle(self) -> bool:
         return False
 
 
@@ -155,9 +161,15 @@ class Driver:
                 self._start(position), {sink.name: self.schema for sink in self.sinks}
             )
             for number in range(position.upcoming, self.epochs):
+                self._idle(coordinator)
                 self._epoch(coordinator, EpochNumber(number))
+            self._idle(coordinator)
         finally:
             coordinator.stop()
+
+    def _idle(self, coordinator: Coordinator) -> None:
+        while not coordinator.lost and self.engine.idle():
+            coordinator.sweep()
 
     def _start(self, position: Position) -> Start:
         return Start(
@@ -242,7 +254,11 @@ class Driver:
         writer = one.sink.writer(task)
         for batch in one.batches:
             writer.write(batch)
-        return writer.prepare()
+        try:
+            return writer.prepare()
+        except (OutcomeUnknown, OSError):
+            coordinator.note_late_tasks()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
