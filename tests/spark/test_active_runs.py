@@ -5,17 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_stage import Source, ids, wait_for
 
-from epochal.errors import Misconfigured
+from epochal.contract import Task
+from epochal.coordinator import by_hand, idle_sweep
+from epochal.errors import Fenced, Misconfigured
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import EpochNumber, Generation, Limits
 
 
 @pytest.mark.compat
@@ -92,6 +97,43 @@ def test_a_script_that_ends_stops_its_run_before_connections_are_closed() -> Non
         [sys.executable, "-c", _SCRIPT_THAT_ENDS], capture_output=True, text=True, check=True
     )
     assert ended.stdout.splitlines() == ["stop written", "connections closed"]
+
+
+@pytest.mark.compat
+def test_an_idle_query_that_was_taken_over_ends_as_failed_with_our_message(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_sweep, "_EVERY_MIN_S", 0.1)
+    source.add_numbers(epochs=1)
+    sink, limits = Memory(), Limits(sweep_every_s=0.0)
+    pipeline = Pipeline("idle", [sink], limits=limits)
+    query = pipeline.start(source.stream, checkpoint)
+    query.processAllAvailable()
+    by_hand.take_over(pipeline.log_of(checkpoint), limits)
+    with pytest.raises(StreamingQueryException, match="another driver has taken this pipeline"):
+        query.awaitTermination(120)
+    assert not query.isActive
+    assert "another driver has taken this pipeline" in str(query.exception())
+    assert isinstance(pipeline.error, Fenced)
+    assert ids(sink) == source.ids
+
+
+def test_what_a_zombie_prepares_goes_although_no_row_comes(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_sweep, "_EVERY_MIN_S", 0.1)
+    source.add_numbers(epochs=1)
+    sink = Memory()
+    pipeline = Pipeline("idle", [sink], limits=Limits(sweep_every_s=0.0))
+    query = pipeline.start(source.stream, checkpoint)
+    query.processAllAvailable()
+    coordinator = pipeline._run.coordinator
+    zombie = replace(coordinator.identity(sink.name), generation=Generation(0))
+    handle = zombie.handle(EpochNumber(7), partition=0, attempt=1)
+    sink.writer(Task(handle=handle, schema=sink.rows().schema)).prepare()
+    wait_for(lambda: not sink._reference.store().in_doubt(zombie))
+    query.stop()
+    assert ids(sink) == source.ids
 
 
 def test_existing_foreach_batch_code_is_wrapped_and_claims_again_for_each_run(

@@ -164,7 +164,9 @@ def test_a_stop_in_the_middle_of_an_epoch_is_quiet_and_leaves_nothing_cached(
     loud = [one for one in caplog.records if one.levelno > logging.INFO]
     assert not [one for one in loud if one.exc_info or "\n" in one.getMessage()]
     assert len(loud) == (1 if by == "Ctrl-C" else 0), [one.getMessage() for one in loud]
-    assert stopping.pipeline._run.coordinator.state.is_stopped
+    state = stopping.pipeline._run.coordinator.state
+    # Tasks that were preparing when they were cancelled may go on for a while.
+    assert (state.is_stopped, state.is_clear) == (True, place != "prepare")
     run_to_end(Pipeline("stopped", stopping.sinks), source.stream, checkpoint)
     assert [ids(sink) for sink in stopping.sinks] == [source.ids] * 2
 

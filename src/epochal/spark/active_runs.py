@@ -58,9 +58,7 @@ class Run:
         self._lock = threading.Lock()
         self._is_over = False
         self._query_id: str | None = None
-        self._idle_sweep = IdleSweep(
-            coordinator, self._lock, every_s=writer.limits.sweep_every_s, on_error=self._fail
-        )
+        self._idle_sweep: IdleSweep | None = None
 
     @property
     def location(self) -> str:
@@ -106,7 +104,8 @@ class Run:
 
     def end(self, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
         """Stop cleanly, once the epoch that is being written is done. May be repeated."""
-        self._idle_sweep.stop()
+        if self._idle_sweep is not None:
+            self._idle_sweep.stop()
         if not self._lock.acquire(timeout=wait_s):
             raise Misconfigured(
                 f"{self.location}: an epoch of the query that was stopped in this process is still "
@@ -130,8 +129,14 @@ class Run:
             stop_as_failed(self.query, error)
 
     def end_with(self, query: StreamingQuery) -> None:
-        """End when the query does, however it does."""
+        """End when the query does, however it does; sweep while it is idle."""
         self.query = query
+        self._idle_sweep = IdleSweep(
+            self.coordinator,
+            self._lock,
+            every_s=self._writer.limits.sweep_every_s,
+            on_error=self._fail,
+        )
         threading.Thread(
             target=self._await_end, args=(query,), name=f"epochal-end-{query.id}", daemon=True
         ).start()

@@ -257,7 +257,7 @@ class Driver:
         try:
             return writer.prepare()
         except (OutcomeUnknown, OSError):
-            coordinator.note_late_tasks()
+            one.coordinator.note_late_tasks()
             raise
 
 
