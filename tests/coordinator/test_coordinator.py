@@ -24,6 +24,7 @@ from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
 from epochal.terms import Decision, EpochNumber, Mark, Offsets, Uid
 from proof.calls import SimCommitter
+from proof.judge import Judge
 from proof.world import Source, World
 
 
@@ -367,6 +368,7 @@ def test_a_log_older_than_its_target_is_refused(bench):
     bench.epoch(coordinator, 0)
     coordinator.stop()
     bench.world.log.records = old
+    bench.world.judge = Judge()  # which knows nothing of a log that was restored
     with pytest.raises(Refused, match="the log is older than the target"):
         bench.coordinator("B").start(bench.start(position=_at(0, None)))
 
