@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "docs-types"
+_CACHE = ROOT / ".mypy_cache" / "docs"
+"""The types of PySpark and pandas, which take mypy most of its time."""
 
 _HEAD = "import epochal as ep; from reader import *"
 _READER = """\
@@ -76,7 +78,7 @@ def mistakes(texts: Mapping[str, str], folder: Path = BUILD) -> list[str]:
 
 
 def _mypy(modules: Mapping[str, str], folder: Path) -> Iterable[str]:
-    command = ("mypy", "--config-file=mypy.ini", "--output=json", *modules)
+    command = ("mypy", "--config-file=mypy.ini", "--output=json", f"--cache-dir={_CACHE}", *modules)
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         sys.exit(f"mypy failed: {done.stdout}{done.stderr}")

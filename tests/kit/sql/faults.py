@@ -36,8 +36,8 @@ EPOCHS = 1
 ROWS = 5
 HURRY = Limits(
     retry_backoff_ms=(1,),
-    commit_retry_max_s=5,
-    decide_retry_max_s=5,
+    commit_retry_max_s=2,
+    decide_retry_max_s=2,
     sweep_every_s=0,
     buffer_rows=2,
 )

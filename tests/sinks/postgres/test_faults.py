@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import psycopg
+import psycopg_pool.base
 import pytest
 from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, OutcomeUnknown, RowRejected, TryAgain
 from epochal.sinks.postgres.errors import ERRORS
+
+
+@pytest.fixture(autouse=True)
+def quick_to_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool waits a second before it opens a connection again."""
+    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 0.02)
 
 
 @pytest.fixture(scope="module")
