@@ -84,6 +84,56 @@ def test_a_file_system_that_replaces_is_refused_before_the_first_record(
     assert list(store.names()) == []
 
 
+class Files:
+    """Spark's file system, with some of its verbs replaced."""
+
+    def __init__(self, real: Any, **verbs: Any) -> None:
+        self._real = real
+        vars(self).update(verbs)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._real, verb)
+
+
+def test_a_key_that_comes_while_its_empty_folder_is_removed_stays(
+    store: HadoopStore, tmp_path: Path
+) -> None:
+    store.put("shared/mine", b"x")
+    real, theirs = store._files, tmp_path / "log" / "shared" / "theirs"
+
+    def list_before_the_key_comes(folder: Any) -> Any:
+        found = real.listStatus(folder)
+        theirs.write_bytes(b"kept")
+        return found
+
+    def delete_what_looked_empty(path: Any, _: bool) -> bool:
+        return bool(real.delete(path, path.getName() == "shared"))
+
+    store._files = Files(
+        real, listStatus=list_before_the_key_comes, delete=delete_what_looked_empty
+    )
+    store.delete(["shared/mine"])
+    assert theirs.read_bytes() == b"kept"
+
+
+def test_a_folder_that_is_removed_before_its_file_is_created_is_created_again(
+    store: HadoopStore, tmp_path: Path
+) -> None:
+    store.put_if_absent("k1", b"x")
+    real, calls = store._files, []
+
+    def create(path: Any, is_replaced: bool) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            _in_the_jvm(store, "nothing there")()
+        return real.create(path, is_replaced)
+
+    store._files = Files(real, create=create)
+    store.put("shared/mine", b"x")
+    assert (tmp_path / "log" / "shared" / "mine").read_bytes() == b"x"
+    assert len(calls) == 2
+
+
 def _in_the_jvm(store: HadoopStore, failure: str) -> Any:
     """A call that fails there in one way."""
     lang = store._jvm.java.lang
