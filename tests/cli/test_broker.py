@@ -5,29 +5,60 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from servers.processes import default_sigint
 
 COMMAND = [sys.executable, "-m", "epochal.cli", "broker"]
 
 
+@contextmanager
+def running_broker(
+    folder: Path, preexec_fn: Callable[[], object]
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A broker in its own process, with its address."""
+    command = [*COMMAND, "--data", str(folder), "--port", "0"]
+    running = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=preexec_fn,  # noqa: PLW1509  it takes no lock
+    )
+    try:
+        yield running, running.stderr.readline().split()[2].rstrip(",")
+    finally:
+        running.kill()
+        running.stderr.close()
+        running.wait()
+
+
+def ignored_sigint() -> None:
+    """As a shell does for the background jobs of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def test_rows_outlive_the_broker_and_ctrl_c_stops_it_cleanly(tmp_path):
     for _ in range(2):
-        running = subprocess.Popen(
-            [*COMMAND, "--data", str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True
-        )
-        try:
-            address = running.stderr.readline().split()[2].rstrip(",")
+        with running_broker(tmp_path, default_sigint) as (running, address):
             produce(address)
             found = consume(address)
             running.send_signal(signal.SIGINT)
-            assert running.wait(20) == 0
-        finally:
-            running.kill()
-            running.stderr.close()
-            running.wait()
+            assert running.wait(60) == 0
     assert found == [b"row", b"row"]
+
+
+def test_ctrl_c_at_a_script_does_not_stop_a_broker_in_its_background(tmp_path):
+    with running_broker(tmp_path, ignored_sigint) as (running, address):
+        running.send_signal(signal.SIGINT)
+        produce(address)
+        assert consume(address) == [b"row"]
+        assert running.poll() is None
+        running.terminate()
+        assert running.wait(60) == 0
 
 
 def produce(address: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from servers.processes import default_sigint
 
 from epochal.demo.audit import READERS, audit
 from epochal.demo.kills import STEPS, plan_kills
@@ -40,14 +41,6 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     with running_servers(Workspace(root)):
         yield root, {**json.loads(output), "console": shown}
     forget(Workspace(root))
-
-
-def default_sigint() -> None:
-    """
-    Reset SIGINT in a child that is to be interrupted. A child inherits ignored signals, and a shell
-    ignores SIGINT in the background jobs of a script, of which this test run may be one.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

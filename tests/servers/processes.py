@@ -36,6 +36,15 @@ def as_nobody() -> Mapping[str, Any]:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
+def default_sigint() -> None:
+    """
+    Reset SIGINT in a child that is to be interrupted (`preexec_fn`). A child inherits ignored
+    signals, and a shell ignores SIGINT in the background jobs of a script, of which this test run
+    may be one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def pause_process(pid: int) -> None:
     """
     Stop a process and return when all its threads are stopped. The signal alone is not enough:

@@ -144,7 +144,7 @@ def test_a_listener_that_raises_changes_nothing(caplog):
     lived(tracker, 0, 1)
     tracker.close()
     assert tracker.metrics().commits == 1
-    assert "failed" in caplog.text
+    assert "Broken failed: no" in caplog.text
 
 
 def test_no_history_is_kept_if_the_limit_is_zero(tmp_path):

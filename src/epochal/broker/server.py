@@ -163,7 +163,9 @@ async def _serve(
             over.set_exception(error)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        # One that the caller ignores stays ignored: shells do that for background jobs.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)
     try:
         async with running(data_dir, listener, settings, fsync=fsync, fail=fail) as address:
             host = f"[{address.host}]" if ":" in address.host else address.host
@@ -192,7 +194,8 @@ def serve(
     ready: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """
-    Run a broker until SIGTERM or SIGINT. `ready` is called with its address once it can be used.
+    Run a broker until SIGTERM or a SIGINT that is not ignored. `ready` is called with its address
+    once it can be used.
 
     Raises `Misconfigured` where the folder is in use, the address is taken or open to everyone, or
     the disk refuses a write: the broker has then stopped, and all acknowledged records are in the
