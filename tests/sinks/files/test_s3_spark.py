@@ -11,6 +11,7 @@ import sys
 import pyarrow as pa
 import pytest
 from servers import s3a
+from sinks.conftest import Driver
 from sinks.files import bucket_reader, s3_victim
 from sinks.files.conftest import Folder
 
@@ -59,11 +60,13 @@ def pairs(rows: pa.Table) -> list[list[object]]:
     return [[row["p"], row["n"]] for row in rows.to_pylist()]
 
 
-def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(s3, drive):
+@pytest.fixture(scope="module")
+def found(s3):
+    """What a Spark that reaches the bucket itself finds there."""
     folders = [Folder(s3, f"read {number}/ü") for number in range(len(WAYS))]
     reads: list[tuple[str, list[int] | None]] = []
     for folder, options in zip(folders, WAYS, strict=True):
-        driver = drive(folder.sink(partition_by=["p"], **options))
+        driver = Driver(folder.sink(partition_by=["p"], **options))
         driver.write(odd(0), 0)
         driver.write(odd(100), 1)
         driver.prepare(odd(200), 2)
@@ -73,12 +76,30 @@ def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(s3, drive)
         "settings": {"spark.jars": s3a.jars(), **s3a.settings(s3)},
         "storage_options": s3.options(),
         "reads": reads,
+        "store": "s3a://lake/store",
     }
     command = [sys.executable, bucket_reader.__file__, json.dumps(given)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    found = iter(json.loads(ran.stdout.splitlines()[-1]))
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(found):
+    reads = iter(found["reads"])
     for options in WAYS:
-        assert next(found) == sorted(pairs(odd(0)) + pairs(odd(100))), options
-        assert next(found) == sorted(pairs(odd(100))), options
-        assert next(found) == [], options
+        assert next(reads) == sorted(pairs(odd(0)) + pairs(odd(100))), options
+        assert next(reads) == sorted(pairs(odd(100))), options
+        assert next(reads) == [], options
+
+
+def test_a_store_through_s3a_creates_a_key_once_and_shows_it_whole(s3, found):
+    assert found["store"] == {
+        "absent": None,
+        "created": [True, False],
+        "kept": "first",
+        "replaced": "replaced",
+        "names": ["1", "2"],
+        "left": ["1"],
+    }
+    kept = s3.client.get_object(Bucket="lake", Key="store/log/1")
+    assert kept["Body"].read() == b"replaced"
