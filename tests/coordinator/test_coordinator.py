@@ -24,7 +24,6 @@ from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
 from epochal.terms import Decision, EpochNumber, Mark, Offsets, Uid
 from proof.calls import SimCommitter
-from proof.judge import Judge
 from proof.world import Source, World
 
 
@@ -364,11 +363,11 @@ def test_a_target_that_says_nothing_about_which_rows_it_lost_stops_the_query(ben
 
 def test_a_log_older_than_its_target_is_refused(bench):
     coordinator = bench.started("A")
-    old = dict(bench.world.log.records)
+    old, judge = dict(bench.world.log.records), bench.world.judge.copy()
     bench.epoch(coordinator, 0)
     coordinator.stop()
-    bench.world.log.records = old
-    bench.world.judge = Judge()  # which knows nothing of a log that was restored
+    # The judge, too, knows nothing of what came after.
+    bench.world.log.records, bench.world.judge = old, judge
     with pytest.raises(Refused, match="the log is older than the target"):
         bench.coordinator("B").start(bench.start(position=_at(0, None)))
 

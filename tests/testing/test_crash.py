@@ -11,7 +11,7 @@ from epochal.logs import MemoryLog, open_log
 from epochal.sinks.files import Files
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.client import StoreReference
-from epochal.terms import SinkName
+from epochal.terms import Limits, SinkName
 from epochal.testing import crash
 from epochal.testing.crash import Breach, Setting, crash_at_every_call
 from proof.calls import SimLog, SimSink
@@ -70,9 +70,11 @@ def batch(*ids):
     return pa.record_batch({"id": pa.array(ids, pa.int64())})
 
 
-def in_memory():
+def in_memory(**limits):
     log, sinks = MemoryLog(), {name: Memory(name=name) for name in NAMES}
     return Setting(
+        limits=Limits(retry_backoff_ms=(1,), sweep_every_s=0.0, **limits),
+        leftovers=log.list_names,
         log=lambda: log,
         sinks=lambda: list(sinks.values()),
         epochs=[[[batch(1, 2)], [batch(3)]], [], [[batch(4)], []]],
@@ -100,6 +102,11 @@ def test_the_example_of_the_module_runs(tmp_path_factory):
 def test_a_crash_at_any_call_leaves_every_row_in_memory_once(monkeypatch):
     monkeypatch.setattr(StoreReference, "address", lambda self: None)  # no other process will ask
     crash_at_every_call(in_memory, second=False)
+
+
+def test_a_crash_at_any_call_leaves_no_row_out_and_no_list_beside_the_log(monkeypatch):
+    monkeypatch.setattr(StoreReference, "address", lambda self: None)  # no other process will ask
+    crash_at_every_call(partial(in_memory, receipts_inline_bytes=0), second=False)
 
 
 @pytest.fixture

@@ -348,6 +348,8 @@ class Coordinator:
             self._journal.append(RecordKind.STOP, stopped(self.state, is_clear=is_clear))
         elif self._journal.has_unwritten_state:
             self._journal.append(RecordKind.SETTLED, self.state)
+        # Lists of the last epoch: no record names them from here on.
+        self._journal.tidy_if_many()
 
     def _close(self) -> None:
         self._targets.close()
