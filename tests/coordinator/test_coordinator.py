@@ -461,6 +461,16 @@ def test_the_log_stays_small_whatever_runs(bench):
     assert len(bench.world.log.records) <= 4 * coordinator._limits.log_records_kept
 
 
+def test_the_log_stays_small_between_two_sweeps(bench):
+    """Fifty epochs a second make three thousand records a minute."""
+    epochs = 300
+    bench.world = World(Source.of(*[(1,)] * epochs), ["x"])
+    coordinator = bench.started()
+    for epoch in range(epochs):
+        bench.epoch(coordinator, epoch)
+        assert len(bench.world.log.records) <= 2 * bench.limits.log_records_kept + 2
+
+
 def test_a_committer_is_given_epoch_offsets_and_the_newest_epoch_committed_at_its_sink(
     bench, monkeypatch
 ):
