@@ -32,6 +32,7 @@ from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled
 from epochal.logs import open_log
 from epochal.protocol.admission import Admission, Start
 from epochal.protocol.machine import Move, Phase, advance
+from epochal.protocol.recovery import give_up_command
 from epochal.row_hash import fingerprint_of, is_hashable
 from epochal.telemetry.exporters import attach
 from epochal.terms import (
@@ -226,7 +227,8 @@ class Session:
             raise Unsettled(
                 fact,
                 "a session that does not hash rows (fingerprint=False, or a type without a hash) "
-                "can't prove that rows given again are the same: bring them to the target by hand",
+                "can't prove that rows given again are the same: bring them to the target by hand, "
+                f"then record where they are: {give_up_command(lost[0], decided.epoch)}",
             )
         if epoch != decided.epoch:
             raise Unsettled(

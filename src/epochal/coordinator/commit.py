@@ -46,9 +46,9 @@ from epochal.coordinator.rehearsal import Rehearsal
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
 from epochal.coordinator.targets import Call, Targets
-from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Unsettled, outcome_of
+from epochal.errors import EpochalError, Fenced, OutcomeUnknown, PreparedLost, Unsettled, outcome_of
 from epochal.protocol.invariants import require_own_receipts
-from epochal.protocol.recovery import plan_rewrite
+from epochal.protocol.recovery import give_up_command, plan_rewrite
 from epochal.protocol.state import State, rewritten
 from epochal.terms import Decision, EpochNumber, Limits, Outcome, Proof, Receipts, SinkName
 
@@ -176,9 +176,18 @@ class Commit:
 
     def _unsettled(self, sink: SinkName, error: BaseException) -> Unsettled:
         return Unsettled(
-            f"epoch {self.epoch} is decided, and sink {sink!r} could not be committed: {error}",
-            "no row is lost: repair the target and start again, the epoch is carried out first",
+            f"epoch {self.epoch} is decided, and sink {sink!r} could not be committed: "
+            f"{error.message if isinstance(error, EpochalError) else error}",
+            f"{_sentence(error)}its rows stay prepared: once the target takes them, start again, "
+            "and the epoch is carried out first; if it never will, keep the rows elsewhere and "
+            f"record it: {give_up_command(sink, self.epoch)}",
         )
+
+
+def _sentence(error: BaseException) -> str:
+    """The hint of the target's own error, to be followed by another."""
+    hint = error.hint if isinstance(error, EpochalError) else ""
+    return f"{hint}; " if hint else ""
 
 
 def _lost_by_sink(group: Receipts, handles: Sequence[str]) -> dict[SinkName, tuple[str, ...]]:
@@ -233,8 +242,8 @@ def require_rewritable(epoch: EpochNumber, lost: Lost, reject_sinks: frozenset[S
         raise Unsettled(
             f"epoch {epoch} is decided, and {', '.join(gone)} threw away the rejected rows that "
             "were prepared there: no replay brings them back",
-            "bring them to the target by hand, from the source; then `epochal resolve give-up` "
-            "records where they are",
+            "bring them to the target by hand, from the source; then record where they are: "
+            f"{give_up_command(next(iter(gone)), epoch)}",
         )
 
 
@@ -243,5 +252,7 @@ def raise_if_lost(epoch: EpochNumber, lost: Lost) -> None:
         raise Unsettled(
             f"epoch {epoch} is decided, and {', '.join(lost)} threw its prepared "
             "rows away: they must be written again",
-            "start again: the epoch is replayed and its rows are compared with those decided",
+            "start again: the epoch is replayed, and its rows are written again where they are "
+            "those decided; if it can't be replayed, keep the rows elsewhere and record it: "
+            f"{give_up_command(next(iter(lost)), epoch)}",
         )

@@ -47,7 +47,7 @@ from epochal.protocol.admission import (
     newborn,
 )
 from epochal.protocol.machine import Move, Phase, advance
-from epochal.protocol.recovery import Judgement
+from epochal.protocol.recovery import Judgement, give_up_command
 from epochal.protocol.state import (
     RecordKind,
     State,
@@ -192,7 +192,7 @@ class Coordinator:
             raise Unsettled(
                 f"epoch {epoch} can't begin: {self.state.unsettled.epoch} is decided and not "
                 f"carried out on {', '.join(self.state.pending)}",
-                "start again once the target answers; the decided epoch is carried out first",
+                self._way_out(self.state.unsettled.epoch),
             )
         if is_replay:
             require_rewritable(epoch, self._lost, self._rehearsal.reject_sinks)
@@ -213,6 +213,19 @@ class Coordinator:
             raise
         self._environment.on_step("begun", epoch)
         return admission
+
+    def _way_out(self, unsettled: EpochNumber) -> str:
+        """What to do where a decided epoch is not carried out, and the next one can't begin."""
+        record = give_up_command(next(iter(self._lost or self.state.pending)), unsettled)
+        if self._lost:
+            return (
+                f"replay epoch {unsettled} with the same rows, as {', '.join(self._lost)} threw "
+                f"them away; or keep them elsewhere and record it: {record}"
+            )
+        return (
+            "start again once the target answers; the decided epoch is carried out first. If it "
+            f"never will, keep its rows elsewhere and record it: {record}"
+        )
 
     def preparing(self) -> None:
         """Rows are on their way to the sinks."""

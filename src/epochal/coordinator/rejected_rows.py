@@ -19,6 +19,7 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.retry import backoff
 from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
 from epochal.protocol.invariants import broken
+from epochal.protocol.recovery import give_up_command
 from epochal.terms import (
     NO_ROWS,
     REJECTED_ROW_HASH_ALGORITHM,
@@ -164,5 +165,6 @@ def require_same(sink: Sink, committer: Committer, decision: Decision) -> None:
             f"of them now that they are written again; {decided.rows} were rejected and brought to "
             f"{sink.rejects_to.name} when the epoch was decided, and they are not the same",
             "the table has changed since: change it back so that it takes the same rows, and start "
-            "again",
+            "again; or bring the rows there by hand and record it: "
+            f"{give_up_command(sink.name, decision.epoch)}",
         )

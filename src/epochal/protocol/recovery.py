@@ -115,7 +115,14 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
         f"sink {sink!r} lost prepared rows of a decided epoch, and they can't be written again: "
         f"{what} was {_text(decided)} when it was decided and is {_text(again)} now",
         "the source or the query gives other rows on a replay (or fingerprints are off): bring the "
-        "rows back by hand, then `epochal resolve give-up` records where they are",
+        f"rows back by hand, then record where they are: {give_up_command(sink)}",
+    )
+
+
+def give_up_command(sink: SinkName, epoch: int | str = "…") -> str:
+    """The way out where a target will never carry the decided epoch out (I4)."""
+    return (
+        f"`epochal resolve give-up PIPELINE --sink {sink} --epoch {epoch} --kept-at … --because …`"
     )
 
 
