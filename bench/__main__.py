@@ -25,12 +25,12 @@ from bench.harness import report, say
 
 BENCHMARKS = {
     "coordinator": coordinator.run,
-    "epoch_overhead": epoch_overhead.run,
     "files_parquet": files_parquet.run,
     **broker.RUNS,
     **console_scale.RUNS,
     **coordinator_scale.RUNS,
     **delta.RUNS,
+    **epoch_overhead.RUNS,
     **iceberg.RUNS,
     **kafka.RUNS,
     **kafka_flink.RUNS,

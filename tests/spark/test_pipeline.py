@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -18,6 +21,7 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.versions import UNIX_SOCKETS
 
 
 @pytest.mark.compat
@@ -46,6 +50,21 @@ def test_several_sinks_take_their_parts_of_each_epoch_under_one_decision(
     assert [epoch.rows for epoch in pipeline.last_epochs()] == [35, 35, 35]
     assert pipeline.metrics().commits == 3
     assert pipeline.error is None
+
+
+def test_garbage_collection_after_a_task_passes_over_what_the_worker_has_loaded(
+    source: Source, checkpoint: Path
+) -> None:
+    def spared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            counts = [gc.get_freeze_count()] * batch.num_rows
+            yield pa.record_batch({"id": pa.array(counts, pa.int64())})
+
+    source.add_numbers(epochs=2)
+    run_to_end(Pipeline("numbers", [Memory()]), source.stream, checkpoint)
+    # Spark takes the worker that was used last.
+    (row,) = source.spark.range(1, numPartitions=1).mapInArrow(spared, "id long").collect()
+    assert row.id > 10_000
 
 
 def test_nothing_stays_cached_after_an_epoch(source: Source, checkpoint: Path) -> None:
@@ -159,6 +178,14 @@ def test_check_asks_every_target_for_the_rows_it_would_get(source: Source, tmp_p
     report = Pipeline("checked", [Memory(), files]).check(source.stream)
     assert set(report.abilities) == {"memory", files.name}
     assert "whole epochs" in str(report)
+    assert report.advice == (), "this Spark was started as advised"
+    conf = source.spark.sparkContext._conf
+    conf.set(UNIX_SOCKETS, "false")
+    try:
+        told = str(Pipeline("checked", [Memory()]).check(source.stream))
+    finally:
+        conf.set(UNIX_SOCKETS, "true")
+    assert f"faster: {UNIX_SOCKETS}=true" in told
     nowhere = Files(str(tmp_path / "f"), partition_by=["country"], name="nowhere")
     with pytest.raises(Misconfigured, match="country"):
         Pipeline("checked", [nowhere]).check(source.stream)

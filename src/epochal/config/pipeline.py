@@ -16,6 +16,7 @@ from epochal.spark.error_text import spark_message
 from epochal.spark.local_session import local_builder, quiet
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.projection import empty_like
+from epochal.spark.versions import UNIX_SOCKETS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,9 +72,11 @@ def session_of(file: PipelineFile) -> SparkSession:
 def _builder(name: str, master: str | None) -> SparkSession.Builder:
     from pyspark.sql import SparkSession  # noqa: PLC0415  importable without pyspark
 
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if is_submitted or not (master or "local").startswith("local"):
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Started by spark-submit, with settings of its own.
         return SparkSession.builder.appName(name)
+    if not (master or "local").startswith("local"):
+        return SparkSession.builder.appName(name).config(UNIX_SOCKETS, True)
     return quiet(local_builder(name, threads=_THREADS))
 
 

@@ -72,11 +72,12 @@ class Run:
         """Write one micro-batch. Called by Spark, on the driver, for each of them."""
         number = EpochNumber(epoch)
         with self._lock, _raised_into_spark(f"epoch {epoch}", self._failed):
-            self._require_own(batch)
+            query_id = query_id_of(batch)
+            self._require_own(query_id)
             self._writer.write(
                 batch,
                 number,
-                query_id=query_id_of(batch),
+                query_id=query_id,
                 offsets=lambda: self.checkpoint.offsets(number),
             )
 
@@ -152,13 +153,12 @@ class Run:
         except Exception:
             logger.exception("%s: did not stop cleanly", self.location)
 
-    def _require_own(self, batch: DataFrame) -> None:
+    def _require_own(self, running: str | None) -> None:
         if self._is_over:
             raise Fenced(
                 f"{self.location}: this start of the pipeline is over, and its query still runs",
                 "a later start of the same process has taken over: leave this query stopped",
             )
-        running = query_id_of(batch)
         if running != self._query_id:
             require_query_of(self.checkpoint, running)
             self._query_id = running

@@ -19,6 +19,8 @@ class CheckReport:
 
     pipeline: str
     abilities: Mapping[SinkName, Sequence[Ability]]
+    advice: Sequence[str] = ()
+    """Settings of this Spark session that would make epochs faster."""
 
     def __str__(self) -> str:
         lines = [f"pipeline {self.pipeline!r}: every target answered"]
@@ -31,6 +33,7 @@ class CheckReport:
         lines.append(
             "readers see each row once, never an undecided one; across sinks, all or none at rest"
         )
+        lines += [f"faster: {advice}" for advice in self.advice]
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -8,22 +8,25 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.coordinator.gates import is_interrupt
+from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark.arrow_transfer import for_transfer
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
 from epochal.spark.projection import arrow_schema, for_tasks, project
 from epochal.spark.row_hash import row_hash, with_row_hash
-from epochal.spark.task import RECEIPT_SCHEMA, PrepareTask
+from epochal.spark.task import RECEIPT_COLUMN, PrepareTask
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from epochal.contract import Sink
     from epochal.terms import Limits
@@ -95,7 +98,7 @@ def prepare_all(
                     fingerprint=fingerprint,
                     is_narrow=is_narrow,
                 )
-                collected = frame.mapInArrow(job, RECEIPT_SCHEMA).collect()
+                collected = frame.mapInArrow(job, _receipt_schema()).collect()
                 receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
                 outcome.receipts[sink] = receipts
         except BaseException as error:
@@ -174,12 +177,13 @@ def _job(
 
 
 def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
-    from epochal.spark.row_layout import packed  # noqa: PLC0415  needs pyspark
+    if isinstance(part.sink, LaysOutRows):
+        from epochal.spark.row_layout import packed  # noqa: PLC0415  needs pyspark
 
-    hash_column = row_hash(frame) if fingerprint else None
-    as_bytes = packed(frame, part.sink, schema, part.handout, extra_column=hash_column)
-    if as_bytes is not None:
-        return _Transfer(rows=as_bytes, is_hashed=hash_column is not None, is_packed=True)
+        hash_column = row_hash(frame) if fingerprint else None
+        as_bytes = packed(frame, part.sink, schema, part.handout, extra_column=hash_column)
+        if as_bytes is not None:
+            return _Transfer(rows=as_bytes, is_hashed=hash_column is not None, is_packed=True)
     hashed = with_row_hash(frame) if fingerprint else None
     rows = for_transfer(frame if hashed is None else hashed, frame.schema)
     return _Transfer(rows=rows, is_hashed=hashed is not None, is_packed=False)
@@ -260,6 +264,14 @@ def _unpersist_or_log(frame: DataFrame) -> None:
 
 def _unpersist(frame: DataFrame) -> None:
     frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(_rdd(frame).id(), False)
+
+
+@cache
+def _receipt_schema() -> StructType:
+    """As an object: a text would be parsed by the JVM, for every sink of every epoch."""
+    from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415
+
+    return StructType([StructField(RECEIPT_COLUMN, StringType())])
 
 
 def _title(part: Part, epoch: EpochNumber) -> str:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epochal.spark.versions import UNIX_SOCKETS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -40,6 +42,7 @@ def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", threads)
+        .config(UNIX_SOCKETS, True)
         .config(
             "spark.sql.streaming.checkpointFileManagerClass", fast_checkpoints(pyspark.__version__)
         )

@@ -48,7 +48,12 @@ from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
 from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.spark.query_options import QueryOptions, configured, read_options
-from epochal.spark.versions import require_classic, require_streaming, require_supported
+from epochal.spark.versions import (
+    faster_settings,
+    require_classic,
+    require_streaming,
+    require_supported,
+)
 from epochal.telemetry.exporters import attach, serve_metrics
 from epochal.terms import DEFAULT_LIMITS, EpochNumber, Generation, Identity, Limits, SinkName
 
@@ -324,7 +329,8 @@ class Pipeline:
                 schemas.update(check_schemas({name: sink}, {name: committer}, {}))
             finally:
                 committer.close()
-        return CheckReport(pipeline=self.name, abilities=abilities)
+        advice = () if df is None else faster_settings(df.sparkSession)
+        return CheckReport(pipeline=self.name, abilities=abilities, advice=advice)
 
     @property
     def has_own_log(self) -> bool:

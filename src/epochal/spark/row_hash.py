@@ -81,7 +81,7 @@ def _hash_column(frame: DataFrame) -> Column:
         fields.add(quoted(field.name), field.dataType)
     if all(isinstance(value, str) for value in fields.values):
         # One text: building it from columns would cost several JVM calls for each.
-        return functions.expr(fields.hashed()).alias(ROW_HASH)
+        return functions.expr(f"{fields.hashed()} AS {ROW_HASH}")
     columns = [*_columns(frame, fields.values), *map(functions.expr, fields.null_bits())]
     return functions.xxhash64(*columns).alias(ROW_HASH)
 
