@@ -1,5 +1,7 @@
 """The coordinator's verbs, one rule at a time; their interleavings are the model checker's."""
 
+from dataclasses import replace
+
 import pytest
 
 from epochal.contract import Begin
@@ -504,4 +506,14 @@ def test_an_epoch_that_a_full_disk_kept_from_being_decided_is_aborted_and_tried_
     bench.before.clear()
     bench.epoch(coordinator)
     coordinator.stop()
+    assert bench.visible() == ["e0p0r0", "e0p1r0"]
+
+
+def test_a_sweep_between_epochs_leaves_the_open_epoch_alone(bench):
+    coordinator = bench.started(limits=replace(bench.limits, sweep_every_s=0.0))
+    bench.begin(coordinator)
+    coordinator.preparing()
+    receipts = bench.prepare(coordinator)
+    coordinator.sweep()
+    bench.conclude(coordinator, receipts)
     assert bench.visible() == ["e0p0r0", "e0p1r0"]
