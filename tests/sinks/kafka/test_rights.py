@@ -133,6 +133,7 @@ def _life(kafka: Broker, address: str, topic: str) -> Life:
         username="alice",
         password="alice-secret",
         sasl_mechanism="SCRAM-SHA-256",
+        commit_offsets="billing",
     )
     return kafka.keep(Life(sink=sink))
 
@@ -195,6 +196,9 @@ def test_a_right_that_is_taken_away_is_named_by_whichever_request_misses_it(guar
         (topics, topic, "Write", prepares, f"Write on the topic {topic}"),
         (topics, topic, "Read", prepares, f"Read on the topic {topic}"),
         (groups, group, "Read", prepares, f"Read on the group {group}"),
+        (topics, topic, "Read", checks, f"Read on the topic {topic}"),
+        (groups, group, "Read", checks, f"Read on the group {group}"),
+        (groups, "billing", "Read", checks, "Read on the group billing"),
         (groups, group, "Describe", looks, f"Describe on the group {group}"),
         (groups, group, "Describe", checks, f"{group}.*needs the right Describe"),
         (ids, own, "Write", prepares, f"Write on the transactional id {own}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,18 @@ from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
 from epochal.kafka.record_headers import HEADERS
-from epochal.sinks.kafka.errors import GRANTS, require_rights
+from epochal.sinks.kafka.errors import GRANTS, TransactionEnded, require_rights
 from epochal.sinks.kafka.ledger import Ledger
+from epochal.sinks.kafka.receipts import OpenTransaction
 from epochal.sinks.kafka.records import HEADERS as HEADERS_COLUMN
 from epochal.sinks.kafka.records import KEY, PARTITION, TIMESTAMP, TOPIC, VALUE, expressions
 from epochal.sinks.kafka.transactional_ids import TransactionalIds
-from epochal.sinks.kafka.transactions import start_one, timeout_refused
+from epochal.sinks.kafka.transactions import (
+    add_offsets,
+    end_transactions,
+    start_one,
+    timeout_refused,
+)
 from epochal.sinks.kafka.values import Column, column_index, require_text
 from epochal.terms import Ability
 
@@ -150,7 +157,7 @@ def check(
     _require_allowed(sink, limits)
     _require_writable(client, sink)
     try:
-        start_one(client, ids.check, limits.timeout_ms)
+        _require_offsets(client, sink, ids, limits)
         ledger.own(client)
     except Misconfigured as error:
         raise Misconfigured(error.message, error.hint or GRANTS) from None
@@ -167,6 +174,30 @@ def _require_new_enough(client: Client) -> None:
             "another process's transaction safely",
             "brokers of 2.5 or newer",
         )
+
+
+def _require_offsets(
+    client: Client, sink: Kafka, ids: TransactionalIds, limits: ClusterLimits
+) -> None:
+    """
+    Commit offsets in a transaction that is aborted. An epoch without rows does that after its
+    decision only, and a right that is missing must not come out then (I3).
+    """
+    producer_id, producer_epoch = start_one(client, ids.check, limits.timeout_ms)
+    txn = OpenTransaction(
+        transactional_id=ids.check,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        is_v2=client.transaction_version() >= 2,
+    )
+    groups = [ids.group] if sink.commit_offsets is None else [ids.group, sink.commit_offsets]
+    try:
+        # Ended by another process, that is: by its own check of the same sink.
+        with suppress(TransactionEnded):
+            for group in groups:
+                add_offsets(client, txn, group, {sink.topic: {0: (0, "")}})
+    finally:
+        end_transactions(client, [txn], is_commit=False)
 
 
 def _require_allowed(sink: Kafka, limits: ClusterLimits) -> None:
