@@ -184,7 +184,7 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize("options", MISSING, ids=str)
+@pytest.mark.parametrize("options", MISSING, ids=" ".join)
 def test_a_column_that_is_missing_is_reported_before_anything_starts(
     spark, tmp_path, options
 ) -> None:
