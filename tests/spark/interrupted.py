@@ -28,29 +28,29 @@ def say(what: Any) -> None:
     sys.stdout.flush()
 
 
-def started(spark: Any, root: Path) -> tuple[Pipeline, Any]:
-    """A query whose tasks have begun, and would take long."""
+def started(spark: Any, root: Path, mark: str) -> tuple[Pipeline, Any]:
+    """A query whose tasks have begun, and would take long. A cancelled task may begin late."""
+    task = root / mark
 
     def slowly(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            (root / "task.txt").touch()
+            task.touch()
             time.sleep(60)
             yield batch
 
-    (root / "task.txt").unlink(missing_ok=True)
     stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
     stream = stream.mapInArrow(slowly, stream.schema)
     sinks = [Files(str(root / name), name=name) for name in ("a", "b")]
     pipeline = Pipeline("interrupted", sinks)
     query = pipeline.start(stream, root / "checkpoint")
-    while not (root / "task.txt").exists():
+    while not task.exists():
         time.sleep(0.05)
     return pipeline, query
 
 
 def main(root: Path) -> None:
     spark = local_session("interrupted", threads=2)
-    pipeline, query = started(spark, root)
+    pipeline, query = started(spark, root, "first")
     try:
         say("is in an epoch")
         # Not in a call to Spark: there PySpark's own handler of Ctrl-C fails, with a stack trace.
@@ -61,7 +61,7 @@ def main(root: Path) -> None:
     pipeline.close()
     error = pipeline.error
     say({"active": query.isActive, "exception": query.exception(), "error": error and str(error)})
-    pipeline, _ = started(spark, root)
+    pipeline, _ = started(spark, root, "second")
     say("is in an epoch again")
     SparkContext._gateway.proc.kill()
     while pipeline.error is None:

@@ -25,7 +25,13 @@ from epochal.coordinator import Coordinator, Stopped
 from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.spark.epoch import EpochWriter
-from epochal.spark.error_text import StopSignal, message_first, stop_or_error
+from epochal.spark.error_text import (
+    StopSignal,
+    as_epochal,
+    is_jvm_gone,
+    message_first,
+    stop_or_error,
+)
 from epochal.terms import EpochNumber
 
 if TYPE_CHECKING:
@@ -148,6 +154,8 @@ class Run:
             query.awaitTermination()
         except Exception as error:  # the query itself reports how it ended
             logger.debug("%s: the query has ended", self.location, exc_info=error)
+            if self.error is None and is_jvm_gone(error):
+                self._failed(as_epochal(error, "the query"))
         try:
             self.end(wait_s=threading.TIMEOUT_MAX)
         except Exception:

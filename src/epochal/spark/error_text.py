@@ -83,7 +83,7 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
     carried = from_text(str(error))
     if carried is not None:
         return carried
-    if _is_jvm_gone(error):
+    if is_jvm_gone(error):
         return TaskFailed(
             f"{doing}: Spark's JVM has exited",
             "nothing is lost: start again; its last lines on stderr, or the system's log, say "
@@ -111,7 +111,7 @@ def analysis_message(error: PySparkException) -> str:
     return spark_message(error)
 
 
-def _is_jvm_gone(error: BaseException) -> bool:
+def is_jvm_gone(error: BaseException) -> bool:
     from py4j.protocol import Py4JError, Py4JNetworkError  # noqa: PLC0415  comes with Spark
 
     # A call that got no answer is raised as the plain class, without a trace of Java.
