@@ -100,7 +100,7 @@ def _keep_schema(store: Store, schema: pa.Schema) -> str:
     """
     Keep the columns beside the files, once per schema, so that readers need not guess types.
 
-    The key is a digest of the content and is never deleted: whoever puts it, it is the same.
+    The key is a digest of the content and is never deleted: every process puts the same.
     """
     content = schema.serialize().to_pybytes()
     digest = sha256(content).hexdigest()[:16]
