@@ -21,7 +21,7 @@ from greenlet import greenlet
 
 from epochal.coordinator import Environment
 from epochal.errors import EpochalError
-from epochal.terms import Uid
+from epochal.terms import Claim, Uid
 from epochal.testing.driver import Crash, Driver, one_after_the_other
 from proof.calls import Call, Send
 
@@ -80,6 +80,7 @@ def settled_environment(name: str) -> Environment:
         random=lambda: 0.0,
         nonce=nonce,
         new_uid=lambda: Uid(name.lower() * 12),
+        new_claim=lambda: Claim(name.lower() * 8),
         parallel=one_after_the_other,
     )
 

@@ -33,16 +33,16 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from epochal.errors import Fenced
+from epochal.errors import Fenced, Unsettled
 from epochal.protocol.receipts import lists_of
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
-from epochal.terms import Decision, Handle, Receipt, SinkName, total
+from epochal.terms import Decision, Handle, Receipt, SinkName, Uid, total
 from epochal.testing.crash import Breach
 from proof.calls import LOG, TARGET, Call
 
 if TYPE_CHECKING:
-    from proof.world import World
+    from proof.world import Target, World
 
 _CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers", "read_list"})
 """What a driver may do between asking the log who is newest and aborting."""
@@ -97,6 +97,10 @@ class Judge:
 
     def copy(self) -> Judge:
         other = Judge.__new__(Judge)
+        self.copy_into(other)
+        return other
+
+    def copy_into(self, other: Judge) -> None:
         other.truth, other._top, other.claimant = self.truth, self._top, self.claimant
         other._claimants = self._claimants
         other._decided, other._named = dict(self._decided), dict(self._named)
@@ -106,7 +110,6 @@ class Judge:
         other._clear_generation = self._clear_generation
         other._hanging, other._hanging_commits = self._hanging, self._hanging_commits
         other._answered = self._answered
-        return other
 
     def key(self) -> Hashable:
         """`_asked` and what drivers know follow from their own calls, which the state has."""
@@ -276,9 +279,14 @@ class Judge:
                 continue
             epoch, target = before.unsettled.epoch, world.targets[sink]
             named = {str(receipt.handle) for receipt in before.pending[sink]}
-            proven = (before.uid, epoch) in target.epochs and named <= target.committed
-            if not proven and (epoch, sink) not in given_up:
+            if (
+                not self._is_proven(target, (before.uid, epoch), named)
+                and (epoch, sink) not in given_up
+            ):
                 raise Breach("I4", f"{call}: epoch {epoch} is taken for done on {sink}, and is not")
+
+    def _is_proven(self, target: Target, key: tuple[Uid, int], named: Collection[str]) -> bool:
+        return key in target.epochs and target.committed.issuperset(named)
 
     def _nothing_left(self, world: World, call: Call, after: State) -> None:
         for sink in after.sinks:
@@ -319,7 +327,7 @@ class Judge:
             if handle not in target.prepared and handle not in self._expired:
                 raise Breach("I5", f"{call}: the decision of {epoch} names the aborted {handle}")
             self._named[handle] = epoch
-            rows += map(_same, target.prepared.get(handle, ()))
+            rows += map(plain_row, target.prepared.get(handle, ()))
         if self._expired.isdisjoint(handles) and Counter(rows) != Counter(world.source.rows(epoch)):
             raise Breach("I6", f"{call}: the decision names {rows} on {sink}")
 
@@ -388,6 +396,15 @@ class Judge:
 
     # At rest
 
+    def concluded(
+        self, world: World, error: BaseException | None, *, is_deterministic: bool
+    ) -> None:
+        """A last driver ran undisturbed, and ended so."""
+        if isinstance(error, Unsettled) and not is_deterministic:
+            self.partly(world)
+        else:
+            self.at_rest(world)
+
     def at_rest(self, world: World) -> None:
         """After a last driver started and stopped undisturbed, and no call is on its way."""
         if self.truth is None or not self.truth.is_clear or self.truth.unsettled is not None:
@@ -406,7 +423,7 @@ class Judge:
 
     def _once(self, world: World, sink: SinkName) -> None:
         target = world.targets[sink]
-        seen = Counter(_same(row) for rows in target.visible.values() for row in rows)
+        seen = Counter(plain_row(row) for rows in target.visible.values() for row in rows)
         epochs = [epoch for epoch, sinks in self._decided.items() if sink in sinks]
         wanted = Counter(str(row) for epoch in epochs for row in world.source.rows(epoch))
         if lost := wanted - seen:
@@ -419,7 +436,7 @@ class Judge:
     def partly(self, world: World) -> None:
         """Where a run ended with a person needed: no row twice, and none without a decision."""
         for sink, target in world.targets.items():
-            seen = Counter(_same(row) for rows in target.visible.values() for row in rows)
+            seen = Counter(plain_row(row) for rows in target.visible.values() for row in rows)
             twice = [str(row) for row, times in seen.items() if times > 1]
             if twice:
                 raise Breach("I1", f"{sink} shows twice {sorted(twice)}")
@@ -432,7 +449,7 @@ OTHER = "other "
 """How a row begins that a source, not being deterministic, gives in the place of another."""
 
 
-def _same(row: Hashable) -> str:
+def plain_row(row: Hashable) -> str:
     """Which row of the source this is."""
     return str(row).removeprefix(OTHER)
 

@@ -405,6 +405,38 @@ MUTANTS = (
         ),
     ),
     mutant(
+        "a sweep aborts what a driver with a copy of the log prepared",
+        (RECOVERY, "    if handle.claim not in state.claims or", "    if"),
+    ),
+    mutant(
+        "all drivers have one claim",
+        (
+            COORDINATOR,
+            "self._environment.new_uid(), self._environment.new_claim()",
+            'self._environment.new_uid(), Claim("a" * 8)',
+        ),
+    ),
+    mutant(
+        "two copies of one log carry an epoch out, simulated",
+        (WORLD, "if receipts and epoch <= newest and not is_ours:", "if not is_ours and not key:"),
+    ),
+    mutant(
+        "an epoch of a copied log is taken for done, simulated",
+        (
+            WORLD,
+            "        self._take(identity, epoch, receipts)\n        if epoch <",
+            "        if (identity.uid, epoch) in self.epochs or epoch <",
+        ),
+    ),
+    mutant(
+        "an epoch of a copied log is taken for done, memory",
+        (
+            MEMORY,
+            "                _require_ours(ledger, identity, epoch, handles)\n",
+            "",
+        ),
+    ),
+    mutant(
         "ledger ignored on commit, simulated",
         (WORLD, "        if handle in self.committed:\n            return True\n", ""),
     ),

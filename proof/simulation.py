@@ -31,8 +31,8 @@ from greenlet import greenlet
 
 from epochal.coordinator import Environment, Gate, PreparedEpoch
 from epochal.coordinator.retry import OnEnd, OnLate, StillRunning
-from epochal.errors import OutcomeUnknown, RowRejected, TryAgain, Unsettled
-from epochal.terms import EpochNumber, Limits, SinkName, Uid
+from epochal.errors import OutcomeUnknown, RowRejected, TryAgain
+from epochal.terms import Claim, EpochNumber, Limits, SinkName, Uid
 from epochal.testing.crash import Breach
 from epochal.testing.driver import Crash, Driver, Partitions, ends_by_the_rules
 from proof.calls import SPARK, Call, SimLog, SimSink, SimSpark
@@ -158,17 +158,22 @@ class Simulation:
     seed: int
     keeps_trace: bool = False
     trace: list[str] = field(default_factory=list)
+    changes_sinks: bool = True
+    copy_of: World | None = None
+    """Another world, whose log and checkpoint these are copies of."""
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(self.seed)
-        self._weather = Weather.drawn(self._chance)
-        self._world = World(self._drawn_source(), _SINKS)
+        self._side = "D" if self.copy_of is None else "C"
+        self._chance = random.Random(f"{self.seed}{self._side}")
+        drawn = Weather.drawn(self._chance)
+        self._weather = replace(drawn, changes_sinks=drawn.changes_sinks and self.changes_sinks)
+        self.world = self.copy_of or World(self._drawn_source(), _SINKS)
         self._clock = VirtualClock()
         self._flying: list[Call] = []
         """Calls on their way, whose callers no longer listen."""
         self._lives: list[Life] = []
         self._born = 0
-        self._calls = 0
+        self.calls = 0
         self._is_calm = False
         self._scheduler = greenlet.getcurrent()
         self._sinks: Sequence[SinkName] = _SINKS[:2]
@@ -182,15 +187,25 @@ class Simulation:
 
     def run(self) -> int:
         """Simulate this seed; returns the number of calls, raises `Breach`."""
-        self._bear()
-        while self._lives and self._calls < _CALLS_MAX:
-            self._step()
-        self._calm_down()
-        return self._calls
+        self.run_for(_CALLS_MAX)
+        self.calm_down()
+        return self.calls
+
+    def run_for(self, calls: int) -> None:
+        """The same, but for so many calls, and without the end."""
+        self.step()
+        while self.is_running and self.calls < calls:
+            self.step()
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._lives)
 
     # The trouble
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        if not self._born:
+            self._bear()
         if self._flying and self._happens(0.2):
             self._land_one()
         if self._happens(self._weather.expire):
@@ -205,7 +220,7 @@ class Simulation:
             self._bear()
 
     def _awake(self) -> list[Life]:
-        return [life for life in self._lives if life.asleep_until_call <= self._calls]
+        return [life for life in self._lives if life.asleep_until_call <= self.calls]
 
     def _happens(self, chance: float) -> bool:
         return not self._is_calm and chance > 0 and self._chance.random() < chance
@@ -213,29 +228,29 @@ class Simulation:
     def _land_one(self) -> None:
         call = self._flying.pop(self._chance.randrange(len(self._flying)))
         self._note(f"late: {call}")
-        self._world.land_late(call)
+        self.world.land_late(call)
 
     def _expire_some(self, sink: SinkName) -> None:
-        target = self._world.targets[sink]
+        target = self.world.targets[sink]
         handles = sorted(target.prepared)
         if handles and self._chance.random() < 0.5:
             handles = [self._chance.choice(handles)]
         if handles:
             self._note(f"{target.name} throws away {', '.join(handles)}")
-            self._world.expire(target.name, handles)
+            self.world.expire(target.name, handles)
 
     def _answer(self, life: Life) -> None:
         call = life.call
         if call is None:
             raise Breach("harness", f"{life.name} waits for nothing")
-        self._calls += 1
+        self.calls += 1
         if self._happens(self._weather.sleep):
-            life.asleep_until_call = self._calls + self._chance.choice((30, 100, 300))
+            life.asleep_until_call = self.calls + self._chance.choice((30, 100, 300))
             self._note(f"{life.name} sleeps before {call}")
             return
         if self._happens(self._weather.slow):
             self._clock.sleep(self._chance.choice((0.1, 1.0, 5.0)))
-        self._world.issue(call)
+        self.world.issue(call)
         if call.verb == "commit" and self._happens(self._weather.expire * 10):
             self._expire_some(SinkName(call.name))
         if call.room != SPARK and self._disturbed(life, call):
@@ -258,7 +273,7 @@ class Simulation:
             self._raise_in(life, TryAgain("nothing happened"), f"fails: {call}")
         elif call.verb == "put_if_absent" and self._happens(weather.conflict):
             # What an object store answers where a delete meets a create: 409.
-            answer = self._world.conflict()
+            answer = self.world.conflict()
             if answer is not None:
                 self._switch(life, answer)
                 return True
@@ -266,13 +281,13 @@ class Simulation:
         elif call.identity is not None and self._happens(weather.hang):
             if call.changes_something and self._chance.random() < 0.5:
                 self._flying.append(call)
-            self._world.judge.hangs(call)
+            self.world.judge.hangs(call)
             self._raise_in(life, Hangs(), f"hangs: {call}")
         elif call.verb == "rehearse" and self._happens(weather.reject):
             self._raise_in(life, RowRejected("the target never takes it"), f"rejected: {call}")
         elif self._happens(weather.lose_answer):
             self._note(f"half or whole, no answer: {call}")
-            self._world.land_unheard(self._maybe_half(call))
+            self.world.land_unheard(self._maybe_half(call))
             self._raise_in(life, OutcomeUnknown("the answer was lost"), "")
         elif call.changes_something and self._happens(weather.late):
             self._flying.append(call)
@@ -304,20 +319,20 @@ class Simulation:
             self._switch(life, self._is_idle(life))
             return
         try:
-            answer = self._world.land(call)
+            answer = self.world.land(call)
         except Breach:
             raise
         except Exception as error:  # noqa: BLE001  what the target says, the driver hears
             self._raise_in(life, error, f"{call} → {type(error).__name__}")
             return
         self._note(f"{call} → {answer}" if answer is not None else str(call))
-        self._world.judge.answered(call)
+        self.world.judge.answered(call)
         self._switch(life, answer)
 
     def _is_idle(self, life: Life) -> bool:
         """Whether the source has no rows for a while, at the end of the trouble for a last time."""
         if self._is_calm and life.has_swept:
-            self._world.judge.idle(self._world, life.sinks)
+            self.world.judge.idle(self.world, life.sinks)
             return False
         is_idle = self._happens(self._weather.idle) or (self._is_calm and bool(self._flying))
         if is_idle:
@@ -359,7 +374,7 @@ class Simulation:
             for mark_s in marks_s:
                 self._clock.wait_until(began_s + mark_s)
                 on_late(mark_s)
-            self._world.judge.kept_waiting(name)
+            self.world.judge.kept_waiting(name)
             self._clock.wait_until(began_s + give_up_s)
         for at in hanging:
             on_end(at, results[at])
@@ -373,7 +388,7 @@ class Simulation:
         self._born += 1
         if self._weather.changes_sinks and not self._is_calm and self._born > 1:
             self._sinks = tuple(sorted(self._chance.sample(_SINKS, self._chance.randrange(1, 4))))
-        name = f"D{self._born}"
+        name = f"{self._side}{self._born}"
         life = Life(name, greenlet(self._live), sinks=self._sinks)
         self._note(f"{name} starts with {', '.join(self._sinks)}")
         self._lives.append(life)
@@ -396,7 +411,7 @@ class Simulation:
             sinks=[SimSink(name=sink, send=self._send, actor=name) for sink in sinks],
             engine=SimSpark(self._send, name, idles=True),
             read=self._read,
-            epochs=len(self._world.source.epochs),
+            epochs=len(self.world.source.epochs),
             limits=replace(LIMITS, receipts_inline_bytes=0)
             if self._weather.lists_receipts
             else LIMITS,
@@ -406,17 +421,18 @@ class Simulation:
                 random=own.random,
                 nonce=lambda: next(nonces),
                 new_uid=lambda: Uid("".join(own.choice(_LETTERS) for _ in range(12))),
+                new_claim=lambda: Claim("".join(own.choice(_LETTERS) for _ in range(8))),
                 parallel=partial(self._parallel, name),
             ),
         )
 
     def _read(self, epoch: EpochNumber) -> Partitions:
         """The rows; on a replay they may be cut into other partitions, or be others altogether."""
-        parts = self._world.source.epochs[epoch]
-        if epoch in self._world.judge.decided and not self._weather.is_deterministic:
+        parts = self.world.source.epochs[epoch]
+        if epoch in self.world.judge.decided and not self._weather.is_deterministic:
             return [[tuple(f"{OTHER}{row}" for row in part)] for part in parts]
-        if epoch in self._world.judge.decided and self._happens(0.3):
-            return [[self._world.source.rows(epoch)]]
+        if epoch in self.world.judge.decided and self._happens(0.3):
+            return [[self.world.source.rows(epoch)]]
         return [[part] for part in parts]
 
     def _gate(self, name: str) -> Gate:
@@ -456,7 +472,7 @@ class Simulation:
         self._note(f"{life.name} ends {end}")
         if isinstance(life.error, Breach):
             raise life.error
-        self._world.judge.ended(life.name, life.error)
+        self.world.judge.ended(life.name, life.error)
         if life.error is not None and not ends_by_the_rules(life.error):
             raise Breach("defect", f"{life.name} ended with {life.error!r}") from life.error
 
@@ -466,23 +482,24 @@ class Simulation:
 
     # The end
 
-    def _calm_down(self) -> None:
+    def calm_down(self) -> None:
         """No more trouble: the living come to their end, what flies lands, a last driver starts."""
         self._is_calm = True
         self._note("calm")
         while self._lives:
             self._answer(self._lives[0])
-        self._world.judge.partly(self._world)
+        self.world.judge.partly(self.world)
         self._last_driver()
         while self._flying:
             self._land_one()
-        if isinstance(self._last_driver(), Unsettled) and not self._weather.is_deterministic:
-            self._world.judge.partly(self._world)
-        else:
-            self._world.judge.at_rest(self._world)
+        error = self._last_driver()
+        self._note(f"the last driver ends {error!r}")
+        self.world.judge.concluded(
+            self.world, error, is_deterministic=self._weather.is_deterministic
+        )
 
     def _last_driver(self) -> BaseException | None:
-        truth = self._world.judge.truth
+        truth = self.world.judge.truth
         if truth is not None and truth.pending:
             self._sinks = tuple(sorted({*self._sinks, *truth.pending}))
         if self._weather.changes_sinks:
@@ -502,8 +519,11 @@ class Verdict:
 
 
 def simulate(seed: int) -> Verdict:
+    """One log, and then, of another run with the same trouble, two copies of one."""
+    from proof.clones import simulate_clones  # noqa: PLC0415  it is made of this module
+
     try:
-        return Verdict(seed, Simulation(seed).run())
+        return Verdict(seed, Simulation(seed).run() + simulate_clones(seed))
     except Breach as breach:
         return Verdict(seed, 0, str(breach))
 

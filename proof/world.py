@@ -16,8 +16,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from epochal.errors import OutcomeUnknown, PreparedLost
+from epochal.errors import OutcomeUnknown, PreparedLost, Refused, copy_at_work
 from epochal.terms import (
+    Claim,
     EpochNumber,
     Handle,
     Identity,
@@ -27,7 +28,9 @@ from epochal.terms import (
     Receipt,
     SinkName,
     Uid,
+    claims_of,
     handle_prefix,
+    owner_of,
     sink_tag,
 )
 from epochal.testing.driver import Checkpoint
@@ -113,6 +116,7 @@ class Target:
         "epochs",
         "gone",
         "name",
+        "owners",
         "prepared",
         "pruned",
         "runs",
@@ -130,6 +134,8 @@ class Target:
         """The ledger: handles, written together with their rows."""
         self.epochs: set[tuple[Uid, int]] = set()
         """The ledger: epochs, empty ones too."""
+        self.owners: dict[tuple[Uid, int], Claim] = {}
+        """The claim under which an epoch is carried out, written before its first handle."""
         self.pruned: dict[Uid, int] = {}
         self.runs: dict[Uid, str | None] = {}
         self.gone: set[str] = set()
@@ -140,6 +146,7 @@ class Target:
         other.name, other.tag = self.name, self.tag
         other.prepared, other.visible = dict(self.prepared), dict(self.visible)
         other.committed, other.epochs = set(self.committed), set(self.epochs)
+        other.owners = dict(self.owners)
         other.pruned, other.runs = dict(self.pruned), dict(self.runs)
         other.gone = set(self.gone)
         return other
@@ -150,6 +157,7 @@ class Target:
             frozenset(self.visible.items()),
             frozenset(self.committed),
             frozenset(self.epochs),
+            frozenset(self.owners.items()),
             frozenset(self.pruned.items()),
             frozenset(self.gone),
         )
@@ -162,6 +170,7 @@ class Target:
         """Nothing simulated refuses by content; a schedule may make it."""
 
     def commit(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+        self._take(identity, epoch, receipts)
         if epoch < self.pruned.get(identity.uid, 0):
             return
         lost = [
@@ -177,6 +186,16 @@ class Target:
         self.runs[identity.uid] = identity.run
         self.epochs.add((identity.uid, epoch))
 
+    def _take(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+        """Refuse an epoch that a driver with a copy of the log carries out, or has gone past."""
+        mine, key = owner_of(receipts, identity), (identity.uid, epoch)
+        newest = max((at for uid, at in self.owners if uid == identity.uid), default=-1)
+        is_ours = self.owners.get(key) in {mine, *claims_of(receipts)}
+        if receipts and epoch <= newest and not is_ours:
+            raise copy_at_work(f"epoch {epoch} of {newest} belongs to {self.owners.get(key)}")
+        if epoch > newest or (epoch == newest and receipts):
+            self.owners[key] = mine
+
     def _commit_one(self, uid: Uid, epoch: int, handle: str) -> bool:
         if handle in self.committed:
             return True
@@ -189,6 +208,7 @@ class Target:
 
     def commit_half(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
         """What a crash in the middle of a commit leaves."""
+        self._take(identity, epoch, receipts)
         if epoch >= self.pruned.get(identity.uid, 0):
             for handle in _names(receipts)[: len(receipts) // 2]:
                 self._commit_one(identity.uid, epoch, handle)
@@ -230,6 +250,11 @@ class Target:
         self.epochs = {
             (uid, epoch)
             for uid, epoch in self.epochs
+            if uid != identity.uid or epoch >= self.pruned[uid]
+        }
+        self.owners = {
+            (uid, epoch): owner
+            for (uid, epoch), owner in self.owners.items()
             if uid != identity.uid or epoch >= self.pruned[uid]
         }
 
@@ -322,7 +347,7 @@ class World:
         """The effect of a call whose answer is lost."""
         try:
             self.land(call)
-        except (PreparedLost, OutcomeUnknown):
+        except (PreparedLost, OutcomeUnknown, Refused):
             return
 
     def expire(self, sink: SinkName, handles: Sequence[str]) -> None:

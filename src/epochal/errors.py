@@ -131,6 +131,21 @@ class CorruptRecord(InvariantBroken):
     code = "corrupt-record"
 
 
+def copy_at_work(fact: str) -> Refused:
+    """
+    For a target whose ledger has an epoch under handles that the epoch log in use never made. To a
+    driver that was superseded its successor looks the same: the coordinator asks the log.
+    """
+    return Refused(
+        f"{fact}: a copy of this epoch log is at work at this target, or the log was restored from "
+        "an old backup",
+        "stop one of the two for good: `driver` in `epochal status` says where each runs. A copy "
+        "that is to live on beside the original is moved to a path of its own and gets a uid of "
+        "its own (`epochal fork`) before it starts. An epoch that is decided here is given up on "
+        "this sink (`epochal resolve give-up`) if its rows are at the target",
+    )
+
+
 @dataclass(slots=True)
 class Problems:
     """Collects everything that is wrong, each with its way out, for one error."""

@@ -3,6 +3,11 @@
 A handle names one attempt of one task for one sink in one epoch (I6). Its written form is what a
 target lists when it is asked what is in doubt: a gid, an XID, a folder, an object key. It is plain
 ASCII and short, as an XID ends at 64 bytes; a long sink name is therefore carried as a tag.
+
+A handle also holds the claim of the driver that made it: a token that every start draws anew and
+writes into its claim record. Where a machine or a volume is cloned, two drivers have the same log,
+uid and generation, and decide the same epoch; by the claim their handles still differ, and each
+finds in a target's ledger whether an epoch was committed under handles of its own log.
 """
 
 from __future__ import annotations
@@ -23,15 +28,19 @@ Generation = NewType("Generation", int)
 """Which driver may decide; a lower one is fenced."""
 SinkName: TypeAlias = str
 """A name that users choose: plain text, so that they need no constructor for it."""
+Claim = NewType("Claim", str)
+"""Drawn by every start, eight characters of lower-case base32: forty bits that no copy shares."""
 SinkTag = NewType("SinkTag", str)
 """Eight hex digits that stand for a sink's name wherever a target limits the length of names."""
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 _HANDLE = re.compile(
-    r"epochal-(?P<uid>[a-z2-7]{12})-g(?P<generation>\d{1,10})-e(?P<epoch>\d{1,19})"
-    r"-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,19})"
+    r"epochal-(?P<uid>[a-z2-7]{12})-g(?P<generation>\d{1,10})-c(?P<claim>[a-z2-7]{8})"
+    r"-e(?P<epoch>\d{1,14})-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,14})"
 )
+UNCLAIMED = Claim("a" * 8)
+"""The claim of tools and checks, which claim nothing."""
 FINGERPRINT_MODULUS = 1 << 64
 ROW_HASH_ALGORITHM = 1
 """The number of the algorithm in `row_hash`: every change of a row's hash takes a new number."""
@@ -65,6 +74,7 @@ class Handle:
 
     uid: Uid
     generation: Generation
+    claim: Claim
     epoch: EpochNumber
     sink: SinkTag
     partition: int
@@ -73,7 +83,7 @@ class Handle:
 
     def __str__(self) -> str:
         return (
-            f"{handle_prefix(self.uid)}g{self.generation}-e{self.epoch}"
+            f"{handle_prefix(self.uid)}g{self.generation}-c{self.claim}-e{self.epoch}"
             f"-s{self.sink}-p{self.partition}-t{self.attempt}"
         )
 
@@ -86,6 +96,7 @@ class Handle:
         return cls(
             uid=Uid(found["uid"]),
             generation=Generation(int(found["generation"])),
+            claim=Claim(found["claim"]),
             epoch=EpochNumber(int(found["epoch"])),
             sink=SinkTag(found["sink"]),
             partition=int(found["partition"]),
@@ -149,6 +160,11 @@ class Receipt:
     bytes: int = 0
     token: Mapping[str, Json] = field(default_factory=dict)
     """What the sink itself needs: paths, part tags, producer ids. JSON, without secrets."""
+    replaces: tuple[Claim, ...] = ()
+    """
+    Where rows were written again after the decision: the claims under which the same epoch was to
+    be carried out before, by the same log.
+    """
 
     @property
     def rows(self) -> int:
@@ -156,6 +172,22 @@ class Receipt:
 
     def __hash__(self) -> int:
         return hash(self.handle)
+
+
+def claims_of(receipts: Iterable[Receipt]) -> frozenset[Claim]:
+    """
+    The claims under which an epoch log decided an epoch, now or before rows were written again. An
+    epoch that a target has under another claim was not committed from this decision.
+    """
+    listed = list(receipts)
+    replaced = {claim for receipt in listed for claim in receipt.replaces}
+    return frozenset(replaced | {receipt.handle.claim for receipt in listed})
+
+
+def owner_of(receipts: Sequence[Receipt], identity: Identity) -> Claim:
+    """The claim that stands for these receipts where a target keeps one: that of the newest."""
+    handles = [receipt.handle for receipt in receipts]
+    return max(handles, key=lambda handle: handle.generation, default=identity).claim
 
 
 Receipts: TypeAlias = Mapping[SinkName, Sequence[Receipt]]
@@ -201,6 +233,7 @@ class Identity:
     uid: Uid
     sink: SinkName
     generation: Generation
+    claim: Claim = UNCLAIMED
     run: str | None = None
     location: str | None = None
     """The pipeline's own place: its checkpoint, or a session's log. None where nothing runs yet."""
@@ -213,6 +246,7 @@ class Identity:
         return Handle(
             uid=self.uid,
             generation=self.generation,
+            claim=self.claim,
             epoch=epoch,
             sink=self.tag,
             partition=partition,

@@ -23,7 +23,7 @@ from epochal.demo.kills import STEPS, plan_kills
 from epochal.demo.servers import forget, running_servers
 from epochal.demo.workspace import Workspace
 from epochal.kit.sql.names import staging_name
-from epochal.terms import Handle, sink_tag
+from epochal.terms import Identity
 
 COMMAND = [sys.executable, "-m", "epochal.cli"]
 
@@ -142,7 +142,8 @@ def test_the_audit_objects_to_what_is_left_in_doubt(kept):
     workspace = Workspace(root)
     before = audit(workspace, rows=3000, parts=6).left_in_doubt
     uid = json.loads(_newest_record(workspace).split(b"\n")[1])["state"]["uid"]
-    left = Handle(uid=uid, generation=1, epoch=0, sink=sink_tag("orders"), partition=0, attempt=7)
+    who = Identity(pipeline="orders", uid=uid, sink="orders", generation=1)
+    left = who.handle(0, partition=0, attempt=7)
     with psycopg.connect(workspace.addresses.postgres, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE epochal.{staging_name(left)} (id bigint)")
         assert audit(workspace, rows=3000, parts=6).left_in_doubt == before + 1 == 1

@@ -7,7 +7,7 @@ import pytest
 from epochal.coordinator import Coordinator, Environment
 from epochal.errors import OutcomeUnknown
 from epochal.protocol.admission import Position, Start
-from epochal.terms import EpochNumber, Limits, Offsets, SinkName, Uid
+from epochal.terms import Claim, EpochNumber, Limits, Offsets, SinkName, Uid
 from epochal.testing.driver import one_after_the_other
 from proof.behaviour import OwnClock
 from proof.calls import SimLog, SimSink
@@ -61,6 +61,7 @@ class Bench:
                 random=lambda: 0.0,
                 nonce=lambda: next(spent),
                 new_uid=lambda: Uid(name.lower() * 12),
+                new_claim=lambda: Claim(name.lower() * 8),
                 parallel=one_after_the_other,
                 on_step=lambda step, epoch: self.watched.append((step, epoch)),
             ),

@@ -24,7 +24,7 @@ from epochal.protocol.admission import Admission, Position
 from epochal.protocol.machine import Phase
 from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
-from epochal.terms import Decision, EpochNumber, Mark, Offsets, Uid
+from epochal.terms import UNCLAIMED, Decision, EpochNumber, Mark, Offsets, Uid
 from proof.calls import SimCommitter
 from proof.world import Source, World
 
@@ -406,6 +406,7 @@ def history(epochs, bench):
     last = EpochNumber(epochs - 1)
     state = claimed(
         State(uid=Uid("a" * 12), pipeline="p", location="/chk", first=last),
+        claim=UNCLAIMED,
         driver="",
         sinks={"x": {"target": "t"}},
         query_id="q",

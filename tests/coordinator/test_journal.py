@@ -25,6 +25,7 @@ from epochal.protocol.state import (
     stopped,
 )
 from epochal.terms import (
+    UNCLAIMED,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -91,7 +92,7 @@ def journal(log, clock, name="a"):
 
 def follow(before):
     base = before or State(uid=Uid("a" * 12), pipeline="p", location="/chk")
-    return claimed(base, driver="", sinks={}, query_id=None, run=None)
+    return claimed(base, claim=UNCLAIMED, driver="", sinks={}, query_id=None, run=None)
 
 
 def test_claims_share_the_sequence_with_everything_else(log, clock):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
+from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter, Markers
 from epochal.storage.memory import MemoryStore
 from epochal.terms import (
@@ -60,8 +60,8 @@ class Read:
         named = self.epochs.get(handle.epoch)
         return None if named is None else handle in named
 
-    def generation_of(self, epoch: EpochNumber) -> Generation | None:
-        return max((one.generation for one in self.epochs.get(epoch, ())), default=None)
+    def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
+        return self.epochs.get(epoch, handles) == handles
 
     def marks(self) -> list[Mark]:
         return []
@@ -183,9 +183,9 @@ def test_files_that_the_rehearsal_saw_are_not_looked_for_again(target):
 def test_an_epoch_that_is_committed_is_refused_before_the_decision(target):
     winner = target.prepare(handle(generation=2))
     Lake(target, identity(2)).commit(E0, [winner])
-    with pytest.raises(Fenced, match="by generation 2; this driver is 1"):
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
         Lake(target, identity(1)).rehearse(E0, [target.prepare(handle(2))])
-    with pytest.raises(Refused, match="older than the target"):
+    with pytest.raises(Refused, match="or the log was restored"):
         Lake(target, identity(2)).rehearse(E0, [target.prepare(handle(3, generation=2))])
 
 

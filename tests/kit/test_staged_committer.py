@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from epochal_sqlite import SQLite, SQLiteCommitter
 
-from epochal.errors import InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.terms import EpochNumber, Proof
 from epochal.testing.trial import Target, Trial
 
@@ -89,9 +89,9 @@ def test_a_commit_of_other_attempts_than_were_rehearsed_starts_again(trial):
     assert trial.handles() == {rehearsed.handle}
 
 
-def test_a_second_decision_for_an_epoch_is_our_own_fault(trial):
+def test_a_second_decision_for_an_epoch_is_refused(trial):
     trial.commit(0, trial.prepare(0, trial.batch(1)))
-    with pytest.raises(InvariantBroken, match="epoch 0 is committed with"):
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
         trial.commit(0, trial.prepare(0, trial.batch(1)))
     assert trial.ids() == [1]
 

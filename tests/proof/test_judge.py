@@ -19,6 +19,7 @@ from epochal.protocol.state import (
     stopped,
 )
 from epochal.terms import (
+    UNCLAIMED,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -62,7 +63,9 @@ class Scene:
         self.state = state
 
     def claim(self, **changes):
-        after = claimed(self.state, driver="", sinks={X: {}}, query_id=None, run=None)
+        after = claimed(
+            self.state, claim=UNCLAIMED, driver="", sinks={X: {}}, query_id=None, run=None
+        )
         self.put(RecordKind.CLAIM, replace(after, **changes))
 
     def receipt(self, partition, epoch=0, attempt=1, rows=None):
@@ -223,7 +226,7 @@ def test_i5_a_stop_in_good_order_with_something_left(scene):
 def test_i5_nobody_is_blamed_for_what_comes_behind_the_back_of_a_stop(scene, is_late):
     scene.claim()
     if is_late:
-        handle = "epochal-aaaaaaaaaaaa-g2-e0-s00000000-p0-t1"
+        handle = "epochal-aaaaaaaaaaaa-g2-caaaaaaaa-e0-s00000000-p0-t1"
         scene.world.land_late(Call("A", TARGET, X, "prepare", (handle, ())))
     else:
         scene.receipt(0)

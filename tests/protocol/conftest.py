@@ -6,6 +6,7 @@ import pytest
 
 from epochal.protocol.state import State, decided
 from epochal.terms import (
+    Claim,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -19,6 +20,7 @@ from epochal.terms import (
 )
 
 UID = Uid("abcdefghij27")
+CLAIM = Claim("k7q2m4xz")
 
 
 class Maker:
@@ -28,10 +30,21 @@ class Maker:
     orders = SinkName("orders")
     audit = SinkName("audit")
 
-    def handle(self, sink="orders", *, generation=1, epoch=0, partition=0, attempt=1, uid=UID):
+    def handle(
+        self,
+        sink="orders",
+        *,
+        generation=1,
+        claim=CLAIM,
+        epoch=0,
+        partition=0,
+        attempt=1,
+        uid=UID,
+    ):
         return Handle(
             uid=uid,
             generation=Generation(generation),
+            claim=claim,
             epoch=EpochNumber(epoch),
             sink=sink_tag(SinkName(sink)),
             partition=partition,
@@ -64,6 +77,7 @@ class Maker:
             pipeline="shop",
             location="/chk",
             generation=Generation(1),
+            claims=(CLAIM,),
             query_id="query",
             sinks={
                 self.orders: {"kind": "memory", "target": "orders"},

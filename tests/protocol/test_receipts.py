@@ -10,7 +10,7 @@ from epochal.errors import CorruptRecord
 from epochal.protocol.receipts import ListedReceipts, lay_beside, lists_of, sum_of
 from epochal.protocol.records import decode, encode
 from epochal.protocol.state import Record, RecordKind, State, claimed, decided
-from epochal.terms import Decision, EpochNumber, Generation, Offsets, SinkName
+from epochal.terms import UNCLAIMED, Decision, EpochNumber, Generation, Offsets, SinkName
 
 MEGABYTE = 1_000_000
 
@@ -38,6 +38,7 @@ def laid(decision, inline_bytes_max=65_536):
 def record_of(make, decision, sinks):
     state = claimed(
         State(uid=make.uid, pipeline="p", location="/chk"),
+        claim=UNCLAIMED,
         driver="",
         sinks={SinkName(sink): {} for sink in sinks},
         query_id=None,

@@ -24,6 +24,7 @@ from epochal.protocol.state import (
     stopped,
 )
 from epochal.terms import (
+    Claim,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -81,6 +82,8 @@ texts = st.text(max_size=20)
 numbers = st.integers(min_value=0, max_value=2**60)
 sink_names = st.text(min_size=1, max_size=12).map(SinkName)
 uids = st.text("abcdefghijklmnopqrstuvwxyz234567", min_size=12, max_size=12).map(Uid)
+claims = st.text("abcdefghijklmnopqrstuvwxyz234567", min_size=8, max_size=8).map(Claim)
+counters = st.integers(min_value=0, max_value=10**14 - 1)
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -102,10 +105,11 @@ def receipts(draw, sink):
     handle = Handle(
         uid=draw(uids),
         generation=Generation(draw(st.integers(0, 10**9))),
-        epoch=EpochNumber(draw(numbers)),
+        claim=draw(claims),
+        epoch=EpochNumber(draw(counters)),
         sink=sink_tag(sink),
         partition=draw(st.integers(0, 9_999_999)),
-        attempt=draw(numbers),
+        attempt=draw(counters),
     )
     hashed = draw(st.none() | st.integers(0, 2**64 - 1))
     return Receipt(
@@ -135,6 +139,7 @@ def records(draw):
         run=draw(st.none() | texts),
         query_id=draw(st.none() | texts),
         generation=Generation(draw(numbers)),
+        claims=tuple(draw(st.lists(claims, max_size=3))),
         driver=draw(texts),
         first=EpochNumber(draw(numbers)),
         unsettled=decision,

@@ -4,6 +4,7 @@ import pytest
 
 from epochal.errors import InvariantBroken, Refused
 from epochal.protocol.state import (
+    CLAIMS_KEPT,
     GivenUp,
     Total,
     adopted,
@@ -18,7 +19,9 @@ from epochal.protocol.state import (
     sinks_done,
     stopped,
 )
-from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Uid
+from epochal.terms import NO_ROWS, Claim, EpochNumber, Fingerprint, Uid
+
+OTHER_CLAIM = Claim("x9x9x9x9")
 
 
 def word(sink, epoch=0):
@@ -26,11 +29,23 @@ def word(sink, epoch=0):
 
 
 def test_a_claim_raises_the_generation_and_keeps_what_is_unsettled(make):
-    after = claimed(make.unsettled(), driver="host", sinks={}, query_id=None, run=None)
+    after = claimed(
+        make.unsettled(), claim=OTHER_CLAIM, driver="host", sinks={}, query_id=None, run=None
+    )
     assert after.generation == 2
+    assert after.claims == (OTHER_CLAIM, *make.unsettled().claims)
     assert after.unsettled == make.decision()
     assert not after.is_stopped
     assert after.query_id == "query"
+
+
+def test_the_claims_of_earlier_drivers_are_bounded(make):
+    state = make.unsettled()
+    for _ in range(2 * CLAIMS_KEPT):
+        state = claimed(
+            state, claim=OTHER_CLAIM, driver="", sinks=state.sinks, query_id=None, run=None
+        )
+    assert state.claims == (OTHER_CLAIM,) * CLAIMS_KEPT
 
 
 def test_a_second_decision_before_the_first_is_settled_breaks_i2(make):
@@ -158,7 +173,7 @@ def test_totals_count_what_was_decided_and_not_given_up(make):
 def test_a_sink_that_moves_to_another_target_is_counted_anew(make):
     state = settled(sinks_done(make.unsettled(), frozenset({"orders", "audit"})))
     sinks = {**state.sinks, "orders": {"kind": "memory", "target": "elsewhere"}}
-    after = claimed(state, driver="", sinks=sinks, query_id=None, run=None)
+    after = claimed(state, claim=OTHER_CLAIM, driver="", sinks=sinks, query_id=None, run=None)
     assert set(after.totals) == {"audit"}
     assert after.newest_committed == {"audit": 0}
 

@@ -17,9 +17,7 @@ from epochal.terms import (
     Identity,
     Limits,
     Receipt,
-    SinkName,
     Uid,
-    sink_tag,
 )
 
 # Tests that several databases share show as much as others when they fail.
@@ -54,14 +52,7 @@ class Driver:
         return self.sink.committer(self.identity, self.limits)
 
     def handle(self, epoch: int, partition: int = 0, attempt: int = 0) -> Handle:
-        return Handle(
-            uid=self.uid,
-            generation=Generation(self.generation),
-            epoch=EpochNumber(epoch),
-            sink=sink_tag(SinkName(self.sink.name)),
-            partition=partition,
-            attempt=attempt,
-        )
+        return self.identity.handle(EpochNumber(epoch), partition=partition, attempt=attempt)
 
     def task(self, rows: pa.Table, epoch: int, partition: int = 0, attempt: int = 0) -> Task:
         handle = self.handle(epoch, partition, attempt)

@@ -19,12 +19,13 @@ def receipts_of_tasks(spark, driver, rows, epoch: int) -> list:
         from pyspark import TaskContext
 
         from epochal.contract import Task
-        from epochal.terms import Handle
+        from epochal.terms import UNCLAIMED, Handle
 
         context = TaskContext.get()
         handle = Handle(
             uid=uid,
             generation=1,
+            claim=UNCLAIMED,
             epoch=epoch,
             sink=tag,
             partition=context.partitionId(),

@@ -38,7 +38,7 @@ class PlainCommitter(kit.CommitterBase):
     def commit(self, epoch, receipts):
         handles = self.handles(receipts)
         with errors(), closing(self.begun()) as db:
-            if self.is_recorded(db, epoch):
+            if self.is_recorded(db, epoch, handles):
                 return
             self.require_staged(db, epoch, handles)
             self.publish(db, handles)
@@ -101,9 +101,13 @@ class PlainCommitter(kit.CommitterBase):
     def is_ours(self, handle):
         return handle is None or handle.sink == self.identity.tag
 
-    def is_recorded(self, db, epoch):
+    def is_recorded(self, db, epoch, handles):
         ledger = self.ledger(db)
-        return epoch in ledger or epoch < min(ledger, default=epoch)
+        if epoch > max(ledger, default=-1):
+            return False
+        if set(ledger.get(epoch, ["pruned"])) != set(handles):
+            raise kit.copy_at_work(f"epoch {epoch} is recorded under other handles")
+        return True
 
     def require_staged(self, db, epoch, handles):
         lost = tuple(handle for handle in handles if handle not in self.staged(db))
@@ -146,7 +150,7 @@ class LedgerAfterCommit(PlainCommitter):
     def commit(self, epoch, receipts):
         handles = self.handles(receipts)
         with errors(), closing(self.begun()) as db:
-            if self.is_recorded(db, epoch):
+            if self.is_recorded(db, epoch, handles):
                 return
             self.require_staged(db, epoch, handles)
             self.publish(db, handles)
@@ -158,11 +162,19 @@ class LedgerAfterCommit(PlainCommitter):
 class NoLedgerLook(PlainCommitter):
     """Keeps the staging of what it committed, and never asks whether it did."""
 
-    def is_recorded(self, db, epoch):
+    def is_recorded(self, db, epoch, handles):
         return False
 
     def discard(self, db, handles):
         pass
+
+
+class AnyEntryOfTheEpoch(PlainCommitter):
+    """Takes an entry of this epoch for its own, under whatever handles it is."""
+
+    def is_recorded(self, db, epoch, handles):
+        ledger = self.ledger(db)
+        return epoch in ledger or epoch < min(ledger, default=epoch)
 
 
 class WinnersDropped(PlainCommitter):
@@ -171,7 +183,7 @@ class WinnersDropped(PlainCommitter):
     def commit(self, epoch, receipts):
         with errors(), closing(self.begun()) as db:
             staged = [one for one in self.staged(db) if kit.Handle.parse(one).epoch == epoch]
-            if self.is_recorded(db, epoch):
+            if self.is_recorded(db, epoch, self.handles(receipts)):
                 return
             self.require_staged(db, epoch, self.handles(receipts))
             self.publish(db, staged[:1])

@@ -1,13 +1,14 @@
 """Every test of the conformance suite objects to a sink that breaks its promise."""
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from epochal.errors import EpochalError, Fenced, Misconfigured, PreparedLost
+from epochal.errors import EpochalError, Fenced, Misconfigured, PreparedLost, Refused
 from epochal.sinks.memory import Memory
 from epochal.sinks.memory.sink import MemoryCommitter, MemoryWriter
 from epochal.sinks.memory.store import Store
@@ -58,6 +59,27 @@ class ForgetsThatItPruned(Store):
         if ledger is not None and epoch < ledger.settled_below:
             self._visible[epoch, "again"] = next(iter(self._visible.values()))
             return
+        super().commit(identity, epoch, handles, replaces)
+
+
+class TakesAnyProof(Store):
+    """A ledger entry of the epoch counts, under whatever handles it is."""
+
+    def commit(self, identity, epoch, handles, replaces):
+        with suppress(Refused):
+            super().commit(identity, epoch, handles, replaces)
+
+
+class KnowsFirstHandlesOnly(Store):
+    """Rows that were written again are taken for those of somebody else."""
+
+    def __init__(self):
+        super().__init__()
+        self._first = {}
+
+    def commit(self, identity, epoch, handles, replaces):
+        if self._first.setdefault(epoch, handles) != handles:
+            raise Refused("other handles")
         super().commit(identity, epoch, handles, replaces)
 
 
@@ -264,6 +286,10 @@ BROKEN = {
     "the_newest_epoch_is_proven_per_uid_and_run": {"store": OneMark},
     "the_newest_proof_survives_pruning": {"store": PrunesAll},
     "an_empty_epoch_is_proven_like_others": {"store": IgnoresEmptyEpochs},
+    "an_epoch_of_a_copied_log_is_not_taken_for_this_ones": {"store": TakesAnyProof},
+    "an_epoch_that_a_copied_log_has_pruned_is_not_taken_for_this_ones": {"store": TakesAnyProof},
+    "an_empty_epoch_of_a_copied_log_is_not_taken_for_this_ones": {"store": TakesAnyProof},
+    "rows_that_were_written_again_are_this_epochs_own": {"store": KnowsFirstHandlesOnly},
     "receipts_say_how_many_rows_and_survive_json": {"writer": MiscountingWriter},
     "values_arrive_as_they_were": {"store": LosesNulls},
     "writers_work_side_by_side": {"store": MixesWriters},

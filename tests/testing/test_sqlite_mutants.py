@@ -1,4 +1,4 @@
-"""The shipped suite objects to each of eleven mistakes, and to none of the sinks without them."""
+"""The shipped suite objects to each of twelve mistakes, and to none of the sinks without them."""
 
 import inspect
 from dataclasses import replace
@@ -14,6 +14,9 @@ MUTANTS = {
         "LedgerAfterCommit", "a_crash_inside_a_commit_leaves_every_row_visible_once",
     ),
     "no ledger look": ("NoLedgerLook", "a_commit_may_be_repeated_by_anybody_at_any_time"),
+    "any entry of the epoch": (
+        "AnyEntryOfTheEpoch", "an_epoch_of_a_copied_log_is_not_taken_for_this_ones",
+    ),
     "winners dropped": ("WinnersDropped", "several_tasks_become_one_epoch"),
     "abort drops all": ("AbortDropsAll", "an_abort_touches_only_what_it_names"),
     "lists other sinks' handles": (
@@ -81,5 +84,5 @@ def test_the_suite_objects_to_a_mutant(mistake, tmp_path):
     assert not isinstance(objection.value, ModuleNotFoundError)
 
 
-def test_there_are_eleven():
-    assert len(MUTANTS) == 11
+def test_there_are_twelve():
+    assert len(MUTANTS) == 12

@@ -19,7 +19,7 @@ from dataclasses import replace
 from epochal.contract import Committer, Sink
 from epochal.coordinator.cleanup import abort_judged
 from epochal.coordinator.commit import Commit
-from epochal.coordinator.environment import Environment, this_driver
+from epochal.coordinator.environment import Environment, new_claim, this_driver
 from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.targets import Targets, identity_of
 from epochal.errors import Refused, Unsettled
@@ -241,7 +241,12 @@ def as_successor(state: State) -> State:
     targets, so it keeps how the last driver stopped.
     """
     mine = claimed(
-        state, driver=this_driver(), sinks=state.sinks, query_id=state.query_id, run=state.run
+        state,
+        claim=new_claim(),
+        driver=this_driver(),
+        sinks=state.sinks,
+        query_id=state.query_id,
+        run=state.run,
     )
     return replace(mine, is_stopped=state.is_stopped, is_clear=state.is_clear)
 

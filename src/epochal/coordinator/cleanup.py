@@ -19,9 +19,9 @@ from epochal.clock import Clock
 from epochal.contract import Committer
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.targets import STOPPING, Targets
-from epochal.errors import EpochalError
+from epochal.errors import EpochalError, Fenced
 from epochal.protocol.invariants import require_unnamed
-from epochal.protocol.recovery import Judgement, Verdict, judge
+from epochal.protocol.recovery import Judgement, Verdict, judge, left_to_a_copy
 from epochal.protocol.state import State
 from epochal.terms import NO_ROWS, EpochNumber, InDoubt, Limits, Receipt, Receipts, SinkName
 
@@ -138,8 +138,16 @@ class Cleanup:
                 logger.error("%s is left for a person: %s", one.found.name, one.because)
         return tuple(chain.from_iterable(left.values()))
 
+    def _judged(self, found: InDoubt, state: State) -> Judgement:
+        """A later generation that the log does not have is that of a copy of the log."""
+        try:
+            return judge(found, state)
+        except Fenced:
+            self._journal.require_newest()
+            return left_to_a_copy(found)
+
     def _sweep_one(self, sink: SinkName, committer: Committer, state: State) -> list[Judgement]:
-        judged = [judge(found, state) for found in committer.in_doubt()]
+        judged = [self._judged(found, state) for found in committer.in_doubt()]
         _warn_of_old(sink, judged, self._limits.in_doubt_alarm_s)
         left = [one for one in judged if one.verdict is Verdict.LEAVE]
         # Before and after: where an abort fails, all that was found is still in doubt.

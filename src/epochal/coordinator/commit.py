@@ -46,7 +46,15 @@ from epochal.coordinator.rehearsal import Rehearsal
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
 from epochal.coordinator.targets import Call, Targets
-from epochal.errors import EpochalError, Fenced, OutcomeUnknown, PreparedLost, Unsettled, outcome_of
+from epochal.errors import (
+    EpochalError,
+    Fenced,
+    OutcomeUnknown,
+    PreparedLost,
+    Refused,
+    Unsettled,
+    outcome_of,
+)
 from epochal.protocol.invariants import require_own_receipts
 from epochal.protocol.recovery import give_up_command, plan_rewrite
 from epochal.protocol.state import State, rewritten
@@ -71,6 +79,8 @@ class Commit:
     environment: Environment
     note_done: Callable[[frozenset[SinkName]], None] = lambda _sinks: None
     """Writes to the log that these sinks are done."""
+    require_newest: Callable[[], None] = lambda: None
+    """Raises `Fenced` where the log has a newer driver."""
     timing: Callable[[SinkName], AbstractContextManager[None]] = lambda _sink: nullcontext()
     """Measures one sink's attempt."""
     on_committed: Callable[[SinkName], None] = lambda _sink: None
@@ -101,6 +111,14 @@ class Commit:
             if isinstance(error, Fenced):
                 raise error
         for sink, error in self._errors.items():
+            if isinstance(error, Refused):
+                # A later driver of this log and one of a copy look the same to the target.
+                self.require_newest()
+                raise Refused(
+                    f"epoch {self.epoch} is decided and not carried out on sink {sink!r}: "
+                    f"{error.message}",
+                    error.hint,
+                ) from error
             raise self._unsettled(sink, error) from error
         return self.lost
 
@@ -220,6 +238,7 @@ def replace_lost(
         again,
         uid=state.uid,
         generation=state.generation,
+        claim=state.claims[0],
         epoch=decision.epoch,
         sinks=lost.keys(),
     )

@@ -62,6 +62,7 @@ from epochal.terms import (
     DEFAULT_LIMITS,
     NO_OFFSETS,
     Ability,
+    Claim,
     Decision,
     EpochNumber,
     Identity,
@@ -162,11 +163,11 @@ class Coordinator:
         Everything that can refuse without the claim does so before it: a driver with a wrong
         password must not fence a healthy one.
         """
-        uid = self._environment.new_uid()
-        expected = _claimed(self._journal.peek(), start, uid)
+        uid, claim = self._environment.new_uid(), self._environment.new_claim()
+        expected = _claimed(self._journal.peek(), start, uid, claim)
         self._targets.open(expected)
         abilities = self._targets.check(schemas or {})
-        self._journal.claim(lambda before: _claimed(before, start, uid))
+        self._journal.claim(lambda before: _claimed(before, start, uid, claim))
         if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
             self._targets.open(self.state)
         self._cleanup.was_clear(self._journal.was_clear)
@@ -435,6 +436,7 @@ class Coordinator:
             environment=self._environment,
             note_done=self._note_done,
             on_committed=self.tracker.sink_committed,
+            require_newest=self._journal.require_newest,
             timing=partial(self.tracker.timing, phase=Phase.COMMITTING),
         )
         for sink in self.state.done:
@@ -456,12 +458,13 @@ class Coordinator:
         self._journal.append(RecordKind.PROGRESS, sinks_done(self.state, sinks))
 
 
-def _claimed(before: State | None, start: Start, uid: Uid) -> State:
+def _claimed(before: State | None, start: Start, uid: Uid, claim: Claim) -> State:
     """The state of this driver's claim, after the newest state of the log."""
     if before is not None:
         admit_start(before, start)
     return claimed(
         newborn(start, uid) if before is None else before,
+        claim=claim,
         driver=start.driver,
         sinks=start.sinks,
         query_id=start.query_id,

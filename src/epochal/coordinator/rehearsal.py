@@ -132,7 +132,12 @@ def _require_own(
     state: State, epoch: EpochNumber, receipts: Receipts, sinks: Collection[SinkName]
 ) -> None:
     require_own_receipts(
-        receipts, uid=state.uid, generation=state.generation, epoch=epoch, sinks=sinks
+        receipts,
+        uid=state.uid,
+        generation=state.generation,
+        claim=state.claims[0],
+        epoch=epoch,
+        sinks=sinks,
     )
 
 

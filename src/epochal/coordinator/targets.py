@@ -25,6 +25,7 @@ from epochal.errors import Fenced, InvariantBroken, Misconfigured
 from epochal.protocol.invariants import broken
 from epochal.protocol.state import State
 from epochal.terms import (
+    UNCLAIMED,
     Ability,
     EpochNumber,
     Identity,
@@ -337,6 +338,7 @@ def identity_of(state: State, sink: SinkName) -> Identity:
         uid=state.uid,
         sink=sink,
         generation=state.generation,
+        claim=state.claims[0] if state.claims else UNCLAIMED,
         run=state.run,
         location=state.location,
     )

@@ -33,14 +33,17 @@ if TYPE_CHECKING:
         Misconfigured,
         OutcomeUnknown,
         PreparedLost,
+        Refused,
         RowRejected,
         TryAgain,
+        copy_at_work,
     )
     from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
     from epochal.kit.sink_base import CommitterBase, Dropped, Operable, Promises, Recount, SinkBase
     from epochal.kit.staged_committer import LedgerEntry, StagedCommitter, Transaction
     from epochal.terms import (
         Ability,
+        Claim,
         EpochNumber,
         Fingerprint,
         Handle,
@@ -62,11 +65,11 @@ _CONTRACT = (
 )  # fmt: skip
 _ERRORS = (
     "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
-    "PreparedLost", "RowRejected", "TryAgain",
+    "PreparedLost", "Refused", "RowRejected", "TryAgain", "copy_at_work",
 )  # fmt: skip
 _TERMS = (
-    "Ability", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json", "Limits",
-    "Mark", "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
+    "Ability", "Claim", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json",
+    "Limits", "Mark", "Offsets", "Proof", "Receipt", "SinkName", "Uid", "handle_prefix",
 )  # fmt: skip
 _BASES = ("CommitterBase", "Dropped", "Operable", "Promises", "Recount", "SinkBase")
 _SECRETS = ("EnvironmentSecret", "FileSecret", "HeldSecret", "Secret", "env", "file")
@@ -87,6 +90,7 @@ __all__ = [
     "Ability",
     "Backpressure",
     "Begin",
+    "Claim",
     "Committer",
     "CommitterBase",
     "Deadline",
@@ -115,6 +119,7 @@ __all__ = [
     "Proof",
     "Receipt",
     "Recount",
+    "Refused",
     "RowRejected",
     "Secret",
     "Select",
@@ -127,6 +132,7 @@ __all__ = [
     "TryAgain",
     "Uid",
     "Writer",
+    "copy_at_work",
     "env",
     "file",
     "handle_prefix",

@@ -29,10 +29,15 @@ again before it repeats anything:
 
     old driver  read ledger: no epoch 7 ─────────────────── publish 7: refused ── read ledger: done
     new driver       read ledger: no epoch 7 ── publish 7
+
+Done means: under the very handles that are to be committed. An entry of other handles is of a
+driver that works with a copy of the epoch log, and proves nothing of these.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -41,13 +46,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
-from epochal.errors import EpochalError, Fenced, PreparedLost, Refused, TryAgain
+from epochal.errors import EpochalError, PreparedLost, Refused, TryAgain, copy_at_work
 from epochal.kit.sink_base import CommitterBase
 from epochal.storage import Entry
 from epochal.terms import (
     NO_ROWS,
     EpochNumber,
-    Generation,
     Handle,
     Identity,
     InDoubt,
@@ -55,6 +59,7 @@ from epochal.terms import (
     Proof,
     Receipt,
     Uid,
+    claims_of,
     handle_prefix,
 )
 
@@ -127,6 +132,39 @@ class Markers:
         return f"{self._folder}/{handle}"
 
 
+class EpochStore(Protocol):
+    """The verbs of a `Store` that `take_epoch` needs."""
+
+    def put_if_absent(self, key: str, content: bytes) -> bool: ...
+
+    def read(self, key: str) -> bytes | None: ...
+
+
+def take_epoch(store: EpochStore, key: str, receipts: Sequence[Receipt]) -> list[str] | None:
+    """
+    Make these handles the only ones under which an epoch is carried out, before anything of it gets
+    outside piece by piece. Returns the keys that say so; None where a driver of a copy was first.
+
+    Rows that were written again have other handles than their log had decided before. They go under
+    another key, which has the digest of those they replace: of two drivers that replace the same,
+    one goes on. The keys may be removed once the ledger has the epoch, so after this call the
+    ledger must be read once more.
+    """
+    mine = json.dumps(sorted(str(receipt.handle) for receipt in receipts)).encode()
+    keys = [key]
+    while not store.put_if_absent(keys[-1], mine):
+        there = store.read(keys[-1])
+        if there is None:
+            continue
+        if there == mine:
+            break
+        named = (Handle.parse(name) for name in json.loads(there))
+        if {handle.claim for handle in named if handle is not None} - claims_of(receipts):
+            return None
+        keys.append(f"{key}-{hashlib.sha256(there).hexdigest()[:16]}")
+    return keys
+
+
 def of_sink(identity: Identity, listed: Iterable[InDoubt]) -> list[InDoubt]:
     """Those of this sink, and those whose name can't be read: they are left for a person."""
     return [one for one in listed if one.handle is None or one.handle.sink == identity.tag]
@@ -162,8 +200,11 @@ class Ledger(Protocol):
     def names(self, handle: Handle) -> bool | None:
         """Whether the commit of the handle's epoch took it; None where there is no such entry."""
 
-    def generation_of(self, epoch: EpochNumber) -> Generation | None:
-        """Of the driver or the attempts that committed an epoch, where it is known."""
+    def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
+        """
+        Whether an epoch that is done was committed from these very handles. False where the ledger
+        has only later ones: this driver was superseded, or a copy of its log has gone past it.
+        """
 
     def marks(self) -> Sequence[Mark]:
         """The newest epoch of every uid that wrote under this pipeline's and this sink's name."""
@@ -214,7 +255,7 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
             self._forget_rehearsal()
             with self._reading(is_rehearsed=False) as ledger:
                 if ledger.is_done(epoch):
-                    raise self._committed_elsewhere(ledger, epoch)
+                    raise self._committed_by_others(epoch)
                 self._require_seen(ledger, epoch, receipts)
                 self._require_acceptable(ledger, epoch, receipts)
             self._rehearsed = _key(epoch, receipts)
@@ -314,14 +355,13 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
     ) -> None:
         """Raise where the target would refuse these rows by their content (I3)."""
 
-    def _is_committed(
-        self,
-        ledger: _Read,
-        epoch: EpochNumber,
-        receipts: Sequence[Receipt],  # noqa: ARG002
-    ) -> bool:
-        """Whether nothing is left to publish. Raises where other attempts were published (I2)."""
-        return ledger.is_done(epoch)
+    def _is_committed(self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
+        """Whether nothing is left to publish. Raises where other attempts were published."""
+        if not ledger.is_done(epoch):
+            return False
+        if not ledger.is_of(epoch, frozenset(receipt.handle for receipt in receipts)):
+            raise self._committed_by_others(epoch)
+        return True
 
     @abstractmethod
     def _publish(self, ledger: _Read, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -379,18 +419,10 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
         is_named = ledger.names(receipt.handle)
         return is_named is False or (is_named is None and not self._may_be_visible(ledger, receipt))
 
-    def _committed_elsewhere(self, ledger: _Read, epoch: EpochNumber) -> Fenced | Refused:
-        fact = f"epoch {epoch} is being written, and {self._target} proves it committed"
-        newer = ledger.generation_of(epoch)
-        if newer is not None and newer > self._identity.generation:
-            return Fenced(
-                f"{fact} by generation {newer}; this driver is {self._identity.generation}",
-                "another driver has taken this checkpoint over: leave this one stopped",
-            )
-        return Refused(
-            f"{fact} already: the epoch log is older than the target",
-            "the log or the checkpoint was restored from a backup: start with the newer one, or "
-            "with a run= of its own",
+    def _committed_by_others(self, epoch: EpochNumber) -> Refused:
+        return copy_at_work(
+            f"sink {self._identity.sink!r}: {self._target} proves epoch {epoch} committed, and not "
+            "under the handles that this log has for it"
         )
 
 

@@ -5,7 +5,8 @@ Tasks stage their rows under the name of their handle. The driver publishes what
 and records it in the target's ledger, in one transaction. A subclass defines single statements
 of its target; the rules are here, once:
 
-- ledger first: an epoch that is recorded was published, and is not published again;
+- ledger first: an epoch that is recorded under these very handles was published, and is not
+  published again; recorded under others, it was published by a copy of the epoch log: `Refused`;
 - else everything that the decision names must be staged, or `PreparedLost` with the handles;
 - publishing, clearing the staging and recording are one transaction;
 - a rehearsal is that transaction, left open: constraints refuse rows before the decision (I3);
@@ -34,13 +35,13 @@ another process may be killed between two calls and would leave a transaction op
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from epochal.contract import Begin
-from epochal.errors import EpochalError, InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.errors import EpochalError, OutcomeUnknown, PreparedLost, TryAgain, copy_at_work
 from epochal.kit.sink_base import CommitterBase, Dropped
 from epochal.terms import (
     EpochNumber,
@@ -237,11 +238,7 @@ class StagedCommitter(CommitterBase, Generic[T]):
         """Publish and record an epoch, unless the ledger proves that this was done before."""
         names = _names(receipts)
         entries = self._own(transaction)
-        if epoch in entries:
-            _require_same(entries[epoch], names)
-            return
-        # Epochs are committed in order: one below all entries was pruned after its commit.
-        if entries and epoch < min(entries):
+        if self._is_published(entries, epoch, names):
             return
         staged = set(self.staged(transaction, handle_prefix(self.identity.uid)))
         lost = tuple(name for name in names if name not in staged)
@@ -259,6 +256,25 @@ class StagedCommitter(CommitterBase, Generic[T]):
             transaction,
             LedgerEntry(uid=identity.uid, epoch=epoch, run=identity.run, handles=names),
         )
+
+    def _is_published(
+        self,
+        entries: Mapping[EpochNumber, LedgerEntry],
+        epoch: EpochNumber,
+        names: Sequence[str],
+    ) -> bool:
+        """
+        Whether the ledger proves these very handles. Raises where it proves others, or only later
+        epochs: this driver was superseded then, or a copy of its log has gone past it.
+        """
+        if epoch > max(entries, default=-1):
+            return False
+        if epoch not in entries or set(entries[epoch].handles) != set(names):
+            raise copy_at_work(
+                f"sink {self.identity.sink!r}: the ledger has epoch {epoch}, or a later one, under "
+                "handles that this log did not decide"
+            )
+        return True
 
     def _own(self, transaction: T) -> dict[EpochNumber, LedgerEntry]:
         return {
@@ -314,12 +330,3 @@ class StagedCommitter(CommitterBase, Generic[T]):
 
 def _names(receipts: Sequence[Receipt]) -> tuple[str, ...]:
     return tuple(str(receipt.handle) for receipt in receipts)
-
-
-def _require_same(entry: LedgerEntry, names: Sequence[str]) -> None:
-    """A second commit of an epoch must name the same winners: decisions don't change (I2)."""
-    if set(entry.handles) != set(names):
-        raise InvariantBroken(
-            f"epoch {entry.epoch} is committed with {sorted(entry.handles)}, and a commit now "
-            f"names {sorted(names)}"
-        )

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from epochal.errors import Fenced, InvariantBroken
 from epochal.terms import (
+    Claim,
     EpochNumber,
     Generation,
     Handle,
@@ -59,6 +60,7 @@ def require_own_receipts(
     *,
     uid: Uid,
     generation: Generation,
+    claim: Claim,
     epoch: EpochNumber,
     sinks: Collection[SinkName],
 ) -> None:
@@ -72,8 +74,8 @@ def require_own_receipts(
         _require_one_winner(sink, prepared)
         for receipt in prepared:
             handle = receipt.handle
-            whose = (handle.uid, handle.generation, handle.epoch, handle.sink)
-            if whose != (uid, generation, epoch, sink_tag(sink)):
+            whose = (handle.uid, handle.generation, handle.claim, handle.epoch, handle.sink)
+            if whose != (uid, generation, claim, epoch, sink_tag(sink)):
                 raise broken(
                     "I6", f"epoch {epoch}, sink {sink}: the receipt of {handle} is not ours"
                 )
@@ -90,7 +92,8 @@ def require_newest(mine: Generation, seen: Generation, where: str) -> None:
     if seen > mine:
         raise Fenced(
             f"generation {seen} is at work ({where}); this driver is generation {mine}",
-            "another driver has taken this checkpoint over: leave this one stopped",
+            "another driver has taken this checkpoint over, or a copy of its log is at work: leave "
+            "this one stopped",
         )
 
 

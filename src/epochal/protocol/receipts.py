@@ -54,6 +54,7 @@ from typing import Any, TypeAlias, overload
 
 from epochal.errors import CorruptRecord, require_known_format
 from epochal.terms import (
+    Claim,
     Decision,
     Fingerprint,
     Handle,
@@ -78,16 +79,23 @@ ReadList: TypeAlias = Callable[[str], bytes]
 
 
 def receipt_out(receipt: Receipt) -> list[Any]:
-    return [str(receipt.handle), *print_out(receipt.fingerprint), receipt.bytes, receipt.token]
+    written = [str(receipt.handle), *print_out(receipt.fingerprint), receipt.bytes, receipt.token]
+    return [*written, list(receipt.replaces)] if receipt.replaces else written
 
 
 def receipt_in(read: Sequence[Any]) -> Receipt:
-    name, rows, hash_sum, algorithm, size, token = read
+    name, rows, hash_sum, algorithm, size, token, *replaces = read
     handle = Handle.parse(name)
     if handle is None:
         raise ValueError(f"{name!r} is not a handle")
     print_ = Fingerprint(rows, hash_sum, algorithm)
-    return Receipt(handle=handle, fingerprint=print_, bytes=size, token=token)
+    return Receipt(
+        handle=handle,
+        fingerprint=print_,
+        bytes=size,
+        token=token,
+        replaces=tuple(Claim(claim) for claims in replaces for claim in claims),
+    )
 
 
 def print_out(print_: Fingerprint) -> tuple[int, int | None, int]:

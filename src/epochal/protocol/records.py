@@ -29,6 +29,7 @@ from epochal.protocol.receipts import (
 )
 from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State, Total
 from epochal.terms import (
+    Claim,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -182,6 +183,7 @@ def _state_out(state: State) -> dict[str, Any]:
         "forked_from": state.forked_from,
         "query_id": state.query_id,
         "generation": state.generation,
+        "claims": list(state.claims),
         "driver": state.driver,
         "first": state.first,
         "last": None if state.last is None else _last_out(state.last),
@@ -225,6 +227,7 @@ def _state_in(read: Mapping[str, Any], read_list: ReadList | None) -> State:
         forked_from=None if read["forked_from"] is None else Uid(read["forked_from"]),
         query_id=read["query_id"],
         generation=Generation(read["generation"]),
+        claims=tuple(Claim(claim) for claim in read["claims"]),
         driver=read["driver"],
         first=EpochNumber(read["first"]),
         last=None if last is None else _last_in(last),

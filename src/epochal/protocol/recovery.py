@@ -14,6 +14,19 @@ superseded, and it stops (I7):
     g5-e8-p0-t1   Fenced   a later driver is at work
     other uid     LEAVE    another pipeline's
 
+A generation is claimed once in one log. Where a machine or a volume is cloned there are two logs,
+and both sides claim the same generation; the claim in each handle tells them apart. This driver's
+log never had the claim of the copy's driver, whose decisions it can't know, so it touches nothing
+of that one:
+
+    log of A:  g3 claim k7…   g4 claim m2…          (this driver)
+    log of B:  g3 claim k7…   g4 claim x9…          (copied after generation 3)
+    g4-cx9-e8-p0-t1   LEAVE    of a copy of this log
+    g5-cz3-e8-p0-t1   Fenced   and where the log has no generation 5: of a copy, too
+    g3-ck7-e9-p0-t6   LEAVE    epoch 8 is not decided: the driver of generation 3 is alive, and its
+                               log is not this one
+    g3-ck7-e8-p0-t4   ABORT    of a driver before the copy, whose decision never came
+
 Lost rows are replaced by those of a replay where the sums of row hashes prove them equal
 (`plan_rewrite`). Sums don't depend on order and can be added, so equal rows in another split are
 still equal:
@@ -28,14 +41,14 @@ still equal:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from epochal.errors import Unsettled
 from epochal.protocol.invariants import require_newest
 from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import State
-from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, quantity
+from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, claims_of, quantity
 
 
 class Verdict(Enum):
@@ -69,8 +82,19 @@ def judge(found: InDoubt, state: State) -> Judgement:
             verdict=Verdict.COMMIT,
             because=f"epoch {handle.epoch} is decided and names it",
         )
+    if handle.claim not in state.claims or handle.epoch > state.expected:
+        return left_to_a_copy(found)
     return Judgement(
         found=found, verdict=Verdict.ABORT, because="no decision names it, and none can any more"
+    )
+
+
+def left_to_a_copy(found: InDoubt) -> Judgement:
+    return Judgement(
+        found=found,
+        verdict=Verdict.LEAVE,
+        because="no driver of this log prepared it: one with a copy of the log did, and may have "
+        "decided on it",
     )
 
 
@@ -93,8 +117,11 @@ def plan_rewrite(
     """
     lost = frozenset(lost)
     _require_equal(sink, "all rows", sum_of(decided).fingerprint, sum_of(again).fingerprint)
+    before = tuple(sorted(claims_of(decided)))
     if all(str(receipt.handle) in lost for receipt in decided):
-        return Rewrite(receipts=tuple(again), surplus=())
+        return Rewrite(
+            receipts=tuple(replace(receipt, replaces=before) for receipt in again), surplus=()
+        )
     renewed = {receipt.handle.partition: receipt for receipt in again}
     for receipt in decided:
         partition = receipt.handle.partition
@@ -103,7 +130,9 @@ def plan_rewrite(
         _require_equal(sink, f"partition {partition}", receipt.fingerprint, found)
     gone = {receipt.handle.partition for receipt in decided if str(receipt.handle) in lost}
     kept = tuple(receipt for receipt in decided if receipt.handle.partition not in gone)
-    taken = tuple(receipt for receipt in again if receipt.handle.partition in gone)
+    taken = tuple(
+        replace(receipt, replaces=before) for receipt in again if receipt.handle.partition in gone
+    )
     surplus = tuple(receipt for receipt in again if receipt.handle.partition not in gone)
     return Rewrite(receipts=kept + taken, surplus=surplus)
 

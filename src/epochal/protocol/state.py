@@ -27,6 +27,7 @@ from epochal.protocol.invariants import broken
 from epochal.protocol.receipts import sum_of
 from epochal.terms import (
     NO_ROWS,
+    Claim,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -41,6 +42,8 @@ from epochal.terms import (
 )
 
 NO_GENERATION = Generation(0)
+CLAIMS_KEPT = 32
+"""How many starts back a driver recognises what was prepared under this log."""
 FIRST_EPOCH = EpochNumber(0)
 
 
@@ -104,6 +107,11 @@ class State:
     forked_from: Uid | None = None
     query_id: str | None = None
     generation: Generation = NO_GENERATION
+    claims: tuple[Claim, ...] = ()
+    """
+    The claims of this generation and of those before it, newest first. Two copies of one log have
+    the same up to the copy and different ones after it; see `recovery`.
+    """
     driver: str = ""
     """Who claimed this generation: for people."""
     first: EpochNumber = FIRST_EPOCH
@@ -164,6 +172,7 @@ class Record:
 def claimed(
     state: State,
     *,
+    claim: Claim,
     driver: str,
     sinks: Mapping[SinkName, Mapping[str, Json]],
     query_id: str | None,
@@ -174,6 +183,7 @@ def claimed(
     return replace(
         state,
         generation=Generation(state.generation + 1),
+        claims=(claim, *state.claims[: CLAIMS_KEPT - 1]),
         driver=driver,
         sinks={**sinks},
         last=_proven_by(state, staying),
@@ -314,6 +324,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
     return replace(
         state,
         uid=uid,
+        claims=(),
         forked_from=state.uid,
         location=location,
         last=_proven_by(state, ()),

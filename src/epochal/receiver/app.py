@@ -217,7 +217,10 @@ def _owner(given: Mapping[str, Any]) -> Owner:
     pipeline, sink, run = given.get("pipeline"), given.get("sink"), given.get("run")
     if not (isinstance(pipeline, str) and isinstance(sink, str) and isinstance(run, str | None)):
         raise Refusal(400, "pipeline and sink are needed: whose rows are these?")
-    return Owner(pipeline=pipeline, sink=sink, run=run)
+    claims = given.get("claims", [])
+    if not (isinstance(claims, list) and all(isinstance(claim, str) for claim in claims)):
+        raise Refusal(400, "claims is a list of texts")
+    return Owner(pipeline=pipeline, sink=sink, run=run, claims=tuple(claims))
 
 
 def _names(given: Mapping[str, Any]) -> list[str]:

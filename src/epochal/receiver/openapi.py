@@ -10,6 +10,15 @@ _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _OWNER = {"pipeline": _TEXT, "sink": _TEXT, "run": {"type": ["string", "null"]}}
 _TXNS = {"type": "array", "items": _TEXT}
+_CLIENT = {
+    **_OWNER,
+    "claims": {
+        "type": "array",
+        "items": _TEXT,
+        "description": "under which the client's epoch log decided the epoch: once a transaction "
+        "of another claim is committed, those of these are `taken`",
+    },
+}
 
 
 def _object(properties: dict[str, Any], *, required: list[str] | None = None) -> dict[str, Any]:
@@ -49,11 +58,11 @@ _SCHEMAS: dict[str, Any] = {
     "Error": _object(
         {"error": _TEXT, "state": {"enum": [state.value for state in State]}}, required=["error"]
     ),
-    "Owner": _object(_OWNER, required=["pipeline", "sink"]),
+    "Owner": _object(_CLIENT, required=["pipeline", "sink"]),
     "Rehearsal": _object({**_OWNER, "txns": _TXNS}, required=["pipeline", "sink", "txns"]),
     "Rehearsed": _object({"rehearsed": _COUNT}),
     "Mark": _object(
-        {**_OWNER, "uid": _TEXT, "tag": _TEXT, "epoch": _COUNT, "txns": _TXNS},
+        {**_CLIENT, "uid": _TEXT, "tag": _TEXT, "epoch": _COUNT, "txns": _TXNS},
         required=["pipeline", "sink", "uid", "tag", "epoch", "txns"],
     ),
     "Marked": _object({"uid": _TEXT, "epoch": _COUNT}),

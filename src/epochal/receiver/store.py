@@ -14,6 +14,10 @@ Both are forgotten when their sink reports that their epoch is settled; names of
 refused from then on. After the last transaction of an epoch its mark is written, which proves the
 whole epoch, also one without any transaction (I8).
 
+The name of a transaction holds the claim of its driver, and a commit brings the claims under which
+its epoch log decided the epoch. Where a machine is cloned, two logs decide the same epoch: the
+transactions of the first stay, and the second, which does not have their claim, is refused.
+
 `rows` and `whole_epochs` are for users' SQL; the other tables are the receiver's own. A write-ahead
 log with synchronous=FULL: what was answered with 200 outlives a power cut, and readers don't wait.
 """
@@ -141,6 +145,8 @@ class Owner:
     pipeline: str
     sink: str
     run: str | None
+    claims: tuple[str, ...] = ()
+    """Under which its epoch log decided the epoch. Without them a copy of the log goes unseen."""
 
 
 class Store:
@@ -231,6 +237,7 @@ class Store:
                 return found
             if found.state is not State.PREPARED:
                 raise out_of_state(txn, found.state, "committed")
+            _require_own_epoch(db, handle, owner)
             self._apply(db, handle, owner)
             db.execute("DELETE FROM parts WHERE txn = ?", (txn,))
             _put(db, handle, State.COMMITTED, rows=found.rows)
@@ -332,7 +339,7 @@ class Store:
                 "SELECT txns FROM marks WHERE uid = ? AND tag = ? AND epoch = ?", (uid, tag, epoch)
             ).fetchone()
             if known is not None and known[0] != names:
-                raise Refusal(409, f"epoch {epoch} of {uid} is marked with {known[0]}")
+                raise Refusal(409, f"epoch {epoch} of {uid} is marked with {known[0]}", State.TAKEN)
             states = {txn: _find(db, _handle(txn)).state for txn in txns}
             open_ = [txn for txn, state in states.items() if state is not State.COMMITTED]
             if open_:
@@ -384,6 +391,28 @@ def _find(db: sqlite3.Connection, handle: Handle) -> Transaction:
         return _transaction(row)
     is_old = handle.epoch < _settled_below(db, handle.uid, handle.sink)
     return Transaction(txn=str(handle), state=State.FORGOTTEN if is_old else State.UNKNOWN)
+
+
+def _require_own_epoch(db: sqlite3.Connection, handle: Handle, owner: Owner) -> None:
+    """An epoch that is marked is whole; before that, transactions of one epoch log make it up."""
+    if not owner.claims:
+        return
+    of_epoch = (handle.uid, handle.sink, handle.epoch)
+    is_marked = db.execute(
+        "SELECT 1 FROM marks WHERE uid = ? AND tag = ? AND epoch >= ?", of_epoch
+    ).fetchone()
+    committed = db.execute(
+        "SELECT txn FROM transactions WHERE uid = ? AND tag = ? AND epoch = ?"
+        " AND state = 'committed'",
+        of_epoch,
+    )
+    others = {_handle(txn).claim for (txn,) in committed} - {*owner.claims}
+    if is_marked or others:
+        raise Refusal(
+            409,
+            f"epoch {handle.epoch} of {handle.uid} was committed from another epoch log",
+            State.TAKEN,
+        )
 
 
 def _transaction(row: tuple[str, str, int, float]) -> Transaction:

@@ -24,6 +24,8 @@ class State(Enum):
     """Nothing with this name ever arrived."""
     FORGOTTEN = "forgotten"
     """Its epoch was settled and pruned."""
+    TAKEN = "taken"
+    """Its epoch was committed by a client with a copy of the epoch log: never this one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from epochal.protocol.state import State
 from epochal.reports.model import DriverReport, Liveness
 from epochal.telemetry.history import Live
 
-_HOST_AND_PID = re.compile(r"(?P<host>\S+) pid (?P<pid>\d+)")
+_HOST_AND_PID = re.compile(r"(?P<host>\S+) pid (?P<pid>\d+)( machine \w+)?")
 _OVERDUE_FACTOR = 6
 _OVERDUE_MIN_S = 30.0
 

@@ -28,7 +28,14 @@ from pathlib import Path
 import pytest
 
 from epochal.contract import Sink
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.errors import (
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    Refused,
+    TryAgain,
+)
 from epochal.kit.sink_base import Cannot
 from epochal.protocol.receipts import receipt_in, receipt_out
 from epochal.terms import EpochNumber, Limits, Proof, Receipt
@@ -263,6 +270,55 @@ class SinkConformance:
         marks = trial.committer().newest()
         assert marks is None or [mark.epoch for mark in marks] == [2], "epoch 2 is not proven (I8)"
         assert trial.ids() == []
+
+    # A cloned machine: two drivers with the same log, uid and generation, but not the same claim
+
+    def test_an_epoch_of_a_copied_log_is_not_taken_for_this_ones(self, trial: Trial) -> None:
+        mine = trial.prepare(0, trial.batch(1, 2))
+        theirs = trial.prepare(0, trial.batch(3), is_copy=True)
+        assert trial.handles() == {mine.handle, theirs.handle}, "one overwrote the other (I6)"
+        trial.commit(0, theirs, is_copy=True)
+        with pytest.raises(Refused):
+            trial.commit(0, mine)
+        assert trial.committer().outcome(ZERO, mine) is not Proof.COMMITTED
+        assert mine.handle in trial.handles(), "rows of a decided epoch are lost"
+        trial.commit(0, theirs, is_copy=True)
+        # What a person does in the end; prepared rows may hold readers up until then.
+        trial.abort(0, mine)
+        assert trial.ids() == [3], "an epoch was carried out twice, or rows were taken for others"
+
+    def test_an_epoch_that_a_copied_log_has_pruned_is_not_taken_for_this_ones(
+        self, trial: Trial
+    ) -> None:
+        mine = trial.prepare(0, trial.batch(1, 2))
+        for epoch in range(2):
+            theirs = trial.prepare(epoch, trial.batch(3 + epoch), is_copy=True)
+            trial.commit(epoch, theirs, is_copy=True)
+        trial.committer(is_copy=True).prune(EpochNumber(1))
+        with pytest.raises(Refused):
+            trial.commit(0, mine)
+        assert mine.handle in trial.handles(), "rows of a decided epoch are lost"
+        trial.abort(0, mine)
+        assert trial.ids() == [3, 4]
+
+    def test_an_empty_epoch_of_a_copied_log_is_not_taken_for_this_ones(self, trial: Trial) -> None:
+        mine = trial.prepare(0, trial.batch(1))
+        trial.commit(0, trial.prepare(0, is_copy=True), is_copy=True)
+        with pytest.raises(Refused):
+            trial.commit(0, mine)
+        assert trial.ids() == []
+
+    def test_rows_that_were_written_again_are_this_epochs_own(self, trial: Trial) -> None:
+        _require(trial, "name lost rows")
+        kept, lost = (trial.prepare(0, trial.batch(at), partition=at) for at in range(2))
+        trial.abort(0, lost)
+        with pytest.raises(PreparedLost):
+            trial.commit(0, kept, lost)
+        written = trial.prepare(0, trial.batch(1), partition=1, generation=2)
+        again = replace(written, replaces=(kept.handle.claim,))
+        trial.commit(0, kept, again, generation=2)
+        trial.commit(0, kept, again, generation=3)
+        assert trial.ids() == [0, 1]
 
     # Values
 

@@ -26,6 +26,7 @@ from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Cannot
 from epochal.terms import (
     NO_ROWS,
+    Claim,
     EpochNumber,
     Generation,
     Handle,
@@ -109,14 +110,17 @@ class Trial:
         *,
         uid: Uid = UID,
         generation: int = 1,
+        is_copy: bool = False,
         sink: str | None = None,
         run: str | None = None,
     ) -> Identity:
+        """Each generation has a claim of its own, and another one in a copy of the log."""
         return Identity(
             pipeline="conformance",
             uid=uid,
             sink=SinkName(sink or self.sink.name),
             generation=Generation(generation),
+            claim=_claim(generation, is_copy=is_copy),
             run=run,
         )
 
@@ -235,6 +239,11 @@ class Trial:
     def _result(self, job: Job) -> bytes:
         with OtherProcess(job) as process:
             return process.end()
+
+
+def _claim(generation: int, *, is_copy: bool) -> Claim:
+    digits = "".join(chr(ord("a") + int(digit)) for digit in f"{generation:04d}")
+    return Claim(f"{'copy' if is_copy else 'orig'}{digits}")
 
 
 class OtherProcess:

@@ -53,6 +53,6 @@ def test_the_ledger_of_a_bucket_proves_and_forgets(spool):
     ledger.acknowledge(ZERO, [[0, 1, 2]])
     assert ledger.acknowledged(ZERO) == [[0, 1, 2]]
     ledger.settle(ZERO, frozenset(), {})
-    ledger.forget_acknowledgements(ZERO)
+    ledger.forget_delivery(ZERO)
     assert ledger.acknowledged(ZERO) is None
     assert ledger.newest() == [Mark(uid=ME.uid, epoch=ZERO)]

@@ -163,7 +163,7 @@ def test_acknowledgements_of_several_drivers_add_up(spool):
     second.acknowledge(ZERO, [[2, 3]])
     first.acknowledge(ZERO, [[4, 5]])
     assert sorted(second.acknowledged(ZERO)) == [[0, 1], [2, 3], [4, 5]]
-    second.forget_acknowledgements(ZERO)
+    second.forget_delivery(ZERO)
     assert first.acknowledged(ZERO) is None
 
 

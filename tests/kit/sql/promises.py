@@ -11,7 +11,7 @@ import time
 import pytest
 
 from epochal.contract import Begin
-from epochal.errors import PreparedLost
+from epochal.errors import PreparedLost, Refused
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt, Uid
 
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -137,7 +137,8 @@ def test_pruning_forgets_what_is_settled_and_keeps_the_newest(orders, some, stra
     assert [mark.epoch for mark in life.committer.newest()] == [3]
     assert orders.sql(f"SELECT DISTINCT epoch FROM {orders.meta}.ledger") == [(3,)]
     assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.UNKNOWN
-    life.commit(0, [receipts[0]])
+    with pytest.raises(Refused):
+        life.commit(0, [receipts[0]])
     assert len(orders.rows()) == 4
 
 

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
 
-from epochal.errors import Fenced, RowRejected, TryAgain
+from epochal.errors import Refused, RowRejected, TryAgain
 from epochal.sinks.delta.client import Table
 from epochal.sinks.delta.table_files import TableFiles
 
@@ -40,9 +40,10 @@ def test_the_commit_of_another_driver_is_seen_on_it(orders, some):
     old.write(0, some(0))
     receipts = [old.prepare(some(1), 1)]
     heir.write(1, some(1))
-    with pytest.raises(Fenced, match="by generation 2; this driver is 1"):
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
         old.rehearse(1, receipts)
-    old.commit(1, receipts)
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
+        old.commit(1, receipts)
     assert orders.ids() == [0, 1]
 
 

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, PreparedLost, RowRejected
+from epochal.errors import (
+    CorruptRecord,
+    InvariantBroken,
+    Misconfigured,
+    PreparedLost,
+    Refused,
+    RowRejected,
+)
 from epochal.sinks.files import Files, read_epochs
 from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Mark, Proof, Receipt, Uid
 
@@ -178,7 +185,7 @@ def test_a_task_whose_files_are_half_moved_and_half_lost_is_left_to_a_person(dri
 def test_an_epoch_can_not_be_committed_with_other_winners(drive, numbers, root):
     driver = drive(Files(str(root)))
     driver.write(numbers(1), 0)
-    with pytest.raises(InvariantBroken, match="is committed"):
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
         driver.commit(0, [driver.prepare(numbers(1), 0, attempt=7)])
     assert visible(root) == [1]
 

@@ -163,7 +163,7 @@ def test_rows_that_are_refused_for_good_stop_the_query_with_the_way_out(service,
     trial = make(order="epoch")
     receipts = prepared(trial)
     service.answers = lambda request, body: 422 if json.loads(body)["id"] == 2 else None
-    with pytest.raises(RowRejected, match=r"-e0-p0-c2: POST .* answered 422") as caught:
+    with pytest.raises(RowRejected, match=r"-e0-p0-[a-z2-7]{8}-c2: POST .* answered 422") as caught:
         trial.commit(0, *receipts)
     assert "epochal resolve give-up" in caught.value.hint
     assert trial.committer().newest() == []

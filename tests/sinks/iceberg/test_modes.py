@@ -10,7 +10,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
 from epochal.contract import Begin
-from epochal.errors import Fenced, Misconfigured, PreparedLost, Refused, RowRejected, TryAgain
+from epochal.errors import Misconfigured, PreparedLost, Refused, RowRejected, TryAgain
 from epochal.sinks.iceberg import Iceberg
 from epochal.terms import EpochNumber, Proof
 
@@ -295,12 +295,12 @@ def test_a_dropped_pipeline_leaves_rows_and_no_property(warehouse, live, some):
     assert warehouse.ids(name) == [1]
 
 
-def test_a_driver_behind_a_newer_one_is_fenced_before_it_decides(warehouse, live, some):
+def test_a_driver_behind_a_newer_one_is_refused_before_it_decides(warehouse, live, some):
     name = warehouse.create()
     old = live(warehouse.sink(name))
     receipt = old.prepare(some(1), 0)
     live(old.sink, generation=2).write(0, some(1))
-    with pytest.raises(Fenced, match="generation 2"):
+    with pytest.raises(Refused, match="a copy of this epoch log is at work"):
         old.committer.rehearse(E0, [receipt])
 
 

@@ -18,7 +18,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from epochal.contract import Begin
-from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost
+from epochal.errors import (
+    InvariantBroken,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    Refused,
+    copy_at_work,
+)
 from epochal.kit.sink_base import Dropped, Operable
 from epochal.kit.spool.ledger import Delivered, SpoolLedger
 from epochal.kit.spool.rows import RowSpool
@@ -100,12 +107,12 @@ class SpoolCommitter(Operable):
         if not self._is_delivered(epoch, handles):
             try:
                 self._deliver(epoch, receipts, handles)
-            except (PreparedLost, InvariantBroken):
+            except (PreparedLost, InvariantBroken, Refused):
                 # Another driver may have carried out the same decision meanwhile, and cleaned up.
                 if not self._is_delivered(epoch, handles):
                     raise
         self._spool.remove([receipt.handle for receipt in receipts if receipt.rows])
-        self._ledger.forget_acknowledgements(epoch)
+        self._ledger.forget_delivery(epoch)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         self._spool.remove([receipt.handle for receipt in receipts])
@@ -148,16 +155,23 @@ class SpoolCommitter(Operable):
     def _is_delivered(self, epoch: EpochNumber, handles: frozenset[str]) -> bool:
         entry = self._ledger.find(epoch)
         if entry is not None and entry.handles != handles:
-            raise InvariantBroken(
-                f"epoch {epoch} of {entry.uid} is delivered from {sorted(entry.handles)}, and a "
-                f"commit now names {sorted(handles)}"
-            )
+            raise self._delivered_by_others(epoch)
         return entry is not None
+
+    def _delivered_by_others(self, epoch: EpochNumber) -> Refused:
+        return copy_at_work(
+            f"sink {self._identity.sink!r}: epoch {epoch} is delivered from the spool "
+            f"{self._spool.store.location}, and not from the handles that this log has for it"
+        )
 
     def _deliver(
         self, epoch: EpochNumber, receipts: Sequence[Receipt], handles: frozenset[str]
     ) -> None:
         self._require_rows(epoch, receipts)
+        self._require_not_past(epoch)
+        # In this order: a driver of a copy may have delivered the epoch before this one began.
+        if not self._ledger.begin(epoch, receipts) or self._is_delivered(epoch, handles):
+            raise self._delivered_by_others(epoch)
         self._ledger.acknowledge(epoch, [])
         try:
             facts = self._delivery.deliver(epoch, receipts)
@@ -182,6 +196,11 @@ class SpoolCommitter(Operable):
             "somebody removed them: files of a spool belong to the pipeline",
             handles=lost,
         )
+
+    def _require_not_past(self, epoch: EpochNumber) -> None:
+        """Epochs are delivered in order, so a later one is not this log's: see `_is_delivered`."""
+        if self._is_pruned(epoch):
+            raise self._delivered_by_others(epoch)
 
     def _lost_in_delivery(self, epoch: EpochNumber, lost: Sequence[str]) -> InvariantBroken:
         """Written anew, rows that were delivered before would go out under other numbers."""

@@ -2,6 +2,7 @@
 The ledger of a spool: which epochs were delivered from it, for targets that keep no proof.
 
     <spool>/ledger/s<tag>/<uid>/<epoch>.json             this epoch is delivered, with these handles
+    <spool>/ledger/s<tag>/<uid>/<epoch>.acks/begun       from these handles it is being delivered
     <spool>/ledger/s<tag>/<uid>/<epoch>.acks/<id>.json   what was acknowledged of it so far
 
 Acknowledgements only ever add up, each writer's under names of its own, so two drivers that carry
@@ -20,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from epochal.errors import CorruptRecord, require_known_format
+from epochal.kit.marked_files import take_epoch
 from epochal.storage import Store
-from epochal.terms import EpochNumber, Identity, Json, Mark, Uid
+from epochal.terms import EpochNumber, Identity, Json, Mark, Receipt, Uid
 
 _FORMAT = 1
 _SUFFIX = ".json"
 _ACKS = ".acks"
+_BEGUN = "begun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,10 @@ class SpoolLedger:
         content = json.dumps(entry, ensure_ascii=False).encode()
         self._store.put(f"{self._folder}/{_entry(epoch)}", content)
 
+    def begin(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
+        """Before the first call to the outside; False where a driver of a copy was first."""
+        return take_epoch(self._store, f"{self._acks(epoch)}/{_BEGUN}", receipts) is not None
+
     def newest_epoch(self) -> EpochNumber | None:
         return max(self._epochs(self._folder), default=None)
 
@@ -96,7 +103,7 @@ class SpoolLedger:
             return
         settled = [epoch for epoch in self._epochs(self._folder) if epoch < min(below, newest)]
         for epoch in settled:
-            self.forget_acknowledgements(epoch)
+            self.forget_delivery(epoch)
         self._store.delete([f"{self._folder}/{_entry(epoch)}" for epoch in settled])
 
     def size(self) -> int:
@@ -118,13 +125,13 @@ class SpoolLedger:
     def acknowledged(self, epoch: EpochNumber) -> Sequence[Json] | None:
         """All acknowledgements of an epoch, by any driver; None where its delivery never began."""
         folder = self._acks(epoch)
-        names = self._store.names(folder)
+        names = [name for name in self._store.names(folder) if not name.startswith(_BEGUN)]
         pieces = (self._store.read(f"{folder}/{name}") for name in names)
         read = [json.loads(piece) for piece in pieces if piece is not None]
         return [one for piece in read for one in piece] if names else None
 
-    def forget_acknowledgements(self, epoch: EpochNumber) -> None:
-        """Remove them: once the epoch is proven they are of no use."""
+    def forget_delivery(self, epoch: EpochNumber) -> None:
+        """Remove how far it was: once the epoch is proven that is of no use."""
         self._delete_all(self._acks(epoch))
 
     def _delete_all(self, folder: str) -> None:

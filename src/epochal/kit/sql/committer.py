@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.errors import TryAgain
+from epochal.errors import Refused, TryAgain, copy_at_work
 from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
@@ -95,6 +95,11 @@ class SqlCommitter(Operable):
 
     def close(self) -> None:
         self.pool.close()
+
+    def _committed_by_others(self, epoch: EpochNumber) -> Refused:
+        return copy_at_work(
+            self.doing(f"the ledger has epoch {epoch} under handles that this log did not decide")
+        )
 
     # For operators
 

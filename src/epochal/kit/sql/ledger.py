@@ -1,24 +1,43 @@
 """The ledger: the server's proof of what was committed, written in the rows' transaction (I9).
 
 It has one row per handle, so that an attempt that lost never conflicts with the one that won (I6),
-and for staged epochs one row for the epoch itself (partition -1). Of two drivers that apply the
-same epoch, the first to insert that row applies it; the second waits for the first and then finds
-the epoch committed:
+and one row for the epoch itself (partition -1). Of two drivers that carry out the same epoch, the
+first to insert that row does it; the second waits for the first and then finds the epoch taken:
 
     driver A: BEGIN  claim(7) ok      apply rows  COMMIT
-    driver B:        BEGIN  claim(7) … waits …    refused: epoch 7 is committed
+    driver B:        BEGIN  claim(7) … waits …    taken: by the same handles?
 
-The newest epoch of a uid is never pruned, so "older than the oldest row" always means "committed
-long ago". A later comparison of the newest committed epoch with the epoch log reads `newest`.
+If the handles in the ledger are the very ones of B's decision, 7 is committed: A was an earlier
+driver of the same log, or a later one. If they are others, two logs decided 7, as one is a copy of
+the other; B's rows are not at the target, and B is refused. `owner` is the claim of an epoch's
+handles: where rows become visible transaction by transaction (`prepared`), the epoch's row comes
+before the first of them, when no handle's row can be read yet.
+
+The newest epoch of a uid is never pruned, and a driver carries out no epoch but its log's newest;
+so one that finds only later epochs was superseded, or a copy has gone past it. A later comparison
+of the newest committed epoch with the epoch log reads `newest`, and `handles` which it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.ledger_rows import KEY, WITHIN_SINK, LedgerRows, in_pieces, key_of
-from epochal.terms import EpochNumber, Handle, Mark, Proof, Uid
+from epochal.terms import (
+    UNCLAIMED,
+    Claim,
+    EpochNumber,
+    Generation,
+    Handle,
+    Mark,
+    Proof,
+    Receipt,
+    Uid,
+    claims_of,
+    owner_of,
+)
 
 _WHOLE_EPOCH = -1
 
@@ -29,13 +48,18 @@ class Ledger(LedgerRows):
 
     # Writing
 
-    def claim_epoch(self, session: Session, epoch: EpochNumber, rows: int) -> bool:
+    def claim_epoch(
+        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> bool:
         """
-        Insert the epoch's own row: False where the epoch is committed already.
+        Insert the epoch's own row: False where it, or that of a later epoch, is there already.
 
         Waits for another transaction that has inserted the same row, until the lock timeout.
         """
-        values = self._row((self.identity.uid, self.identity.tag, epoch, _WHOLE_EPOCH, 0, 0), rows)
+        key = (self.identity.uid, self.identity.tag, epoch, _WHOLE_EPOCH, 0, 0, UNCLAIMED)
+        values = self._row(
+            key, owner_of(receipts, self.identity), sum(one.rows for one in receipts)
+        )
         claim = (
             f"INSERT INTO {self.table} ({self._columns()}) SELECT {values}{self.dialect.dual}"
             f" WHERE NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
@@ -47,6 +71,29 @@ class Ledger(LedgerRows):
             if self.dialect.is_duplicate(error):
                 return False
             raise
+
+    def take_over_epoch(
+        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> bool:
+        """
+        Make these receipts' claim the owner of an epoch whose row is there, after their rows were
+        written again. False where a driver of a copy was first, or the epoch is long past.
+        """
+        owner_now, mine = self.owner(session, epoch), owner_of(receipts, self.identity)
+        if not receipts or owner_now == mine:
+            return True
+        if owner_now not in claims_of(receipts):
+            return False
+        owner = self._name("owner")
+        return (
+            session.execute(
+                f"UPDATE {self.table} SET {owner} = {self.dialect.literal(mine)}"
+                f" WHERE {self._mine()} AND {self._name('epoch')} = {epoch}"
+                f" AND {self._name('part')} = {_WHOLE_EPOCH}"
+                f" AND {owner} = {self.dialect.literal(owner_now)}"
+            )
+            == 1
+        )
 
     def prune(self, session: Session, below: EpochNumber) -> int:
         epoch = self._name("epoch")
@@ -72,7 +119,10 @@ class Ledger(LedgerRows):
             f"SELECT {', '.join(names)} FROM {self.table} WHERE {self._mine()} AND {condition}"
         )
         keys = [
-            " AND ".join(f"{name} = {int(value)}" for name, value in zip(names, row, strict=True))
+            " AND ".join(
+                f"{name} = {self.dialect.literal(value)}"
+                for name, value in zip(names, row, strict=True)
+            )
             for row in rows
         ]
         for some in in_pieces(keys):
@@ -101,13 +151,36 @@ class Ledger(LedgerRows):
         is_forgotten = oldest is not None and handle.epoch < oldest
         return Proof.UNKNOWN if is_forgotten else Proof.ABORTED
 
-    def holds(self, session: Session, epoch: EpochNumber) -> int | None:
-        """The highest generation that committed this epoch or a later one; None where none did."""
-        ((found,),) = session.query(
-            f"SELECT MAX({self._name('generation')}) FROM {self.table}"
-            f" WHERE {self._mine()} AND {self._name('epoch')} >= {epoch}"
+    def handles(self, session: Session, epoch: EpochNumber) -> frozenset[Handle] | None:
+        """The handles that an epoch was committed under; None where it has no row of its own."""
+        names = ("part", "generation", "claim", "attempt")
+        rows = session.query(
+            f"SELECT {', '.join(map(self._name, names))} FROM {self.table}"
+            f" WHERE {self._mine()} AND {self._name('epoch')} = {epoch}"
         )
-        return None if found is None else int(found)
+        found = [
+            Handle(
+                uid=self.identity.uid,
+                generation=Generation(int(generation)),
+                claim=Claim(claim),
+                epoch=epoch,
+                sink=self.identity.tag,
+                partition=int(part),
+                attempt=int(attempt),
+            )
+            for part, generation, claim, attempt in rows
+        ]
+        handles = frozenset(one for one in found if one.partition != _WHOLE_EPOCH)
+        return handles if len(handles) < len(found) else None
+
+    def owner(self, session: Session, epoch: EpochNumber) -> Claim | None:
+        """The claim under which an epoch is carried out; None where it has no row (any more)."""
+        rows = session.query(
+            f"SELECT {self._name('owner')} FROM {self.table}"
+            f" WHERE {self._mine()} AND {self._name('epoch')} = {epoch}"
+            f" AND {self._name('part')} = {_WHOLE_EPOCH}"
+        )
+        return Claim(rows[0][0]) if rows else None
 
     def newest(self, session: Session) -> list[Mark]:
         """Per uid that ever wrote under this pipeline's and this sink's name."""

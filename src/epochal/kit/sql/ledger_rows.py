@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from epochal.errors import Misconfigured
 from epochal.kit.sql.dialect import Dialect
-from epochal.terms import Handle, Identity, Receipt
+from epochal.terms import Claim, Handle, Identity, Receipt
 
-WITHIN_SINK = ("epoch", "part", "generation", "attempt")
+WITHIN_SINK = ("epoch", "part", "generation", "attempt", "claim")
 KEY = ("uid", "sink", *WITHIN_SINK)
-_COLUMNS = (*KEY, "pipeline", "sink_name", "run", "row_count")
+_COLUMNS = (*KEY, "owner", "pipeline", "sink_name", "run", "row_count")
 NAME_CHARS_MAX = 255
 _ROWS_PER_STATEMENT_MAX = 500
 
@@ -43,7 +43,10 @@ class LedgerRows:
 
     def record(self, receipts: Sequence[Receipt]) -> list[str]:
         """Statements that insert one row per handle, for the transaction that holds its rows."""
-        rows = [self._row(key_of(receipt.handle), receipt.rows) for receipt in receipts]
+        rows = [
+            self._row(key_of(receipt.handle), receipt.handle.claim, receipt.rows)
+            for receipt in receipts
+        ]
         return [
             f"INSERT INTO {self.table} ({self._columns()}) {self.dialect.values(some)}"
             for some in in_pieces(rows)
@@ -55,16 +58,16 @@ class LedgerRows:
     def _columns(self) -> str:
         return ", ".join(map(self._name, _COLUMNS))
 
-    def _row(self, key: Sequence[str | int], rows: int) -> str:
+    def _row(self, key: Sequence[str | int], owner: Claim, rows: int) -> str:
         who = self.identity
-        values = (*key, who.pipeline, who.sink, who.run, rows)
+        values = (*key, owner, who.pipeline, who.sink, who.run, rows)
         return ", ".join(map(self.dialect.literal, values))
 
 
 def key_of(handle: Handle) -> tuple[str | int, ...]:
     """The key of a handle's row, in the order of `KEY`."""
     numbers = (handle.epoch, handle.partition, handle.generation, handle.attempt)
-    return (handle.uid, handle.sink, *numbers)
+    return (handle.uid, handle.sink, *numbers, handle.claim)
 
 
 def in_pieces(items: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,11 +1,16 @@
 """Names: of staging tables, which hold a handle, and of tables, as users write them.
 
-The shortest limit on identifiers is PostgreSQL's 63 bytes, less than the longest handle has.
-Numbers are therefore in base 36, and the two parts of fixed width, uid and sink, have no
-separator:
+The shortest limit on identifiers is PostgreSQL's 63 bytes (an XID has 64), less than the longest
+handle has. Numbers are therefore in base 36, and the three parts of fixed width, uid, sink and
+claim, have no separator:
 
-    ep abcdefghijkl 0a1b2c3 _ 1 _ 2s _ 0 _ 1f
-       uid          sink      generation, epoch, partition, attempt
+    ep abcdefghijkl 0a1b2c3 k7q2m4xz _ 1 _ 2s _ 0 _ 1f
+       uid          sink    claim      generation, epoch, partition, attempt
+
+All 63 bytes are used: 29 before the first separator, then up to 7, 9, 5 and 9 digits. The claim's
+eight characters were taken from the numbers of epochs and attempts, which end at fourteen decimal
+digits instead of the nineteen of a 64-bit counter: at a thousand epochs per second that is three
+thousand years.
 
 Every handle fits, parses back, and is listed by a prefix that holds uid and sink (I6).
 """
@@ -16,24 +21,24 @@ import re
 from dataclasses import dataclass
 
 from epochal.errors import Misconfigured
-from epochal.terms import EpochNumber, Generation, Handle, Identity, SinkTag, Uid
+from epochal.terms import Claim, EpochNumber, Generation, Handle, Identity, SinkTag, Uid
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SINK_WIDTH = 7
 _STAGING = re.compile(
-    r"ep(?P<uid>[a-z2-7]{12})(?P<sink>[0-9a-z]{7})"
+    r"ep(?P<uid>[a-z2-7]{12})(?P<sink>[0-9a-z]{7})(?P<claim>[a-z2-7]{8})"
     r"_(?P<generation>[0-9a-z]+)_(?P<epoch>[0-9a-z]+)_(?P<partition>[0-9a-z]+)_(?P<attempt>[0-9a-z]+)"
 )
 
 
 def staging_name(handle: Handle) -> str:
     numbers = (handle.generation, handle.epoch, handle.partition, handle.attempt)
-    return "_".join([_stem(handle.uid, handle.sink), *map(_base36, numbers)])
+    return "_".join([f"{_stem(handle.uid, handle.sink)}{handle.claim}", *map(_base36, numbers)])
 
 
 def staging_prefix(identity: Identity) -> str:
     """The beginning of the names of all staging tables of one sink of one pipeline."""
-    return f"{_stem(identity.uid, identity.tag)}_"
+    return _stem(identity.uid, identity.tag)
 
 
 def parse_staging_name(name: str) -> Handle | None:
@@ -44,6 +49,7 @@ def parse_staging_name(name: str) -> Handle | None:
     handle = Handle(
         uid=Uid(found["uid"]),
         generation=Generation(int(found["generation"], 36)),
+        claim=Claim(found["claim"]),
         epoch=EpochNumber(int(found["epoch"], 36)),
         sink=SinkTag(f"{int(found['sink'], 36):08x}"),
         partition=int(found["partition"], 36),

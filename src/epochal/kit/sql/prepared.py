@@ -8,6 +8,9 @@ is asked before the ledger.
     COMMIT PREPARED x   ok                           committed
                         "not found", x is listed     another session holds it: wait, try again
                         "not found", x not listed    the ledger proves committed, or rolled back
+
+The epoch's own row of the ledger comes first, in a transaction before them: where a copy of the
+epoch log is at work, both sides have transactions of this epoch, and only one may commit its own.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class PreparedSqlCommitter(SqlCommitter):
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self.make_ready()
+        self._claim(epoch, receipts)
         prepared = [receipt for receipt in receipts if has_rows(receipt)]
         lost = self._each(lambda one: self._commit(epoch, one), prepared)
         handles = tuple(str(handle) for handle in lost if handle is not None)
@@ -53,8 +57,6 @@ class PreparedSqlCommitter(SqlCommitter):
                 "a person or a script rolled them back, or the server was restored",
                 handles=handles,
             )
-        if len(prepared) < len(receipts) or not receipts:
-            self._record_empty(epoch, [one for one in receipts if not has_rows(one)])
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._read_again()
@@ -127,13 +129,20 @@ class PreparedSqlCommitter(SqlCommitter):
             self.doing(f"{handle} is prepared, and another session holds it"), "it is retried"
         )
 
-    def _record_empty(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Tasks without rows prepared nothing: their epoch is proven all the same (I8)."""
+    def _claim(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Insert the epoch's row of the ledger, or find that it is this log's own. With it go the rows
+        of tasks that had nothing to prepare: an empty epoch is proven all the same (I8).
+        """
+        empty = [one for one in receipts if not has_rows(one)]
 
-        def record(session: Session) -> bool:
-            if self._ledger.claim_epoch(session, epoch, 0):
-                for statement in self._ledger.record(receipts):
-                    session.execute(statement)
+        def claim(session: Session) -> bool:
+            if not self._ledger.claim_epoch(session, epoch, receipts):
+                return self._ledger.take_over_epoch(session, epoch, receipts)
+            for statement in self._ledger.record(empty):
+                session.execute(statement)
             return True
 
-        self._in_transaction(f"record epoch {epoch}", record, lock_wait_s=HOLDER_WAIT_S)
+        done = self._in_transaction(f"claim epoch {epoch}", claim, lock_wait_s=HOLDER_WAIT_S)
+        if not done:
+            raise self._committed_by_others(epoch)

@@ -140,7 +140,7 @@ class EpochTransaction:
         for part in parts:
             if part not in claimed:
                 self.give_up()
-                raise part.table.committed_elsewhere(epoch)
+                raise part.table.committed_already(epoch)
 
     def _apply_without_refused(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
         """Before the decision: rows are set apart until no table refuses one."""

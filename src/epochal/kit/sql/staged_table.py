@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.errors import Fenced, OutcomeUnknown, PreparedLost, Refused, TryAgain
+from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
@@ -36,8 +36,17 @@ class StagedTable(SqlCommitter):
     def claim_epoch(
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> bool:
-        """Insert the epoch's row of the ledger; False where it is committed already."""
-        return self._ledger.claim_epoch(session, epoch, sum(one.rows for one in receipts))
+        """
+        Insert the epoch's row of the ledger; False where these receipts are committed already.
+
+        Raises where the epoch was committed from others: that proves nothing of these.
+        """
+        if self._ledger.claim_epoch(session, epoch, receipts):
+            return True
+        handles = frozenset(receipt.handle for receipt in receipts)
+        if self._ledger.handles(session, epoch) != handles:
+            raise self._committed_by_others(epoch)
+        return False
 
     def apply(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """
@@ -91,17 +100,11 @@ class StagedTable(SqlCommitter):
             )
         return {name: handle.partition for name, handle in wanted.items()}
 
-    def committed_elsewhere(self, epoch: EpochNumber) -> Fenced | Refused:
-        """Why an epoch can't be rehearsed that the ledger proves committed."""
-        by = self._ask("read the ledger", lambda session: self._ledger.holds(session, epoch))
-        fact = f"epoch {epoch} is being written, and {self.sink.table} proves it committed"
-        if by is not None and by > self.identity.generation:
-            return Fenced(
-                f"{fact} by generation {by}; this driver is {self.identity.generation}",
-                "another driver has taken this checkpoint over: leave this one stopped",
-            )
+    def committed_already(self, epoch: EpochNumber) -> Refused:
+        """Why an epoch can't be rehearsed whose very receipts the ledger proves committed."""
         return Refused(
-            f"{fact} already: the epoch log is older than the table",
+            f"epoch {epoch} is being written, and {self.sink.table} proves it committed already: "
+            "the epoch log is older than the table",
             "the log or the checkpoint was restored from a backup: start with the newer one, or "
             "with a run= of its own",
         )

@@ -16,7 +16,7 @@ from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.spool.rows import RowSpool, SpoolingWriter, spool_url
 from epochal.storage.urls import without_secrets
-from epochal.terms import Ability, EpochNumber, Identity, Json, Limits, Receipt
+from epochal.terms import Ability, EpochNumber, Identity, Json, Limits, Receipt, owner_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +180,14 @@ class CallbackDelivery:
                 yield from self._spool.read(receipt.handle, rows=receipt.rows)
 
         if rows:
+            # Of a driver with a copy of the epoch log, the same epoch may have other rows.
+            claim = owner_of(ordered, self._identity)
             self._function(
                 CallbackEpoch(
                     pipeline=self._identity.pipeline,
                     sink=self._identity.sink,
                     number=epoch,
-                    token=f"epochal-{self._identity.uid}-s{self._identity.tag}-e{epoch}",
+                    token=f"epochal-{self._identity.uid}-s{self._identity.tag}-e{epoch}-{claim}",
                     rows=rows,
                     _batches=batches,
                 )

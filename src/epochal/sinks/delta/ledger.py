@@ -6,6 +6,7 @@ checkpoints, log clean-up and compaction. Three kinds of ids are written, in the
 shows an epoch's rows:
 
     epochal-<uid>-s<tag>             number = the epoch
+    epochal-claim-<uid>-s<tag>       number = the claim of that epoch's attempts
     epochal-name-<digest>-<n>        number = the n-th uid that wrote under this name
     epochal-run-<uid>-s<tag>-<n>     number = the n-th seven bytes of the run's key
 
@@ -14,13 +15,13 @@ which is why the uids of one name are numbered: a reader counts up until there i
 is twelve characters of base32, sixty bits, and so fits.
 
 Which attempts an epoch consists of is in the metadata of its commit, as long as the log goes back
-so far.
+so far; from then on the claim shows whether the newest was committed from these attempts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -30,7 +31,6 @@ from epochal.errors import InvariantBroken
 from epochal.sinks.delta.client import Entry, active_paths, handles_in_history, transaction_number
 from epochal.terms import (
     EpochNumber,
-    Generation,
     Handle,
     Identity,
     Mark,
@@ -44,6 +44,7 @@ Look = Callable[[str], "int | None"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _UID_CHARACTERS = 12
+_CLAIM_CHARACTERS = 8
 _BYTES_PER_NUMBER = 7
 _UIDS_MAX = 10_000
 
@@ -60,6 +61,7 @@ class Ledger:
         self._table = table
         self._uids = Uids(identity)
         self._id = ledger_id(identity.uid, identity.tag)
+        self._claim_id = f"epochal-claim-{identity.uid}-s{identity.tag}"
         self._handles: dict[EpochNumber, set[str] | None] = {}
 
     @property
@@ -81,9 +83,14 @@ class Ledger:
         is_active = any(f"{handle}-" in path for path in active_paths(self.table))
         return True if is_active else None
 
-    def generation_of(self, epoch: EpochNumber) -> Generation | None:
-        handles = (Handle.parse(name) for name in self._named(epoch) or ())
-        return max((handle.generation for handle in handles if handle is not None), default=None)
+    def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
+        named = self._named(epoch)
+        if named is not None:
+            return named == {*map(str, handles)}
+        newest = transaction_number(self.table, self._id)
+        number = transaction_number(self.table, self._claim_id)
+        claim = None if number is None else letters_of(number, _CLAIM_CHARACTERS)
+        return newest == epoch and claim in {handle.claim for handle in handles}
 
     def marks(self) -> list[Mark]:
         table = self._table
@@ -91,16 +98,18 @@ class Ledger:
             return []
         return self._uids.newest(lambda app_id: transaction_number(table, app_id))
 
-    def entry(self, epoch: EpochNumber, handles: Iterable[Handle]) -> Entry:
+    def entry(self, epoch: EpochNumber, handles: Sequence[Handle]) -> Entry:
         """What the commit of an epoch writes beside its files."""
         table = self.table
+        newest = max(handles, key=lambda handle: handle.generation, default=self._identity)
         return Entry(
             ledger=self._id,
             epoch=epoch,
             handles=tuple(sorted(map(str, handles))),
-            transactions=self._uids.to_write(
-                lambda app_id: transaction_number(table, app_id), epoch
-            ),
+            transactions={
+                self._claim_id: number_of(newest.claim),
+                **self._uids.to_write(lambda app_id: transaction_number(table, app_id), epoch),
+            },
         )
 
     def _named(self, epoch: EpochNumber) -> set[str] | None:
@@ -146,7 +155,7 @@ class Uids:
             number = look(self._name_id(at))
             if number is None:
                 return
-            yield uid_of(number)
+            yield Uid(letters_of(number, _UID_CHARACTERS))
 
     def _run(self, look: Look, uid: Uid) -> str | None:
         parts: list[bytes] = []
@@ -162,21 +171,23 @@ class Uids:
         return f"epochal-run-{uid}-s{self.identity.tag}-{at}"
 
 
-def number_of(uid: Uid) -> int:
+def number_of(letters: str) -> int:
     number = 0
-    for character in uid:
+    for character in letters:
         number = number * len(_ALPHABET) + _ALPHABET.index(character)
     return number
 
 
-def uid_of(number: int) -> Uid:
+def letters_of(number: int, count: int) -> str:
     characters = []
-    for _ in range(_UID_CHARACTERS):
+    for _ in range(count):
         number, digit = divmod(number, len(_ALPHABET))
         characters.append(_ALPHABET[digit])
     if number:
-        raise InvariantBroken("the table's log has a transaction of ours whose number is no uid")
-    return Uid("".join(reversed(characters)))
+        raise InvariantBroken(
+            f"the table's log has a transaction of ours whose number is more than {count} letters"
+        )
+    return "".join(reversed(characters))
 
 
 def _numbers(run: str | None) -> Iterator[int]:

@@ -83,6 +83,10 @@ class Staging(Protocol):
     def trusts_rehearsal(self) -> bool:
         """Whether to publish files without looking for them again after `rehearse`."""
 
+    @property
+    def shows_by_manifest(self) -> bool:
+        """Whether readers see files by their manifest alone, and not one by one before it."""
+
     def check(self) -> Sequence[Ability]: ...
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:

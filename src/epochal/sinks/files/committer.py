@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from epochal.contract import Begin, Rows
-from epochal.errors import InvariantBroken, Misconfigured
+from epochal.errors import Misconfigured, Refused
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Dropped, Recount
@@ -99,19 +99,6 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         self._rehearsed_view = seen or self._read()
         yield self._rehearsed_view
 
-    def _is_committed(
-        self, ledger: LedgerView, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> bool:
-        """A second commit of an epoch must name the same attempts: decisions don't change (I2)."""
-        there = ledger.find(epoch)
-        named = tuple(sorted(str(receipt.handle) for receipt in receipts))
-        if there is not None and there.handles != named:
-            raise InvariantBroken(
-                f"epoch {epoch} of {there.uid} is committed in {self._target} with "
-                f"{list(there.handles)}, and a commit now names {list(named)}"
-            )
-        return there is not None
-
     # Before the decision
 
     def _require_prepared(
@@ -151,9 +138,25 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
 
     def _publish(self, ledger: LedgerView, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         manifest = manifest_of(self._identity, epoch, receipts)
+        if not manifest.files or self._staging.shows_by_manifest:
+            self._show(manifest, receipts)
+            return
+        showing = self._ledger.start_showing(epoch, receipts)
+        if showing is None:
+            raise self._committed_by_others(epoch)
+        try:
+            is_done = self._is_committed(self._read(), epoch, receipts)
+        except Refused:
+            self._staging.store.delete(showing)
+            raise
+        if not is_done:
+            self._show(manifest, receipts)
+        self._staging.store.delete(showing)
+
+    def _show(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
         self._publish_files(manifest, receipts)
         if not self._ledger.put(manifest):
-            self._is_committed(self._read(), epoch, receipts)
+            self._is_committed(self._read(), manifest.epoch, receipts)
 
     def _publish_files(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
         if self._log is None or not self._has_log:

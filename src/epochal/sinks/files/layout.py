@@ -6,6 +6,7 @@ The layout below the root of a Files sink: keys with `/`, the same on a disk and
     _epochal/data/<handle>/day=2026-01-31/…                 with uploads="manifest": there for good
     _epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.json    manifests: the ledger
     _epochal/epochs/<uid>-s<tag>/<thousand>.jsonl           a thousand of them, folded
+    _epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.showing whose files of it come to their place
     _epochal/schemas/<digest>.arrow                         the columns that manifests cite
     _epochal/scratch/                                       files that have no name yet, and probes
 

@@ -16,6 +16,17 @@ deleted once it is folded, and a driver that was suspended before its put may fi
 
 It names the same handles and files, as a decision does not change (I2). Only a rewrite takes other
 attempts, and there is none where A had published its files: they were not lost.
+
+On a disk and on S3 files come to their place one by one, before the manifest. Where a copy of the
+epoch log is at work, two drivers have files of one epoch under different handles, and both could
+find no manifest and move theirs. So the handles are put first, if absent, into `<epoch>.showing`,
+and the manifest is looked for once more after it:
+
+    driver A   no manifest │ put showing: a │ no manifest │ move files │ put manifest │ showing goes
+    driver B   no manifest │ put showing: it is there, with a: refused, nothing moved
+    later, B   put showing: b │ a manifest, of a: refused, nothing moved
+
+The key of `showing` is free again once the manifest is there, so whoever fills it then finds that.
 """
 
 from __future__ import annotations
@@ -27,7 +38,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from epochal.errors import CorruptRecord, require_known_format
-from epochal.kit.marked_files import at_once
+from epochal.kit.marked_files import at_once, take_epoch
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import files_of
 from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, bucket_of
@@ -127,6 +138,11 @@ class Ledger:
         """True where this call put it, False where the epoch has a manifest already."""
         return self.store.put_if_absent(self._single(manifest.epoch), manifest.to_line())
 
+    def start_showing(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> list[str] | None:
+        """Before files come to their place: see `take_epoch`."""
+        key = f"{self._single(epoch).removesuffix('.json')}.showing"
+        return take_epoch(self.store, key, receipts)
+
     def newest(self) -> Manifest | None:
         for bucket in reversed(self._buckets()):
             epochs = {*self._singles(bucket), *self._folded(bucket)}
@@ -217,9 +233,9 @@ class LedgerView:
             self._named[handle.epoch] = frozenset(manifest.handles)
         return str(handle) in self._named[handle.epoch]
 
-    def generation_of(self, epoch: EpochNumber) -> Generation | None:
+    def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
         manifest = self.find(epoch)
-        return None if manifest is None else manifest.generation
+        return manifest is not None and {*manifest.handles} == {*map(str, handles)}
 
     def marks(self) -> list[Mark]:
         newest = (one.newest() for one in ledgers(self._ledger.store, self._identity.tag))

@@ -75,6 +75,7 @@ class LocalStaging:
     """Prepared folders as the driver sees them."""
 
     trusts_rehearsal = False
+    shows_by_manifest = False
 
     def __init__(self, root: Path, identity: Identity) -> None:
         self.store = LocalStore(root)

@@ -109,6 +109,7 @@ class WholeObjectStaging:
     """Hidden objects as the driver sees them."""
 
     trusts_rehearsal = True
+    shows_by_manifest = True
 
     def __init__(self, store: FileStore, identity: Identity) -> None:
         self.store = store

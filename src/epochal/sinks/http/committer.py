@@ -13,7 +13,14 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.errors import (
+    InvariantBroken,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    TryAgain,
+    copy_at_work,
+)
 from epochal.kit.sink_base import CommitterBase, Dropped, Recount
 from epochal.sinks.http.check import check
 from epochal.sinks.http.client import Client, Reply
@@ -21,15 +28,18 @@ from epochal.sinks.http.sink import Service
 from epochal.sinks.http.writer import Format
 from epochal.terms import (
     Ability,
+    Claim,
     EpochNumber,
     Handle,
     Identity,
     InDoubt,
+    Json,
     Limits,
     Mark,
     Proof,
     Receipt,
     Uid,
+    claims_of,
     handle_prefix,
 )
 
@@ -37,6 +47,7 @@ PROTOCOL = "epochal-two-phase"
 VERSION = 1
 _LOST = frozenset({"unknown", "aborted"})
 _FORGOTTEN = "forgotten"
+_TAKEN = "taken"
 
 
 class HttpCommitter(CommitterBase):
@@ -80,7 +91,9 @@ class HttpCommitter(CommitterBase):
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         txns = [str(receipt.handle) for receipt in receipts if receipt.rows]
-        replies = self._at_once(self._commit_one, txns)
+        claims = sorted(claims_of(receipts))
+        replies = self._at_once(lambda txn: self._commit_one(txn, claims), txns)
+        self._require_not_taken(replies)
         lost = tuple(txn for txn, reply in zip(txns, replies, strict=True) if _is_lost(reply))
         if lost:
             raise PreparedLost(
@@ -92,7 +105,7 @@ class HttpCommitter(CommitterBase):
         for txn, reply in zip(txns, replies, strict=True):
             if reply.status != 200:
                 raise _unexpected(f"commit of {txn}", reply)
-        self._mark(epoch, txns)
+        self._mark(epoch, txns, claims)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         self._at_once(self._abort_one, [str(receipt.handle) for receipt in receipts])
@@ -172,7 +185,7 @@ class HttpCommitter(CommitterBase):
         self._about = about
         return about
 
-    def _owner(self) -> dict[str, str | None]:
+    def _owner(self) -> dict[str, Json]:
         identity = self._identity
         return {"pipeline": identity.pipeline, "sink": identity.sink, "run": identity.run}
 
@@ -184,13 +197,18 @@ class HttpCommitter(CommitterBase):
         mine = (mark.epoch for mark in self.newest() if mark.uid == self._identity.uid)
         return max(mine, default=None)
 
-    def _commit_one(self, txn: str) -> Reply:
+    def _require_not_taken(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            if reply.body.get("state") == _TAKEN:
+                raise copy_at_work(f"sink {self._identity.sink!r} at {self._url}: {reply.text}")
+
+    def _commit_one(self, txn: str, claims: Sequence[Claim]) -> Reply:
         headers = {"Idempotency-Key": f"{txn}-commit"}
         path = f"/commit/{quote(txn)}"
         return self._client.ask(
             "POST",
             path,
-            json_body=self._owner(),
+            json_body={**self._owner(), "claims": claims},
             headers=headers,
             reads=(404, 409, 410),
             is_final=True,
@@ -202,9 +220,11 @@ class HttpCommitter(CommitterBase):
             raise _unexpected(f"abort of {txn}", reply)
         return reply
 
-    def _mark(self, epoch: EpochNumber, txns: Sequence[str]) -> None:
-        mark = {**self._owner(), **self._key(), "epoch": epoch, "txns": list(txns)}
+    def _mark(self, epoch: EpochNumber, txns: Sequence[str], claims: Sequence[Claim]) -> None:
+        key = {**self._key(), "epoch": epoch}
+        mark = {**self._owner(), **key, "txns": list(txns), "claims": claims}
         reply = self._client.ask("POST", "/marks", json_body=mark, reads=(409, 410), is_final=True)
+        self._require_not_taken([reply])
         if reply.status != 200:
             raise _unexpected(f"mark of epoch {epoch}", reply)
 

@@ -4,12 +4,16 @@
 The decided receipts fix the rows, their order and the rows per call. So every call has a number,
 and its key is the same however often it is made:
 
-    epochal-<uid>-s<sink>-e<epoch>-p<partition>-c<call>
+    epochal-<uid>-s<sink>-e<epoch>-p<partition>-<claim>-c<call>
 
     driver 1   call 0 ─► taken, acknowledged │ call 1 ─► taken │ ✗ dies before it records call 1
     driver 2   skips call 0; repeats call 1 with the same key: the service answers, and does nothing
 
 A service that keeps keys takes each call once. One that does not takes call 1 twice: at least once.
+
+The claim is that of the decided attempt. Where a copy of the epoch log delivers the same epoch from
+a spool of its own, its calls have other keys: they may hold other rows, which a service must not
+take for repetitions. No ledger is shared then, so both are delivered.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from epochal.kit.spool.ledger import SpoolLedger
 from epochal.kit.spool.rows import RowSpool
 from epochal.sinks.http.check import require_json
 from epochal.sinks.http.writer import ROWS_PER_CALL
-from epochal.terms import Ability, EpochNumber, Identity, Json, Receipt, quantity
+from epochal.terms import Ability, Claim, EpochNumber, Identity, Json, Receipt, quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.http.client import Client
@@ -42,6 +46,7 @@ _FLUSH_CALLS = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     partition: int
+    claim: Claim
     number: int
     """From 0, within its partition."""
     rows: Sequence[bytes]
@@ -174,6 +179,7 @@ class KeyedDelivery:
         size = receipt.token.get(ROWS_PER_CALL)
         if not isinstance(size, int) or size < 1:
             raise InvariantBroken(f"the receipt of {receipt.handle} names {size} rows per call")
+        handle = receipt.handle
         buffer: list[bytes] = []
         number = 0
         for batch in self._spool.read(receipt.handle, rows=receipt.rows):
@@ -181,11 +187,11 @@ class KeyedDelivery:
             first = 0
             while len(buffer) - first >= size:
                 rows = buffer[first : first + size]
-                yield Call(partition=receipt.handle.partition, number=number, rows=rows)
+                yield Call(partition=handle.partition, claim=handle.claim, number=number, rows=rows)
                 first, number = first + size, number + 1
             buffer = buffer[first:]
         if buffer:
-            yield Call(partition=receipt.handle.partition, number=number, rows=buffer)
+            yield Call(partition=handle.partition, claim=handle.claim, number=number, rows=buffer)
 
     def _make(self, epoch: EpochNumber, call: Call, rejected: _Rejected) -> None:
         key = self._key(epoch, call)
@@ -204,7 +210,7 @@ class KeyedDelivery:
 
     def _key(self, epoch: EpochNumber, call: Call) -> str:
         owner = f"epochal-{self._identity.uid}-s{self._identity.tag}"
-        return f"{owner}-e{epoch}-p{call.partition}-c{call.number}"
+        return f"{owner}-e{epoch}-p{call.partition}-{call.claim}-c{call.number}"
 
 
 class _Rejected:

@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import RemovePropertiesUpdate
 
 from epochal.contract import Begin
-from epochal.errors import InvariantBroken, PreparedLost, TryAgain
+from epochal.errors import PreparedLost, TryAgain
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -33,8 +33,8 @@ from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.data_files import is_for, locations_in
 from epochal.sinks.iceberg.errors import translate_errors
-from epochal.sinks.iceberg.ledger import Ledger, TableLedger, winner
-from epochal.sinks.iceberg.snapshot_plan import DRIVER, SnapshotPlanner
+from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
+from epochal.sinks.iceberg.snapshot_plan import SnapshotPlanner
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
 
@@ -215,22 +215,6 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             self._planner.drop_audit_branch(self._load())
 
     # The commit
-
-    def _is_committed(
-        self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> bool:
-        """A second commit of an epoch must name the same winners: decisions don't change (I2)."""
-        there = ledger.find(epoch)
-        if there is None:
-            return ledger.is_done(epoch)
-        named = {winner(receipt.handle) for receipt in receipts}
-        proven = {one for one in there.winners if one[1] != DRIVER}
-        if named != proven:
-            raise InvariantBroken(
-                f"epoch {epoch} is committed with attempts {sorted(proven)}, and a commit now "
-                f"names {sorted(named)} (generation, partition, attempt)"
-            )
-        return True
 
     def _publish(
         self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]

@@ -1,7 +1,7 @@
 """
 The ledger of an Iceberg sink: table properties, set in the metadata commit that adds the rows (I9).
 
-One property per epoch, and only of the newest epoch of a uid: a commit removes those below its own.
+One property per epoch, and only of the two newest epochs of a uid: a commit removes the others.
 Properties outlive the expiry of snapshots and any compaction. There is a key for each epoch, not
 one that is overwritten, because a catalog compares and swaps a branch's snapshot but never a
 property: a driver that wakes up late may set the key of an old epoch again, which changes nothing,
@@ -24,9 +24,10 @@ from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Uid
 _KEY = re.compile(r"epochal\.(?P<uid>[a-z2-7]{12})\.(?P<tag>[0-9a-f]{8})\.(?P<epoch>\d{1,19})")
 
 _FORMAT = 1
-
-Winner = tuple[int, int, int]
-"""Generation, partition and attempt: what distinguishes the handles of one epoch of one sink."""
+DRIVER = 9_999_999
+"""The partition number in handles of files that the driver writes: no stage has so many tasks."""
+Winner = tuple[str, int, int, int]
+"""Claim, generation, partition, attempt: what distinguishes the handles of one epoch of a sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +73,10 @@ class Ledger:
         entry = self.find(handle.epoch)
         return None if entry is None else entry.names(handle)
 
-    def generation_of(self, epoch: EpochNumber) -> Generation | None:
-        """Of the newest entry: a later epoch proves this one too."""
-        newest = self.newest
-        return None if newest is None or newest.epoch < epoch else newest.generation
+    def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
+        entry = self.find(epoch)
+        proven = {one for one in entry.winners if one[2] != DRIVER} if entry else None
+        return proven == {winner(handle) for handle in handles}
 
     def is_done(self, epoch: EpochNumber) -> bool:
         """Whether this epoch or a later one is committed: then this one was, before it."""
@@ -114,8 +115,8 @@ class Ledger:
         return {self._key(epoch): json.dumps(fields, separators=(",", ":"))}
 
     def outdated(self, epoch: EpochNumber) -> list[str]:
-        """The properties of older epochs, all settled before this one began."""
-        return sorted(key for known, key in self._keys().items() if known < epoch)
+        """The properties of older epochs, all settled before this one began; the last is kept."""
+        return sorted(key for known, key in self._keys().items() if known < epoch - 1)
 
     def keys(self) -> list[str]:
         """Every property of this uid and this sink."""
@@ -142,7 +143,7 @@ class TableLedger(Ledger):
 
 
 def winner(handle: Handle) -> Winner:
-    return int(handle.generation), handle.partition, handle.attempt
+    return handle.claim, int(handle.generation), handle.partition, handle.attempt
 
 
 def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
@@ -164,23 +165,23 @@ def _fields(value: str) -> dict[str, Any]:
     return fields
 
 
-def _runs(winners: Sequence[Winner]) -> list[list[int]]:
+def _runs(winners: Sequence[Winner]) -> list[list[Any]]:
     """
     Winners as runs: Spark gives the tasks of a stage numbers in a row, so a thousand first attempts
     are one run and the property stays short.
     """
-    runs: list[list[int]] = []
-    for generation, partition, attempt in winners:
+    runs: list[list[Any]] = []
+    for claim, generation, partition, attempt in winners:
         if runs:
-            of, first, number, count = runs[-1]
-            if (generation, partition, attempt) == (of, first + count, number + count):
-                runs[-1][3] += 1
+            *of, first, number, count = runs[-1]
+            if (of, partition, attempt) == ([claim, generation], first + count, number + count):
+                runs[-1][-1] += 1
                 continue
-        runs.append([generation, partition, attempt, 1])
+        runs.append([claim, generation, partition, attempt, 1])
     return runs
 
 
-def _unrolled(runs: Iterable[Sequence[int]]) -> Iterable[Winner]:
-    for generation, partition, attempt, count in runs:
+def _unrolled(runs: Iterable[Sequence[Any]]) -> Iterable[Winner]:
+    for claim, generation, partition, attempt, count in runs:
         for step in range(count):
-            yield generation, partition + step, attempt + step
+            yield claim, generation, partition + step, attempt + step

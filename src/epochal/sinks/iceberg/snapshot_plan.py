@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException
@@ -24,7 +24,7 @@ from pyiceberg.table.update import (
 from epochal.errors import Misconfigured, TryAgain
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.data_files import files_in, require_fitting
-from epochal.sinks.iceberg.ledger import Ledger, TableLedger
+from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
 from epochal.sinks.iceberg.merge import merged, require_mergeable
 from epochal.sinks.iceberg.table_files import TableFiles, layout_of
 from epochal.sinks.iceberg.writer import Attempt, file_limits
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epochal")
 
-DRIVER = 9_999_999
-"""The partition number in handles of files that the driver writes: no stage has so many tasks."""
+_ATTEMPT_BITS = 46
+"""Of the driver's own attempts, which have no counter: as many as the number in a handle takes."""
 _KEEP_METADATA = "write.metadata.delete-after-commit.enabled"
 
 
@@ -156,7 +156,7 @@ class SnapshotPlanner:
 
     def _own_attempt(self, table: Table, epoch: EpochNumber) -> tuple[Handle, Attempt]:
         """Files that the driver writes have a handle and a marker of their own, like a task's."""
-        handle = self._identity.handle(epoch, partition=DRIVER, attempt=time.time_ns())
+        handle = self._identity.handle(epoch, partition=DRIVER, attempt=getrandbits(_ATTEMPT_BITS))
         attempt = Attempt(
             handle,
             metadata=table.metadata,

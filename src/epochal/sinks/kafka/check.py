@@ -37,7 +37,7 @@ from epochal.sinks.kafka.transactions import (
     timeout_refused,
 )
 from epochal.sinks.kafka.values import Column, column_index, require_text
-from epochal.terms import Ability
+from epochal.terms import Ability, EpochNumber
 
 if TYPE_CHECKING:
     from epochal.sinks.kafka.sink import Kafka
@@ -158,7 +158,7 @@ def check(
     _require_writable(client, sink)
     try:
         _require_offsets(client, sink, ids, limits)
-        ledger.own(client)
+        ledger.owner(client, EpochNumber(0))
     except Misconfigured as error:
         raise Misconfigured(error.message, error.hint or GRANTS) from None
     if schema is not None:
@@ -190,7 +190,8 @@ def _require_offsets(
         producer_epoch=producer_epoch,
         is_v2=client.transaction_version() >= 2,
     )
-    groups = [ids.group] if sink.commit_offsets is None else [ids.group, sink.commit_offsets]
+    own = [ids.group, ids.claim_group]
+    groups = own if sink.commit_offsets is None else [*own, sink.commit_offsets]
     try:
         # Ended by another process, that is: by its own check of the same sink.
         with suppress(TransactionEnded):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from epochal.contract import Begin, Deadline, Task
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost
+from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, copy_at_work
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
@@ -48,6 +48,7 @@ from epochal.terms import (
     Offsets,
     Proof,
     Receipt,
+    claims_of,
     quantity,
 )
 
@@ -131,8 +132,7 @@ class KafkaCommitter(Operable):
         if undecided:
             for group, offsets in self._other_groups():
                 add_offsets(self._client, undecided[0], group, offsets)
-        elif not opened:
-            self._ledger.ready(self._client, self._known_limits().own_timeout_ms)
+        self._ledger.ready(self._client, self._known_limits().own_timeout_ms)
         return self._deadline(undecided)
 
     def _deadline(self, opened: Sequence[OpenTransaction]) -> Deadline | None:
@@ -163,18 +163,33 @@ class KafkaCommitter(Operable):
         opened = self._opened(receipts)
         self._hold(opened)
         self._pool.fit(receipts)
+        if not self._claim(epoch, receipts, is_empty=not opened):
+            self._require_committed(epoch, opened)
+            opened = []
         lost = self._end(epoch, opened)
         if lost:
             self._send_again(epoch, lost)
-        elif not opened:
-            timeout_ms = self._known_limits().own_timeout_ms
-            self._ledger.record(self._client, epoch, self._other_groups(), timeout_ms=timeout_ms)
-        else:
+        elif opened:
             transaction_status.await_visible(self._client, [txn for _, txn in opened])
             self.pinned_s = time.monotonic() - self._opened_s if self._opened_s else 0.0
         self._held.clear()
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)
+
+    def _claim(self, epoch: EpochNumber, receipts: Sequence[Receipt], *, is_empty: bool) -> bool:
+        metadata = ledger_metadata(self._identity.run)
+        proof = (self._ids.group, ledger_entry(self._sink.topic, epoch, metadata))
+        proves = [proof, *self._other_groups()] if is_empty else []
+        timeout_ms = self._known_limits().own_timeout_ms
+        return self._ledger.claim(self._client, epoch, receipts, proves, timeout_ms=timeout_ms)
+
+    def _require_committed(self, epoch: EpochNumber, opened: Sequence[Prepared]) -> None:
+        """Of an epoch that is not this driver's to end any more: these very transactions."""
+        if any(self._proof(epoch, *one) is not Proof.COMMITTED for one in opened):
+            raise copy_at_work(
+                f"sink {self._identity.sink!r}: epoch {epoch} of topic {self._sink.topic}, or a "
+                "later one, is claimed for transactions that this log did not decide"
+            )
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         self._pool.forget()
@@ -201,8 +216,7 @@ class KafkaCommitter(Operable):
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
         txn = transaction_of(receipt)
         if txn is None:
-            proven = self._ledger.own(self._client)
-            is_proven = proven is not None and proven >= epoch
+            is_proven = self._ledger.owner(self._client, epoch) in claims_of([receipt])
             return Proof.COMMITTED if is_proven else Proof.UNKNOWN
         self._require_cluster(txn)
         return self._proof(epoch, receipt, txn)
@@ -324,9 +338,6 @@ class KafkaCommitter(Operable):
         if found is Proof.ABORTED and self._resend is not None and txn.spooled:
             is_done = self._resend.is_done(self._client, epoch, receipt)
             return Proof.COMMITTED if is_done else Proof.ABORTED
-        if found is Proof.UNKNOWN and not transaction_status.is_open_now(self._client, txn):
-            proven = self._ledger.own(self._client)
-            return Proof.COMMITTED if proven is not None and proven > epoch else found
         return found
 
     @property
@@ -360,11 +371,13 @@ class KafkaCommitter(Operable):
         known = self._held.get(_key(txn))
         if known is not None:
             return known
-        slot = named if isinstance(named, Slot) else Slot(self._identity.generation, 0)
-        is_mine = slot.generation == self._identity.generation and self._epoch is not None
+        mine = self._identity
+        slot = named if isinstance(named, Slot) else Slot(mine.generation, mine.claim, 0)
+        is_mine = slot.claim == mine.claim and self._epoch is not None
         return Handle(
             uid=self._identity.uid,
             generation=slot.generation,
+            claim=slot.claim,
             epoch=EpochNumber(self._epoch or 0) if is_mine else EpochNumber(0),
             sink=self._identity.tag,
             partition=slot.number,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from epochal.errors import Misconfigured, TryAgain
+from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka.codes import Code
 from epochal.kafka.errors import code_name, require_ok
 from epochal.sinks.kafka.receipts import OpenTransaction
@@ -55,6 +55,10 @@ def require_rights(
         raise Misconfigured(f"the right {operation} on the {kind} {name} is missing", GRANTS)
 
 
+class TopicGone(OutcomeUnknown):
+    """The topic whose offsets were to be committed does not exist any more."""
+
+
 def require_ongoing(code: int, txn: OpenTransaction, about: str) -> None:
     """Raise where the code means that a transaction has ended, or any other error."""
     require_rights(code, transactional_id=("Write", txn.transactional_id))
@@ -65,4 +69,6 @@ def require_ongoing(code: int, txn: OpenTransaction, about: str) -> None:
             "another process or by its timeout",
             f"{seconds}a longer transaction_timeout_s, or smaller epochs",
         )
+    if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        raise TopicGone(f"{about}: {code_name(code)}")
     require_ok(code, about)

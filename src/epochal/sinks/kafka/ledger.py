@@ -6,13 +6,20 @@ sink's topic, so rows and proof become visible in one act:
     task 0: rows, rows, TxnOffsetCommit(group, 7)   ┐
     task 1: rows, TxnOffsetCommit(group, 7)         ┘ EndTxn of each; the group is then at 7
 
-An epoch without rows has no transaction (I8): the driver writes its number in a transaction of its
-own. The id of that is the same for all drivers of the pipeline, and InitProducerId on it fences the
-others, so a number that is read afterwards can't be changed by a driver that wakes up late:
+Before it ends the first of them, the driver claims the epoch: it writes the number, with the claim
+of the epoch's handles, to another group, in a transaction of its own. The id of that is the same
+for all drivers of the pipeline, and InitProducerId on it fences the others. So what is read after
+it can't be changed by a driver that wakes up late, nor by one that works with a copy of the log:
 
-    driver 1: InitProducerId(ledger) → (20, 3)      …stalls before it writes 7
-    driver 2: InitProducerId(ledger) → (20, 4); reads 6; writes 7; goes on to 8, 9
-    driver 1: writes 7 as (20, 3)                   PRODUCER_FENCED: the group does not go back
+    driver A: InitProducerId(ledger) → (20, 3)      …stalls before it claims 7
+    driver B: InitProducerId(ledger) → (20, 4); reads 6; claims 7 as x9…; ends its transactions
+    driver A: claims 7 as (20, 3)                   PRODUCER_FENCED
+    driver A: InitProducerId(ledger) → (20, 5); reads 7 by x9…
+
+Are the handles of A's own decision of that claim? Then B carried the same decision out. Otherwise
+B has a copy of the log: A ends none of its transactions, and the rows of 7 are in the topic once.
+
+An epoch without rows has no other transaction (I8): its claim is its proof.
 
 Brokers forget a group some time after its last commit (offsets.retention.minutes, a week by
 default); from then on it proves nothing.
@@ -32,11 +39,11 @@ from epochal.kafka.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from epochal.sinks.kafka.errors import TransactionEnded, require_rights
+from epochal.sinks.kafka.errors import TopicGone, TransactionEnded, require_rights
 from epochal.sinks.kafka.receipts import OpenTransaction
 from epochal.sinks.kafka.transactional_ids import TransactionalIds
 from epochal.sinks.kafka.transactions import GroupOffsets, add_offsets, commit_one, start_one
-from epochal.terms import EpochNumber, Mark, Uid
+from epochal.terms import Claim, EpochNumber, Mark, Receipt, Uid, claims_of, owner_of
 
 _ATTEMPTS_MAX = 5
 _MANY_GROUPS_FROM = 8
@@ -63,8 +70,8 @@ class Ledger:
         self._ids = ids
         self._topic = topic
         self._producer: tuple[int, int] | None = None
-        self._is_fresh = False
-        """Started since the last write: what other drivers wrote before that is not known yet."""
+        self._claimed: tuple[EpochNumber, str] | None = None
+        """As read or written under `_producer`: until that is fenced, by nobody else."""
 
     def newest(self, client: Client) -> list[Mark]:
         """The newest epoch per uid of this pipeline and sink, as far as brokers remember."""
@@ -74,9 +81,10 @@ class Ledger:
             for epoch, run in self._read(client, group)
         ]
 
-    def own(self, client: Client) -> EpochNumber | None:
-        """The newest epoch that is proven under this uid."""
-        return self.at(client, self._ids.group)
+    def owner(self, client: Client, epoch: EpochNumber) -> str | None:
+        """The claim under which an epoch is carried out; None where it is not the newest."""
+        claimed = self._read_claim(client)
+        return claimed[1] if claimed is not None and claimed[0] == epoch else None
 
     def at(self, client: Client, group: str) -> EpochNumber | None:
         """The epoch that is committed to a group."""
@@ -90,29 +98,41 @@ class Ledger:
         """
         if self._producer is None:
             self._producer = start_one(client, self._ids.ledger, timeout_ms)
-            self._is_fresh = True
+            self._claimed = self._read_claim(client)
         return self._producer
 
-    def record(
+    def claim(
         self,
         client: Client,
         epoch: EpochNumber,
-        others: Sequence[tuple[str, GroupOffsets]] = (),
+        receipts: Sequence[Receipt],
+        proves: Sequence[tuple[str, GroupOffsets]] = (),
         *,
         timeout_ms: int,
-    ) -> None:
-        """Prove an epoch without rows, unless it or a later one is proven already."""
+    ) -> bool:
+        """
+        Claim an epoch for these receipts, with what else is to be committed in one transaction.
+        False where it is claimed for others, or a later one is.
+        """
+        mine, decided = owner_of(receipts, self._ids.identity), claims_of(receipts)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 producer = self.ready(client, timeout_ms)
-                proven = self.own(client) if self._is_fresh else None
-                if proven is not None and proven >= epoch:
-                    return
-                self._write(client, producer, epoch, others)
+                number, owner = self._claimed or (-1, "")
+                if number > epoch or (number == epoch and owner not in {*decided} - {mine}):
+                    return number == epoch and (owner == mine or not receipts)
+                self._write(client, producer, epoch, mine, proves)
             except TransactionEnded:
                 self._producer = None
+            except TopicGone:
+                # No reader sees rows of a topic that is gone: there is nothing to exclude. The
+                # transaction that was begun is aborted by starting its id again.
+                self._producer = None
+                self.ready(client, timeout_ms)
+                return True
             else:
-                return
+                self._claimed = (epoch, mine)
+                return True
         raise TryAgain(
             f"the ledger of epoch {epoch} can't be written: another driver fences it every time"
         )
@@ -122,7 +142,8 @@ class Ledger:
         client: Client,
         producer: tuple[int, int],
         epoch: EpochNumber,
-        others: Sequence[tuple[str, GroupOffsets]],
+        claim: Claim,
+        proves: Sequence[tuple[str, GroupOffsets]],
     ) -> None:
         is_v2 = client.transaction_version() >= 2
         txn = OpenTransaction(
@@ -131,12 +152,12 @@ class Ledger:
             producer_epoch=producer[1],
             is_v2=is_v2,
         )
-        entry = ledger_entry(self._topic, epoch, ledger_metadata(self._ids.identity.run))
-        for group, offsets in ((self._ids.group, entry), *others):
+        entry = ledger_entry(self._topic, epoch, claim)
+        for group, offsets in ((self._ids.claim_group, entry), *proves):
             add_offsets(client, txn, group, offsets)
         # Kept for the next epoch only if this commit is acknowledged.
-        self._producer, self._is_fresh = None, False
-        answer = commit_one(client, txn, f"proving epoch {epoch}")
+        self._producer = None
+        answer = commit_one(client, txn, f"claiming epoch {epoch}")
         self._producer = (answer.producer_id, answer.producer_epoch) if is_v2 else producer
 
     def _groups(self, client: Client) -> list[tuple[Uid, str]]:
@@ -146,7 +167,16 @@ class Ledger:
         found.setdefault(self._ids.group, self._ids.identity.uid)
         return [(uid, group) for group, uid in sorted(found.items())]
 
+    def _read_claim(self, client: Client) -> tuple[EpochNumber, str] | None:
+        found = self._committed(client, self._ids.claim_group)
+        return None if found is None else (found[0], found[1] or "")
+
     def _read(self, client: Client, group: str) -> list[tuple[EpochNumber, str | None]]:
+        found = self._committed(client, group)
+        return [] if found is None else [(found[0], _run(found[1]))]
+
+    def _committed(self, client: Client, group: str) -> tuple[EpochNumber, str | None] | None:
+        """The number that is committed to a group, and its metadata."""
         if client.supported_versions(OffsetFetchRequest.API_KEY)[1] >= _MANY_GROUPS_FROM:
             wanted = OffsetFetchRequestGroup(group_id=group, topics=None)
             request = OffsetFetchRequest(groups=[wanted])
@@ -159,8 +189,8 @@ class Ledger:
         for topic in topics:
             for part in topic.partitions:
                 if topic.name == self._topic and part.committed_offset >= 0:
-                    return [(EpochNumber(part.committed_offset), _run(part.metadata))]
-        return []
+                    return EpochNumber(part.committed_offset), part.metadata
+        return None
 
 
 def _code(answer: OffsetFetchResponse) -> int:

@@ -13,9 +13,9 @@
        46       rows of producer 9, epoch 8
        48       ABORT marker, producer 9      a later transaction
 
-3. If retention has removed that place, the committer asks the ledger. A number above the epoch
-   proves it, since no epoch begins before the one before it is settled. The epoch's own number
-   does not: each transaction of an epoch commits it, so one of them may have, and another not.
+If retention has removed that place, nothing proves it. The ledger does not: each transaction of an
+epoch commits its number, so one of them may have and another not, and a number above it may be of a
+driver that works with a copy of the epoch log.
 """
 
 from __future__ import annotations

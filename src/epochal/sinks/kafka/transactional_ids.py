@@ -1,11 +1,14 @@
 """Transactional ids and consumer groups of one sink, and the pool of ids that tasks share.
 
-    <prefix>epochal-<uid>-g<generation>-e<epoch>-s<sink>-p<partition>-t<attempt>   one attempt, once
-    <prefix>epochal-<uid>-s<sink>-g<generation>-slot<n>    first attempts, from epoch to epoch
-    <prefix>epochal-<uid>-s<sink>-ledger                   the driver's own, for epochs without rows
+    <prefix>epochal-<uid>-g<generation>-c<claim>-e<epoch>-s<sink>-p<partition>-t<attempt>
+                                                           one attempt, once
+    <prefix>epochal-<uid>-s<sink>-g<generation>-c<claim>-slot<n>
+                                                           first attempts, from epoch to epoch
+    <prefix>epochal-<uid>-s<sink>-ledger                   the driver's own: it claims each epoch
     <prefix>epochal-<uid>-s<sink>-check                    started by `check`, never written to
     <prefix>epochal-<uid>-s<sink>-resend-e<epoch>-<n>      rows sent again from the spool
     <prefix>epochal-ledger-<life>-<uid>                    the ledger: a consumer group
+    <prefix>epochal-ledger-<life>-<uid>-claim              which epoch was claimed last: another one
     <prefix>epochal-ledger-<life>-<uid>-resend-p<n>        which rows were sent again: another one
 
 **Why a pool.** Brokers remember a transactional id for a week (transactional.id.expiration.ms). An
@@ -35,9 +38,10 @@ decision may name; writing with the same pair would put the rows of both attempt
 transaction, and a commit would show them twice (I6). So only the attempt that is marked as the
 first (`Task.is_first`) uses the slot; every other uses an id made of its own handle, once.
 
-**Why the generation is part of a slot's name.** A stalled driver of generation 1 that wakes up runs
-InitProducerId on its pool. Under shared names that would abort what the tasks of generation 2 have
-prepared; so it only reaches slots of its own.
+**Why generation and claim are part of a slot's name.** A stalled driver of generation 1 that wakes
+up runs InitProducerId on its pool. Under shared names that would abort what the tasks of generation
+2 have prepared; so it only reaches slots of its own. Two drivers with copies of one log have the
+same generation, and different claims.
 
 **What is never started again.** A slot whose transaction an unsettled decision names: it is left
 out of the pool (`held`) until that epoch is settled, and its task takes a fresh id.
@@ -56,14 +60,16 @@ from epochal.kafka.codes import Code
 from epochal.kafka.messages.end_txn import EndTxnResponse
 from epochal.sinks.kafka.receipts import OpenTransaction
 from epochal.sinks.kafka.transactions import ProducerStart, start_producers
-from epochal.terms import Generation, Handle, Identity, Receipt, Uid, handle_prefix
+from epochal.terms import Claim, Generation, Handle, Identity, Receipt, Uid, handle_prefix
 
 _SLOTS_MAX = 1024
 _SLOT = re.compile(
-    r"epochal-(?P<uid>[a-z2-7]{12})-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})-slot(?P<slot>\d{1,7})"
+    r"epochal-(?P<uid>[a-z2-7]{12})-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})"
+    r"-c(?P<claim>[a-z2-7]{8})-slot(?P<slot>\d{1,7})"
 )
 _LIFE_DIGITS = 16
 _RESEND = "-resend-p"
+_CLAIM = "-claim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Slot:
     """One id of a driver's pool."""
 
     generation: Generation
+    claim: Claim
     number: int
 
 
@@ -91,7 +98,8 @@ class TransactionalIds:
         return f"{self.prefix_of_pipeline}s{self.identity.tag}"
 
     def slot(self, number: int) -> str:
-        return f"{self._prefix_of_sink}-g{self.identity.generation}-slot{number}"
+        who = self.identity
+        return f"{self._prefix_of_sink}-g{who.generation}-c{who.claim}-slot{number}"
 
     @property
     def ledger(self) -> str:
@@ -109,6 +117,11 @@ class TransactionalIds:
         """The consumer group that is the ledger of this uid."""
         return f"{self._prefix_of_ledgers}{self.identity.uid}"
 
+    @property
+    def claim_group(self) -> str:
+        """The consumer group that has the newest claimed epoch of this uid."""
+        return f"{self.group}{_CLAIM}"
+
     def resend_group(self, partition: int) -> str:
         return f"{self.group}{_RESEND}{partition}"
 
@@ -125,8 +138,9 @@ class TransactionalIds:
         return Uid(found) if is_ours else None
 
     def is_own_group(self, group: str) -> bool:
-        """Whether a group is the ledger of this uid, or records what it sent again."""
-        return group == self.group or group.startswith(f"{self.group}{_RESEND}")
+        """Whether a group is the ledger of this uid, or has its claims or what it sent again."""
+        is_named = group in (self.group, self.claim_group)
+        return is_named or group.startswith(f"{self.group}{_RESEND}")
 
     def has(self, transactional_id: str) -> bool:
         """Whether an id belongs to this very sink, whatever it is used for."""
@@ -143,13 +157,14 @@ class TransactionalIds:
         found = _SLOT.fullmatch(text)
         if found is None or (found["uid"], found["sink"]) != (self.identity.uid, self.identity.tag):
             return None
-        return Slot(Generation(int(found["generation"])), int(found["slot"]))
+        generation, claim = Generation(int(found["generation"])), Claim(found["claim"])
+        return Slot(generation, claim, int(found["slot"]))
 
 
 def slot_id(prefix: str, handle: Handle) -> str:
     """The slot of a task's partition, as `TransactionalIds.slot` names it on the driver."""
     of_sink = f"{prefix}{handle_prefix(handle.uid)}s{handle.sink}"
-    return f"{of_sink}-g{handle.generation}-slot{handle.partition}"
+    return f"{of_sink}-g{handle.generation}-c{handle.claim}-slot{handle.partition}"
 
 
 class SlotPool:
@@ -190,7 +205,7 @@ class SlotPool:
     def ended(self, txn: OpenTransaction, answer: EndTxnResponse) -> None:
         """Keep the producer epoch that the newer protocol returns with an acknowledged commit."""
         named = self._ids.parse(txn.transactional_id)
-        is_mine = isinstance(named, Slot) and named.generation == self._ids.identity.generation
+        is_mine = isinstance(named, Slot) and named.claim == self._ids.identity.claim
         if is_mine and txn.is_v2 and answer.producer_id >= 0 and isinstance(named, Slot):
             self._unused[named.number] = (answer.producer_id, answer.producer_epoch)
 

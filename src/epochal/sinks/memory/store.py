@@ -8,6 +8,7 @@ and only the ledger distinguishes a commit that was carried out from attempts th
 
     commit(7, [a, b])   prepared {a, b}, ledger {}         → visible {7}, ledger {7: a, b}
     commit(7, [a, b])   prepared {},     ledger {7: a, b}  → already proven: nothing to do
+    commit(7, [x])      prepared {x},    ledger {7: a, b}  → `Refused`: another log's 7
     commit(8, [c])      prepared {},     ledger {7: a, b}  → `PreparedLost(c)`
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from epochal.errors import InvariantBroken, PreparedLost
+from epochal.errors import PreparedLost, copy_at_work
 from epochal.terms import EpochNumber, Handle, Identity, InDoubt, Mark, Proof, Uid, handle_prefix
 
 VERBS = (
@@ -61,7 +62,8 @@ class _Ledger:
     handles: dict[EpochNumber, frozenset[str]] = field(default_factory=dict)
 
     def proves(self, epoch: EpochNumber) -> bool:
-        return epoch < self.settled_below or epoch in self.handles
+        """Epochs are committed in order: one below the newest was, by this log or another."""
+        return epoch <= max(self.handles, default=-1)
 
 
 class Store:
@@ -84,7 +86,7 @@ class Store:
         with self._lock:
             ledger = self._ledgers.setdefault(_owner(identity), _Ledger(identity.run))
             if ledger.proves(epoch):
-                _require_same(ledger, epoch, handles)
+                _require_ours(ledger, identity, epoch, handles)
                 return
             lost = tuple(handle for handle in handles if handle not in self._prepared)
             if lost:
@@ -177,11 +179,15 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(with_columns, promote_options="permissive")
 
 
-def _require_same(ledger: _Ledger, epoch: EpochNumber, handles: Sequence[str]) -> None:
-    """A second commit of an epoch must name the same winners: decisions don't change (I2)."""
-    proven = ledger.handles.get(epoch)
-    if proven is not None and proven != frozenset(handles):
-        raise InvariantBroken(
-            f"epoch {epoch} is committed with {sorted(proven)}, and a commit now names "
-            f"{sorted(handles)}"
+def _require_ours(
+    ledger: _Ledger, identity: Identity, epoch: EpochNumber, handles: Sequence[str]
+) -> None:
+    """
+    An epoch is proven by these very handles. A driver that meets a later one instead was
+    superseded, or a copy of its log has gone past it.
+    """
+    if ledger.handles.get(epoch) != frozenset(handles):
+        raise copy_at_work(
+            f"sink {identity.sink!r}: epoch {epoch} is committed under handles that this log did "
+            "not decide"
         )

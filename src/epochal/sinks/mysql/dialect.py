@@ -60,10 +60,11 @@ class MySQLDialect(MySQLErrors, Dialect):
             f"CREATE TABLE IF NOT EXISTS {self.quote(schema, self.ledger)} ("
             f"`uid` CHAR(12) {ascii_}, `sink` CHAR(8) {ascii_}, `epoch` BIGINT NOT NULL,"
             " `part` INT NOT NULL, `generation` BIGINT NOT NULL, `attempt` BIGINT NOT NULL,"
+            f" `claim` CHAR(8) {ascii_}, `owner` CHAR(8) {ascii_},"
             f" `pipeline` {name} NOT NULL, `sink_name` {name} NOT NULL, `run` {name} NULL,"
             " `row_count` BIGINT NOT NULL,"
             " `written_at` TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),"
-            " PRIMARY KEY (`uid`, `sink`, `epoch`, `part`, `generation`, `attempt`),"
+            " PRIMARY KEY (`uid`, `sink`, `epoch`, `part`, `generation`, `attempt`, `claim`),"
             " KEY `by_name` (`pipeline`, `sink_name`, `uid`, `epoch`)) ENGINE=InnoDB"
         ]
 

@@ -54,10 +54,11 @@ class OracleDialect(OracleErrors, Dialect):
             f'CREATE TABLE {self.quote(schema, self.ledger)} ("uid" VARCHAR2(12) NOT NULL,'
             ' "sink" VARCHAR2(8) NOT NULL, "epoch" NUMBER(19) NOT NULL,'
             ' "part" NUMBER(10) NOT NULL, "generation" NUMBER(19) NOT NULL,'
-            f' "attempt" NUMBER(19) NOT NULL, "pipeline" {name} NOT NULL,'
+            ' "attempt" NUMBER(19) NOT NULL, "claim" VARCHAR2(8) NOT NULL,'
+            f' "owner" VARCHAR2(8) NOT NULL, "pipeline" {name} NOT NULL,'
             f' "sink_name" {name} NOT NULL, "run" {name}, "row_count" NUMBER(19) NOT NULL,'
             ' "written_at" TIMESTAMP(6) DEFAULT SYSTIMESTAMP NOT NULL,'
-            ' PRIMARY KEY ("uid", "sink", "epoch", "part", "generation", "attempt"))'
+            ' PRIMARY KEY ("uid", "sink", "epoch", "part", "generation", "attempt", "claim"))'
         ]
 
     def create_table(self, target: str, definitions: Sequence[str]) -> str:

@@ -27,12 +27,14 @@ CREATE TABLE IF NOT EXISTS {ledger} (
   part integer NOT NULL,
   generation bigint NOT NULL,
   attempt bigint NOT NULL,
+  claim text NOT NULL,
+  owner text NOT NULL,
   pipeline text NOT NULL,
   sink_name text NOT NULL,
   run text,
   row_count bigint NOT NULL,
   written_at timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (uid, sink, epoch, part, generation, attempt))
+  PRIMARY KEY (uid, sink, epoch, part, generation, attempt, claim))
 """
 
 

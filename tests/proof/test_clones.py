@@ -1,0 +1,62 @@
+"""Two drivers with copies of one log: no epoch is carried out twice, and the judge would see it."""
+
+from dataclasses import replace
+
+from epochal.coordinator import cleanup
+from epochal.protocol.recovery import Verdict
+from epochal.terms import UNCLAIMED
+from epochal.testing.crash import Breach
+from proof import simulation
+from proof.clones import simulate_clones
+from proof.world import Target
+
+SEEDS = range(40)
+
+
+def objection():
+    for seed in SEEDS:
+        try:
+            simulate_clones(seed)
+        except Breach as breach:
+            return str(breach)
+    return ""
+
+
+def test_copies_of_one_log_carry_no_epoch_out_twice_and_lose_none():
+    assert objection() == ""
+
+
+def test_the_judge_objects_to_an_epoch_that_both_carry_out(monkeypatch):
+    monkeypatch.setattr(Target, "_take", lambda *_: None)
+    assert objection().startswith("I1")
+
+
+def test_the_judge_objects_to_a_ledger_row_of_other_handles_taken_for_proof(monkeypatch):
+    commit = Target.commit
+
+    def any_row(self, identity, epoch, receipts):
+        if (identity.uid, epoch) not in self.epochs:
+            commit(self, identity, epoch, receipts)
+
+    monkeypatch.setattr(Target, "commit", any_row)
+    assert "is taken for done" in objection()
+
+
+def test_the_judge_objects_to_a_sweep_of_what_the_other_side_prepared(monkeypatch):
+    judge = cleanup.judge
+
+    def abort_all(found, state):
+        return replace(judge(found, state), verdict=Verdict.ABORT)
+
+    monkeypatch.setattr(cleanup, "judge", abort_all)
+    assert "I5" in objection()
+
+
+def test_the_judge_objects_to_drivers_that_share_a_claim(monkeypatch):
+    real = simulation.Environment
+    monkeypatch.setattr(
+        simulation,
+        "Environment",
+        lambda **given: real(**{**given, "new_claim": lambda: UNCLAIMED}),
+    )
+    assert objection().startswith(("I5", "I6"))
