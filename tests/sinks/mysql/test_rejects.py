@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from epochal.errors import Misconfigured, RowRejected
+from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.rejects import REJECTED
 from epochal.sinks.memory import Memory
 
@@ -143,3 +143,101 @@ def test_refused_rows_need_staging_and_names_of_ours_stay_ours(place):
     place.sql(f"CREATE TABLE {place.schema}.orders (epochal_why text)")
     with pytest.raises(Misconfigured, match="a name of ours"):
         place.life().start(pa.table({"epochal_why": ["x"]}))
+
+
+# Whatever refuses a row, it goes elsewhere; what no row caused never does
+
+_TABLE = "CREATE TABLE {schema}.orders (id bigint, name longtext)"
+_TRIGGER = (
+    "CREATE TRIGGER {schema}.judge BEFORE INSERT ON {schema}.orders FOR EACH ROW"
+    " BEGIN IF NEW.id = 2 THEN {raises}; END IF; END"
+)
+
+
+def trigger(raises: str) -> list[str]:
+    return [_TABLE, _TRIGGER.replace("{raises}", raises)]
+
+
+REFUSING = {
+    "a trigger": (trigger("SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no twos'"), "45000"),
+    "a trigger with a number of its own": (
+        trigger("SIGNAL SQLSTATE '45001' SET MYSQL_ERRNO = 31000"),
+        "45001",
+    ),
+    "a trigger that finds nothing": (trigger("SIGNAL SQLSTATE '02000'"), "02000"),
+    "an error in a trigger": (trigger("INSERT INTO nowhere VALUES (1)"), "42S02"),
+    "a view": (
+        [
+            "CREATE TABLE {schema}.base (id bigint, name longtext)",
+            "CREATE VIEW {schema}.orders AS SELECT * FROM {schema}.base WHERE id <> 2"
+            " WITH CHECK OPTION",
+        ],
+        "44000",
+    ),
+    "a constraint": ([_TABLE[:-1] + ", CONSTRAINT no_twos CHECK (id <> 2))"], "23000"),
+}
+
+
+@pytest.mark.parametrize("refusing", REFUSING)
+def test_whatever_refuses_a_row_it_goes_elsewhere_and_the_rest_arrives(place, some, refusing):
+    made, sqlstate = REFUSING[refusing]
+    for statement in made:
+        place.sql(statement.replace("{schema}", place.schema))
+    life = place.life(on_reject=Memory(name="bad orders"))
+    life.write(0, some(1, 2, 3))
+    (rejected,) = rejected_by(life)
+    assert (rejected["sqlstate"], json.loads(rejected["row"])["id"]) == (sqlstate, 2)
+    assert place.rows(columns="id") == [(1,), (3,)]
+    assert place.leftovers() == []
+
+
+NOBODYS_FAULT = {
+    "a trigger that always fails": (
+        trigger("INSERT INTO nowhere VALUES (1)"),
+        Misconfigured,
+        "nowhere",
+    ),
+    "a retry that a trigger asks for": (
+        trigger("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213"),
+        TryAgain,
+        "1213",
+    ),
+}
+
+
+@pytest.mark.parametrize("failing", NOBODYS_FAULT)
+def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
+    made, error, text = NOBODYS_FAULT[failing]
+    for statement in made:
+        place.sql(statement.replace("{schema}", place.schema))
+    life = place.life(on_reject=Memory(name="bad orders"))
+    life.start(some(1))
+    receipts = [life.prepare(some(2, 2, 2), 0)]
+    with pytest.raises(error, match=text):
+        life.rehearse(0, receipts)
+    assert life.committer.rejected(0) is None
+    place.sql(f"DROP TRIGGER {place.schema}.judge")
+    life.rehearse(0, receipts)
+    life.commit(0, receipts)
+    assert place.rows(columns="id") == [(2,), (2,), (2,)]
+
+
+def test_rows_without_a_key_go_elsewhere(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name longtext)")
+    life = place.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))
+    rows = pa.table({"id": pa.array([1, None, 3, None], pa.int64()), "name": ["a", "b", "c", "d"]})
+    life.write(0, rows)
+    assert [json.loads(row["row"])["name"] for row in rejected_by(life)] == ["b", "d"]
+    assert {row["sqlstate"] for row in rejected_by(life)} == {"23502"}
+    assert place.rows() == [(1, "a"), (3, "c")]
+
+
+def test_a_row_that_another_one_supersedes_is_not_refused(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, n int CHECK (n < 9))")
+    options = {"mode": "upsert", "keys": "id", "order_by": "at", "columns": ["id", "n"]}
+    life = place.life(on_reject=Memory(name="bad orders"), **options)
+    first = pa.table({"id": pa.array([1, 2, 3, 4], pa.int64()), "n": [10, 20, 3, 4], "at": [1] * 4})
+    later = pa.table({"id": pa.array([1, 3], pa.int64()), "n": [1, 30], "at": [2, 2]})
+    life.write(0, first, later)
+    assert sorted(json.loads(row["row"])["n"] for row in rejected_by(life)) == [20, 30]
+    assert place.rows() == [(1, 1), (3, 3), (4, 4)]

@@ -6,10 +6,11 @@ import datetime as dt
 import json
 from decimal import Decimal
 
+import psycopg
 import pyarrow as pa
 import pytest
 
-from epochal.errors import RowRejected
+from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED
 from epochal.kit.sql.staged_table import RefusedRowSearch
@@ -112,3 +113,191 @@ def test_text_that_the_server_can_not_store_is_set_apart_by_its_row(place):
     place.keep(life.fresh(generation=2)).commit(0, receipts)
     assert place.rows(columns="id") == [(0,), (2,), (4,), (4,), (5,), (5,)]
     assert place.leftovers() == []
+
+
+# Whatever refuses a row, it goes elsewhere; what no row caused never does
+
+_TRIGGER = """
+CREATE FUNCTION {schema}.judge() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN IF {when} THEN {raises}; END IF; RETURN NEW; END $$;
+CREATE TRIGGER judge BEFORE INSERT ON {schema}.orders FOR EACH {each}
+EXECUTE FUNCTION {schema}.judge()
+"""
+_TABLE = "CREATE TABLE {schema}.orders (id bigint, name text);"
+
+
+def trigger(raises: str, when: str = "NEW.id = 2", each: str = "ROW") -> str:
+    return _TABLE + _TRIGGER.replace("{raises}", raises).replace("{when}", when).replace(
+        "{each}", each
+    )
+
+
+REFUSING = {
+    "a trigger": (trigger("RAISE EXCEPTION 'no twos'"), "P0001"),
+    "a trigger with a code of its own": (
+        trigger("RAISE EXCEPTION 'no twos' USING ERRCODE = 'AB123'"),
+        "AB123",
+    ),
+    "a trigger with the code of a privilege": (
+        trigger("RAISE EXCEPTION 'no twos' USING ERRCODE = '42501'"),
+        "42501",
+    ),
+    "an error in a trigger": (trigger("PERFORM 1 FROM nowhere"), "42P01"),
+    "a view": (
+        "CREATE TABLE {schema}.base (id bigint, name text);"
+        "CREATE VIEW {schema}.orders AS SELECT * FROM {schema}.base WHERE id <> 2"
+        " WITH CHECK OPTION",
+        "44000",
+    ),
+    "an index": (_TABLE + "CREATE INDEX ON {schema}.orders (name)", "54000"),
+    "a deferred trigger": (
+        trigger("RAISE EXCEPTION 'no twos'").replace(
+            "CREATE TRIGGER judge BEFORE INSERT ON {schema}.orders",
+            "CREATE CONSTRAINT TRIGGER judge AFTER INSERT ON {schema}.orders"
+            " DEFERRABLE INITIALLY DEFERRED",
+        ),
+        "P0001",
+    ),
+}
+
+
+def incompressible(length: int) -> str:
+    return "".join(chr(33 + (n * n * 31 + n * 7) % 15013 % 90) for n in range(length))
+
+
+def three() -> pa.Table:
+    names = ["a", incompressible(20_000), "c"]
+    return pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": names})
+
+
+@pytest.mark.parametrize("refusing", REFUSING)
+def test_whatever_refuses_a_row_it_goes_elsewhere_and_the_rest_arrives(place, refusing):
+    made, sqlstate = REFUSING[refusing]
+    place.sql(made.replace("{schema}", place.schema))
+    life = place.life(on_reject=Memory(name="bad orders"))
+    life.write(0, three())
+    (rejected,) = life.committer.rejected(0).to_pylist()
+    assert (rejected["sqlstate"], json.loads(rejected["row"])["id"]) == (sqlstate, 2)
+    assert place.rows(columns="id") == [(1,), (3,)]
+    assert place.leftovers() == []
+
+
+def test_a_row_that_a_policy_refuses_goes_elsewhere_even_if_it_is_alone(place, some):
+    role = f"policy_{place.schema}"
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
+    place.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        place.sql(f"ALTER TABLE {place.schema}.orders ENABLE ROW LEVEL SECURITY")
+        place.sql(f"CREATE POLICY p ON {place.schema}.orders FOR INSERT WITH CHECK (id <> 2)")
+        life = place.life(url=place.server.url(user=role), on_reject=Memory(name="bad orders"))
+        for statement in life.sink.grants(role):
+            place.sql(statement)
+        life.write(0, some(2))
+        assert [row["sqlstate"] for row in life.committer.rejected(0).to_pylist()] == ["42501"]
+        life.write(1, some(1, 2, 3))
+        assert len(life.committer.rejected(1)) == 1
+        assert place.rows(columns="id") == [(1,), (3,)]
+        # The same code, and no row's fault.
+        place.sql(f"REVOKE INSERT ON {place.schema}.orders FROM {role}")
+        receipts = [life.prepare(some(4), 2)]
+        with pytest.raises(Misconfigured, match="permission denied"):
+            life.rehearse(2, receipts)
+        assert life.committer.rejected(2) is None
+        life.close()
+    finally:
+        place.sql(f"DROP OWNED BY {role}")
+        place.sql(f"DROP ROLE {role}")
+
+
+NOBODYS_FAULT = {
+    "a statement trigger": (
+        trigger("RAISE EXCEPTION 'closed'", when="true", each="STATEMENT"),
+        RowRejected,
+        "closed",
+    ),
+    "a trigger that always fails": (
+        trigger("PERFORM 1 FROM nowhere", when="true"),
+        Misconfigured,
+        "nowhere",
+    ),
+    "a deadline": (trigger("PERFORM pg_sleep(9)"), TryAgain, "statement timeout"),
+    "a retry that a trigger asks for": (
+        trigger("RAISE EXCEPTION 'later' USING ERRCODE = 'serialization_failure'"),
+        TryAgain,
+        "later",
+    ),
+}
+
+
+@pytest.mark.parametrize("failing", NOBODYS_FAULT)
+def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
+    made, error, text = NOBODYS_FAULT[failing]
+    place.sql(made.replace("{schema}", place.schema))
+    life = place.life(on_reject=Memory(name="bad orders"), statement_timeout_s=0.3)
+    life.start(some(1))
+    receipts = [life.prepare(some(1, 2, 3), 0)]
+    with pytest.raises(error, match=text):
+        life.rehearse(0, receipts)
+    assert life.committer.rejected(0) is None
+    assert place.rows() == []
+    place.sql(f"DROP TRIGGER judge ON {place.schema}.orders")
+    life.rehearse(0, receipts)
+    life.commit(0, receipts)
+    assert place.rows(columns="id") == [(1,), (2,), (3,)]
+
+
+def test_rows_without_a_key_go_elsewhere(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name text)")
+    life = place.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))
+    rows = pa.table({"id": pa.array([1, None, 3, None], pa.int64()), "name": ["a", "b", "c", "d"]})
+    life.write(0, rows)
+    rejected = life.committer.rejected(0).to_pylist()
+    assert sorted(row["row"] for row in rejected) == [
+        '{"id":null,"name":"b"}',
+        '{"id":null,"name":"d"}',
+    ]
+    assert {row["sqlstate"] for row in rejected} == {"23502"}
+    assert place.rows() == [(1, "a"), (3, "c")]
+
+
+def test_a_row_that_another_one_supersedes_is_not_refused(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, n int CHECK (n < 9))")
+    options = {"mode": "upsert", "keys": "id", "order_by": "at", "columns": ["id", "n"]}
+    life = place.life(on_reject=Memory(name="bad orders"), **options)
+    first = pa.table({"id": pa.array([1, 2, 3, 4], pa.int64()), "n": [10, 20, 3, 4], "at": [1] * 4})
+    later = pa.table({"id": pa.array([1, 3], pa.int64()), "n": [1, 30], "at": [2, 2]})
+    life.write(0, first, later)
+    rejected = [json.loads(row["row"]) for row in life.committer.rejected(0).to_pylist()]
+    assert sorted(row["n"] for row in rejected) == [20, 30]
+    assert place.rows() == [(1, 1), (3, 3), (4, 4)]
+
+
+def test_characters_that_the_server_s_encoding_lacks_go_elsewhere(place, server):
+    database = f"latin_{place.schema}"
+    place.sql(f"CREATE DATABASE {database} ENCODING latin1 TEMPLATE template0")
+    url = server.url(database=database)
+    try:
+        with psycopg.connect(url, autocommit=True) as latin:
+            latin.execute(f"CREATE SCHEMA {place.schema}")
+            latin.execute(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
+            life = place.life(url=url, on_reject=Memory(name="bad orders"))
+            names = ["é", "世界", "b\0", "c", "界", "ñ"]
+            life.write(0, pa.table({"id": pa.array(range(6), pa.int64()), "name": names}))
+            rejected = [json.loads(row["row"]) for row in life.committer.rejected(0).to_pylist()]
+            assert sorted(row["name"] for row in rejected) == ["b\0", "世界", "界"]
+            found = latin.execute(f"SELECT name FROM {place.schema}.orders ORDER BY id").fetchall()
+            assert found == [("é",), ("c",), ("ñ",)]
+            life.close()
+    finally:
+        place.sql(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+def test_refused_rows_go_elsewhere_where_all_tables_are_published(uuids):
+    uuids.sql(f"CREATE PUBLICATION every_{uuids.schema} FOR ALL TABLES")
+    try:
+        life = uuids.life(on_reject=Memory(name="bad orders"))
+        life.write(0, with_bad(20, 4))
+        assert len(life.committer.rejected(0)) == 2
+        assert len(uuids.rows()) == 18
+    finally:
+        uuids.sql(f"DROP PUBLICATION every_{uuids.schema}")

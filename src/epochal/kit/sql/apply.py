@@ -13,7 +13,7 @@ of one task the last to arrive. An epoch that does not determine that row is ref
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.errors import RowRejected
 from epochal.kit.sql.client import Session
@@ -25,6 +25,14 @@ KEYS_NAMED_MAX = 5
 _SAVEPOINT = "epochal_apply"
 
 
+class NullKeys(Exception):
+    """Rows of an epoch have no key."""
+
+    def __init__(self, refusal: RowRejected) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A staging table, and the condition for the rows of it that are applied."""
@@ -33,6 +41,10 @@ class Source:
     table: str
     part: int
     condition: str = "1 = 1"
+
+    def where(self, condition: str) -> Source:
+        """The same, limited to some of the rows, which the condition calls `s`."""
+        return replace(self, condition=f"{self.condition} AND {condition}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +164,10 @@ class Apply:
     # Running
 
     def run(self, session: Session, epoch: int, rows: int) -> None:
-        """Put the rows into the table; `RowRejected` where it is unclear which row of a key."""
+        """
+        Put the rows into the table; `NullKeys` where some have no key, `RowRejected` where it is
+        unclear which row of a key.
+        """
         if not self.mode.is_keyed:
             self._execute(session)
             return
@@ -216,18 +231,25 @@ class Apply:
             )
 
     def _require_known_keys(self, session: Session, epoch: int) -> None:
-        nullable = self.nullable_keys
-        if not nullable:
+        if not self.nullable_keys:
             return
-        unknown = " OR ".join(f"{self.alias(key)} IS NULL" for key in nullable)
-        ((count,),) = session.query(f"SELECT COUNT(*) FROM ({self._incoming()}) r WHERE {unknown}")
+        without = replace(self, sources=[one.where(self.is_keyless()) for one in self.sources])
+        ((count,),) = session.query(f"SELECT COUNT(*) FROM ({without._incoming()}) r")
         if count:
-            fields = [key.field for key in nullable]
-            raise RowRejected(
-                f"epoch {epoch} has {quantity(int(count), 'row')} whose key ({', '.join(fields)}) "
-                "is null: null matches no row, not even itself",
-                f'where="{fields[0]} is not null", or NOT NULL on the column',
+            raise NullKeys(
+                RowRejected(
+                    f"epoch {epoch} has {quantity(int(count), 'row')} whose {self.why_keyless()}",
+                    f'where="{self.nullable_keys[0].field} is not null", or NOT NULL on the column',
+                )
             )
+
+    def is_keyless(self) -> str:
+        """The condition for staged rows, called `s`, whose key is null though the column may be."""
+        return f"({' OR '.join(f'{self._value(key)} IS NULL' for key in self.nullable_keys)})"
+
+    def why_keyless(self) -> str:
+        fields = ", ".join(key.field for key in self.nullable_keys)
+        return f"key ({fields}) is null: null matches no row, not even itself"
 
     def _key_texts(self) -> str:
         return ", ".join(self.dialect.as_text(self.alias(key)) for key in self.keys)

@@ -113,6 +113,14 @@ class Dialect(ErrorTable):
     @abstractmethod
     def delete(self, apply: Apply, *, marked_only: bool) -> str: ...
 
+    def delete_superseded(self, apply: Apply, source: Source) -> str:
+        """Delete the staged rows of one source that another row of their key wins over."""
+        return (
+            f"DELETE FROM {self.quote(source.schema, source.table)} s WHERE NOT EXISTS"
+            f" (SELECT 1 FROM ({apply.winners()}) w"
+            f" WHERE w.part = {source.part} AND w.came = s.{self.place})"
+        )
+
     def check_constraints(self, session: Session) -> None:
         """Check now what would be checked at COMMIT, which must not fail any more (I3)."""
 

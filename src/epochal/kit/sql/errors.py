@@ -33,6 +33,8 @@ class ErrorTable(ABC):
     transient: ClassVar[Collection[Code]]
     data: ClassVar[Collection[Code]]
     """The server refuses the rows themselves: another attempt would be refused, too."""
+    corrupt: ClassVar[Collection[Code]] = frozenset()
+    """The server finds its own files damaged."""
     hints: ClassVar[Mapping[Code, str]]
 
     @abstractmethod
@@ -58,6 +60,14 @@ class ErrorTable(ABC):
 
     def is_data_error(self, error: BaseException) -> bool:
         return self.is_one_of(error, self.data)
+
+    def may_be_rows(self, error: BaseException) -> bool:
+        """
+        Whether a row may have caused it. Locks, connections, resources and deadlines never are a
+        row's fault; of any other error the code does not tell, as triggers raise what they like.
+        """
+        passing = (*self.transient, *self.corrupt)
+        return not self.is_network(error) and not self.is_one_of(error, passing)
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return self.is_one_of(error, self.lock_waits)

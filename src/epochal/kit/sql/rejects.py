@@ -105,8 +105,8 @@ def table_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
     )
 
 
-def row_text(row: Mapping[str, object]) -> str:
-    return json.dumps(row, default=_json_value, ensure_ascii=False)
+def row_text(row: Mapping[str, object], *, is_ascii: bool = False) -> str:
+    return json.dumps(row, default=_json_value, ensure_ascii=is_ascii)
 
 
 def _json_value(value: object) -> str:

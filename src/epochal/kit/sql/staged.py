@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from epochal.contract import Begin
-from epochal.errors import PreparedLost, RowRejected, TryAgain
+from epochal.errors import EpochalError, PreparedLost, TryAgain
+from epochal.kit.sql.apply import NullKeys
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, proven, retry_transient
 from epochal.kit.sql.names import staging_name
@@ -63,7 +64,7 @@ class _Open:
 
 
 class _RowsRefused(Exception):
-    """A table refuses rows of one sink."""
+    """A statement with rows of one sink fails, and rows may be the reason."""
 
     def __init__(self, part: _Part, before: Sequence[_Part], error: Exception) -> None:
         super().__init__(str(error))
@@ -193,8 +194,10 @@ class EpochTransaction:
             self._dialect.defer_constraints(session)
         try:
             part.table.apply(session, epoch, part.receipts)
+        except NullKeys as error:
+            raise _RowsRefused(part, before, error) from error
         except self._dialect.errors as error:
-            if self._dialect.is_data_error(error):
+            if self._dialect.may_be_rows(error):
                 raise _RowsRefused(part, before, error) from error
             raise
 
@@ -223,14 +226,20 @@ class EpochTransaction:
         table.apart.add(found)
         table.remove_apart()
 
-    def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> RowRejected:
-        return self._refusal_of(epoch, refused, self._find_refused(epoch, refused, 1))
+    def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> EpochalError:
+        is_found = isinstance(refused.error, NullKeys)
+        found = [] if is_found else self._find_refused(epoch, refused, 1)
+        return self._refusal_of(epoch, refused, found)
 
     def _refusal_of(
         self, epoch: EpochNumber, refused: _RowsRefused, found: Sequence[Rejected]
-    ) -> RowRejected:
-        reason = self._dialect.text_of(refused.error)
-        return refusal(refused.part.table.sink.table, epoch, found, reason)
+    ) -> EpochalError:
+        table, error = refused.part.table, refused.error
+        if isinstance(error, NullKeys):
+            return error.refusal
+        if not found and not self._dialect.is_data_error(error):
+            return self._dialect.classify(error, table.doing(f"apply epoch {epoch}"))
+        return refusal(table.sink.table, epoch, found, self._dialect.text_of(error))
 
     def _find_refused(
         self, epoch: EpochNumber, refused: _RowsRefused, limit: int
@@ -239,7 +248,7 @@ class EpochTransaction:
         part = refused.part
         session = self._first.pool.take()
         try:
-            with self._dialect.classified(part.table.doing("find refused rows")):
+            with self._dialect.classified(part.table.doing(f"apply epoch {epoch}")):
                 session.begin()
                 for earlier in refused.before:
                     earlier.table.apply(session, epoch, earlier.receipts)

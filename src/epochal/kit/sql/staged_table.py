@@ -21,7 +21,10 @@ from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
 from epochal.terms import EpochNumber, Receipt
 
 _DATA_EXCEPTION = "22000"
+_NULL_KEY = "23502"
 _SAVEPOINT = "epochal_half"
+_MORE_TRIED = 2
+"""How many rows more are tried before it is taken for certain that none passes."""
 
 
 class StagedTable(SqlCommitter):
@@ -147,7 +150,8 @@ class StagedTable(SqlCommitter):
     ) -> list[Rejected]:
         """The rows that the table refuses, at most `limit`; the transaction must be rolled back."""
         tables = self.staged(session, epoch, receipts)
-        return RefusedRowSearch(session, self.read_apply(session, tables), limit=limit).run()
+        search = RefusedRowSearch(session, self.read_apply(session, tables), limit=limit)
+        return search.without_key() or search.run()
 
     def remove_apart(self) -> None:
         """Delete from staging, durably, the rows set apart. May be repeated, so a lost reply is."""
@@ -206,6 +210,15 @@ class RefusedRowSearch:
     attempts as its number has bits, and the time of a few passes over the rows:
 
       rows 0..7, 5 is bad:   0..7 fails   0..3 passes   4..7 fails   4..5 fails   4 passes   5 fails
+
+    The code of an error rarely proves whose fault it is: a trigger raises what its author chose,
+    and row-level security has the code of a missing privilege. So the statement itself is asked:
+
+      it fails without any row, too   not a row's fault: the error is raised
+      an error that only rows cause   the row's fault
+      any other, and it passes with
+      other rows of the epoch         the row's fault
+      any other, and no row passes    nobody knows: nothing is found
     """
 
     def __init__(self, session: Session, apply: Apply, *, limit: int) -> None:
@@ -213,29 +226,71 @@ class RefusedRowSearch:
         self._apply = apply
         self._dialect = apply.dialect
         self._limit = limit
-        self.found: list[Rejected] = []
+        self._sure: list[Rejected] = []
+        self._unsure: list[Rejected] = []
+        """Refused with an error that something else than the row may cause."""
+        self._has_passed = False
         self.attempts = 0
+
+    def without_key(self) -> list[Rejected]:
+        """The rows whose key is null, at most `limit` of them."""
+        apply = self._apply
+        if not apply.nullable_keys:
+            return []
+        return [
+            self._rejected(
+                source.where(self._dialect.at_places([place])),
+                place,
+                _NULL_KEY,
+                f"its {apply.why_keyless()}",
+            )
+            for source in apply.sources
+            for place in self._places(source.where(apply.is_keyless()))
+        ][: self._limit]
 
     def run(self) -> list[Rejected]:
         """The refused rows, at most `limit` of them."""
-        for source in self._apply.sources:
+        apply = self._apply
+        error = self._attempt(apply.sources[0].where("1 = 0"))
+        if error is not None:
+            raise error
+        if apply.mode.order_by:
+            # Rows that are not written can't be refused.
+            for source in apply.sources:
+                self._session.execute(self._dialect.delete_superseded(apply, source))
+        for source in apply.sources:
             rows = self._dialect.all_rows(self._session, source)
             if rows is not None:
                 self._search(source, rows)
-        return self.found
+        found = [*self._sure, *self._unsure] if self._has_passed else self._sure
+        return found[: self._limit]
 
     def _search(self, source: Source, rows: Rows) -> None:
-        if len(self.found) >= self._limit:
+        if self._is_enough():
             return
-        part = replace(source, condition=f"{source.condition} AND {rows.condition}")
+        part = source.where(rows.condition)
         error = self._attempt(part)
         if error is None:
-            return
-        if rows.only is not None:
-            self.found.append(self._rejected(part, rows.only, error))
-            return
-        for half in rows.halves(self._session, part):
-            self._search(source, half)
+            self._has_passed = self._has_passed or bool(self._places(part))
+        elif rows.only is None:
+            for half in rows.halves(self._session, part):
+                self._search(source, half)
+        else:
+            sqlstate, reason = self._dialect.sqlstate(error), self._dialect.text_of(error)
+            found = self._sure if self._dialect.is_data_error(error) else self._unsure
+            found.append(self._rejected(part, rows.only, sqlstate, reason))
+
+    def _is_enough(self) -> bool:
+        found = len(self._sure) + len(self._unsure)
+        is_clear = self._has_passed or not self._unsure
+        return found >= self._limit + (0 if is_clear else _MORE_TRIED)
+
+    def _places(self, source: Source) -> list[str]:
+        """Of some of its rows, at most `limit` and at least one of them."""
+        table = self._dialect.quote(source.schema, source.table)
+        query = f"SELECT s.{self._dialect.place} FROM {table} s WHERE {source.condition}"
+        rows = self._session.query(self._dialect.first(query, max(1, self._limit)))
+        return [str(place) for (place,) in rows]
 
     def _attempt(self, source: Source) -> Exception | None:
         """Apply these rows. Rows that pass stay, so that rows that exclude each other are found."""
@@ -246,19 +301,19 @@ class RefusedRowSearch:
                 self._session.execute(statement)
             self._dialect.check_constraints(self._session)
         except self._dialect.errors as error:
-            if not self._dialect.is_data_error(error):
+            if not self._dialect.may_be_rows(error):
                 raise
             self._session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             return error
         self._dialect.release_savepoint(self._session, _SAVEPOINT)
         return None
 
-    def _rejected(self, source: Source, place: str, error: Exception) -> Rejected:
+    def _rejected(self, source: Source, place: str, sqlstate: str, reason: str) -> Rejected:
         return Rejected(
             table=source.table,
             place=place,
             part=source.part,
             row=self._dialect.row_text(self._session, source),
-            sqlstate=self._dialect.sqlstate(error),
-            reason=self._dialect.text_of(error),
+            sqlstate=sqlstate,
+            reason=reason,
         )

@@ -175,7 +175,9 @@ class BlockWriter(ABC, Generic[C]):
         self, connection: C, rows: Mapping[int, Mapping[str, object]], reasons: Mapping[int, str]
     ) -> None:
         """Stage these rows as text, each under its number in this task, with the reason."""
-        kept = [(number, row_text(row), reasons[number]) for number, row in sorted(rows.items())]
+        # In ASCII, as the server's encoding may lack characters of theirs.
+        texts = {number: row_text(row, is_ascii=True) for number, row in sorted(rows.items())}
+        kept = [(number, text, reasons[number]) for number, text in texts.items()]
         limit = self._declared.rejects_max
         self._unfit_rows += len(kept)
         if self._unfit_rows > limit:

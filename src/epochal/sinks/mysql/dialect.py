@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from epochal.kit.sql.apply import Apply
+from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
@@ -86,6 +86,13 @@ class MySQLDialect(MySQLErrors, Dialect):
         return (
             f"DELETE t FROM {apply.target} t JOIN ({apply.winners()}) i"
             f" ON {apply.matches('t', 'i')}{marked}"
+        )
+
+    def delete_superseded(self, apply: Apply, source: Source) -> str:
+        return (
+            f"DELETE s FROM {self.quote(source.schema, source.table)} s LEFT JOIN"
+            f" (SELECT w.came FROM ({apply.winners()}) w WHERE w.part = {source.part}) k"
+            f" ON k.came = s.{self.place} WHERE k.came IS NULL"
         )
 
     # Staging tables

@@ -19,11 +19,13 @@ _TRANSIENT = frozenset(
 )
 _DATA = frozenset(
     {
-        *(1048, 1062, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1300, 1364, 1365, 1366, 1367),
-        *(1406, 1411, 1416, 1451, 1452, 1525, 1526, 1557, 1586, 1591, 1644, 1690, 1748),
-        *(1859, 3140, 3155, 3156, 3819, 3903, 4025, 4078),
+        *(1048, 1062, 1118, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1300, 1364, 1365, 1366),
+        *(1367, 1369, 1406, 1411, 1416, 1451, 1452, 1525, 1526, 1557, 1586, 1591, 1643, 1644),
+        *(1690, 1748, 1859, 1977, 3140, 3155, 3156, 3819, 3903, 3988, 4025, 4078),
     }
 )
+_SIGNALLED = "45"
+"""The class of SQLSTATEs that triggers raise by SIGNAL, under a number that their author chose."""
 _HINTS: Mapping[Code, str] = {
     1044: "the least that this sink needs is printed by its grants()",
     1045: "check user and password: password=env(…) or file(…)",
@@ -59,9 +61,14 @@ class MySQLErrors(ErrorTable):
         number = error.args[0] if error.args else 0
         return number if isinstance(number, int) else 0
 
+    def is_data_error(self, error: BaseException) -> bool:
+        is_signalled = self.sqlstate(error).startswith(_SIGNALLED) and self.may_be_rows(error)
+        return is_signalled or super().is_data_error(error)
+
     def is_network(self, error: BaseException) -> bool:
         number = self.code_of(error)
-        return number == 0 or 2000 <= number < 3000 or number in _CONNECTION_GONE
+        is_clients = number == 0 or 2000 <= number < 3000
+        return is_clients or number in _CONNECTION_GONE or isinstance(error, OSError)
 
     def text_of(self, error: BaseException) -> str:
         text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__

@@ -13,11 +13,15 @@ from epochal.kit.sql.errors import Code, ErrorTable
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _CARDINALITY = "21000"
-BAD_ENCODING = "22021"
 TOO_MANY_PREPARED = "53200"
 _UNANSWERED = frozenset({"08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
 """The server ended the session, will not begin one yet, or reports that it does not know."""
 _INTERNAL = frozenset({"XX"})
+_ROW_CHECKS = frozenset({"ExecWithCheckOptions", "exec_stmt_raise"})
+"""
+The server's functions that refuse a row by row-level security and by RAISE. The code alone does not
+show it: the first has that of missing privileges, the second any that the trigger's author chose.
+"""
 _HINTS: Mapping[Code, str] = {
     "28": "check user and password; password=env(…) or file(…), or a pgpass or service file",
     "3D": "create the database, or name another one in the URL",
@@ -45,7 +49,10 @@ class PostgresErrors(ErrorTable):
     transient: ClassVar[Collection[Code]] = frozenset(
         {"40001", "40P01", _LOCK_NOT_AVAILABLE, "57014", "58000", "58030", "08", "53"}
     )
-    data: ClassVar[Collection[Code]] = frozenset({"22", "23", _CARDINALITY})
+    data: ClassVar[Collection[Code]] = frozenset(
+        {"22", "23", "38", "44", "54000", "P0001", _CARDINALITY}
+    )
+    corrupt: ClassVar[Collection[Code]] = frozenset({"XX001", "XX002"})
     hints: ClassVar[Mapping[Code, str]] = _HINTS
 
     def code_of(self, error: BaseException) -> str:
@@ -54,6 +61,11 @@ class PostgresErrors(ErrorTable):
     def is_one_of(self, error: BaseException, codes: Collection[Code]) -> bool:
         code = self.code_of(error)
         return code in codes or code[:2] in codes
+
+    def is_data_error(self, error: BaseException) -> bool:
+        function = getattr(getattr(error, "diag", None), "source_function", None)
+        is_of_row = function in _ROW_CHECKS and self.may_be_rows(error)
+        return is_of_row or super().is_data_error(error)
 
     def is_network(self, error: BaseException) -> bool:
         return not self.code_of(error) or self.is_one_of(error, _UNANSWERED)

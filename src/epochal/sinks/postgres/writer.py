@@ -27,7 +27,7 @@ from epochal.kit.sql.writer import BlockWriter
 from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Server, TaskConnection
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT, staging_comment
-from epochal.sinks.postgres.errors import BAD_ENCODING, TOO_MANY_PREPARED
+from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
 from epochal.sinks.postgres.types import Sent, arrow_of, from_json, may_go_direct, plan, sent_fields
 
 if TYPE_CHECKING:
@@ -178,53 +178,81 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         connection = self._get_ready()
         if self._keeps_unfit:
             self._send_fitting(connection, block, first)
-        elif not self._copy(connection, block):
-            raise self._with_nul(block, first)
+            return
+        why = self._copy(connection, block)
+        if why:
+            raise self._unfit(block, first, why)
 
-    def _copy(self, connection: TaskConnection[Any], block: pa.Table) -> bool:
-        """False where the block holds text that the server can't store: then nothing was copied."""
+    def _copy(self, connection: TaskConnection[Any], block: pa.Table) -> str:
+        """Why the server can't store some row of the block: then nothing was copied."""
 
-        def copy() -> bool:
+        def copy() -> str:
             try:
                 self._sending.send(connection, *self._sent_to(), block)
+            except pa.ArrowInvalid as error:
+                return str(error)
             except Exception as error:
-                if DIALECT.code_of(error) == BAD_ENCODING:
-                    return False
+                if DIALECT.is_data_error(error):
+                    return DIALECT.text_of(error)
                 raise
-            return True
+            return ""
 
-        try:
-            return bool(self._classified("copy", copy))
-        except pa.ArrowInvalid as error:
-            raise RowRejected(
-                f"{self._where()}: a value does not fit its column: {error}",
-                "cast it in the query, or widen the column",
-            ) from None
+        return str(self._classified("copy", copy))
 
-    def _with_nul(self, block: pa.Table, first: int) -> RowRejected:
-        """The error that names the first row with a NUL of each column."""
+    def _unfit(self, block: pa.Table, first: int, why: str) -> RowRejected:
+        """The error that names the first row with a NUL of each column, where that is the cause."""
         found: dict[str, int] = {}
         for field, row in self._sending.nuls(block):
             found.setdefault(field, first + row)
+        if not found:
+            return RowRejected(
+                f"{self._where()}: a value does not fit its column: {why}",
+                "correct it in the query, drop it with where=, or send such rows elsewhere: "
+                "on_reject=<sink>",
+            )
         named = "; ".join(f'column "{field}", row {row}' for field, row in found.items())
         return RowRejected(
-            f"{self._where()}: {named or 'a string'} {_NUL}",
+            f"{self._where()}: {named} {_NUL}",
             "take it out in the query (translate(x, '\\u0000', '')), or store the value as binary",
         )
 
     def _send_fitting(self, connection: TaskConnection[Any], block: pa.Table, first: int) -> None:
         """Copy a block without the rows that the server can't store, which are kept as text."""
-        self._run(connection, f"SAVEPOINT {_SAVEPOINT}")
-        if not self._copy(connection, block):
-            self._run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        if self._copy_whole(connection, block):
             reasons = {row: f'field "{name}" {_NUL}' for name, row in self._sending.nuls(block)}
-            fitting = block.take([row for row in range(len(block)) if row not in reasons])
-            if not reasons or (len(fitting) and not self._copy(connection, fitting)):
-                raise self._with_nul(block, first)
+            places = [row for row in range(len(block)) if row not in reasons]
+            self._copy_halves(connection, block, places, reasons)
             rows = self._sending.rows(block.take(list(reasons)))
             numbers = {first + row: reason for row, reason in reasons.items()}
             self._keep_unfit(connection, dict(zip(numbers, rows, strict=True)), numbers)
+
+    def _copy_halves(
+        self,
+        connection: TaskConnection[Any],
+        block: pa.Table,
+        places: Sequence[int],
+        reasons: dict[int, str],
+    ) -> None:
+        """Copy these rows, in their order, without those that the server refuses one by one."""
+        is_too_many = len(reasons) > self._sink.rejects_max
+        why = "" if is_too_many or not places else self._copy_whole(connection, block.take(places))
+        if not why:
+            return
+        if len(places) == 1:
+            reasons[places[0]] = why
+            return
+        middle = len(places) // 2
+        for half in (places[:middle], places[middle:]):
+            self._copy_halves(connection, block, half, reasons)
+
+    def _copy_whole(self, connection: TaskConnection[Any], block: pa.Table) -> str:
+        """All of it or nothing, in the transaction that stays open; the reason for nothing."""
+        self._run(connection, f"SAVEPOINT {_SAVEPOINT}")
+        why = self._copy(connection, block)
+        if why:
+            self._run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
         self._run(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        return why
 
     def _insert_unfit(
         self, connection: TaskConnection[Any], rows: Sequence[tuple[int, str, str]]
@@ -280,6 +308,8 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         body = (
             f"BEGIN PERFORM 1 FROM ({self._sink.server.settings()}) q;"
             f" CREATE TABLE {table} ({', '.join(columns)}) WITH (autovacuum_enabled = false);"
+            # Without it a publication of all tables would forbid to delete refused rows.
+            f" ALTER TABLE {table} REPLICA IDENTITY FULL;"
             f" COMMENT ON TABLE {table} IS {DIALECT.literal(comment)}; END"
         )
         return f"DO {DIALECT.literal(body)}"
