@@ -10,18 +10,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from spark_stage import SlowWriter, Source, cached, ids, run_to_end, slowly, wait_for
 
 from epochal.coordinator import EpochFigures
+from epochal.coordinator.environment import new_uid
 from epochal.errors import GateRefused, Misconfigured, TaskFailed
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
+from epochal.spark.jobs import Part, prepare_all
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.progress import Progress
+from epochal.terms import EpochNumber, Generation, Identity, Limits
 
 
 def _ends(error: BaseException) -> Callable[[Any], Any]:
@@ -274,3 +279,36 @@ def test_a_script_survives_ctrl_c_and_reports_the_end_of_its_jvm(
     assert "Spark's JVM has exited" in killed["message"]
     assert killed["hint"]
     assert interrupted.wait(60) == 0
+
+
+class GoneContext:
+    """Spark's context once its JVM has exited."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConnectionRefusedError("Connection refused")
+
+
+def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
+    sinks = [Memory(name="a"), Memory(name="b")]
+    identities = [
+        Identity(pipeline="p", uid=new_uid(), sink=sink.name, generation=Generation(1))
+        for sink in sinks
+    ]
+    parts = [
+        Part(sink=sink, identity=identity, handout=None)
+        for sink, identity in zip(sinks, identities, strict=True)
+    ]
+    batch = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=GoneContext()))
+    for some in (parts[:1], parts):
+        prepared = prepare_all(
+            cast("Any", batch),
+            EpochNumber(0),
+            some,
+            limits=Limits(),
+            fingerprint=True,
+            is_narrow=False,
+            timing=lambda _sink: nullcontext(),
+        )
+        assert isinstance(prepared.error, TaskFailed)
+        assert "Spark's JVM has exited" in prepared.error.message
+        assert prepared.receipts == {}
