@@ -74,16 +74,16 @@ MUTANTS = (
         "no list after put",
         (
             JOURNAL,
-            "            self._require_still_newest(number, has_put=True)\n        except",
-            "        except",
+            "            number, state = self._above_pauses(number + 1, state, has_put=True)\n",
+            "            number += 1\n",
         ),
     ),
     mutant(
         "a fence put into a deleted slot",
         (
             JOURNAL,
-            "                self._require_still_newest(number + 1, has_put=True)\n",
-            "",
+            "self._number, self._state = self._above_pauses(number + 1, state, has_put=True)\n",
+            "self._number, self._state = number + 1, state\n",
         ),
     ),
     mutant(
@@ -240,9 +240,9 @@ MUTANTS = (
         (JOURNAL, "        self._put_lists(lists)\n        # Until", "        # Until"),
         (
             JOURNAL,
-            "            self._require_still_newest(number, has_put=True)\n        except",
+            "            number, state = self._above_pauses(number + 1, state, has_put=True)\n",
             "            self._put_lists(lists)\n"
-            "            self._require_still_newest(number, has_put=True)\n        except",
+            "            number, state = self._above_pauses(number + 1, state, has_put=True)\n",
         ),
     ),
     mutant(

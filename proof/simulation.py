@@ -5,11 +5,12 @@ Drivers run as they are shipped, each in a greenlet of its own, in a world of vi
 every call they make outside, the seed chooses: which driver goes on and which is suspended; whether
 the call fails, hangs for good, conflicts with another, loses its answer, lands later or twice;
 whether its driver loses sight of the log or of a target for a while, or dies before or after it;
-whether the source is idle; whether a target throws prepared rows away, rejects them, or a gate
-refuses them. Dead and stopped drivers are replaced, also while the old one still runs; sinks come
-and go between starts. Then the trouble ends. A driver without rows to read is idle while what is
-still on its way lands, tasks of older drivers included, and must sweep it away; a last driver
-starts and stops, and the judge looks at what is visible and what is left.
+whether the source is idle; whether a person pauses the pipeline; whether a target throws prepared
+rows away, rejects them, or a gate refuses them. Dead and stopped drivers are replaced, also while
+the old one still runs; sinks come and go between starts. Then the trouble ends. A driver without
+rows to read is idle while what is still on its way lands, tasks of older drivers included, and must
+sweep it away; a last driver starts and stops, and the judge looks at what is visible and what is
+left.
 
 A seed is a whole run: `--seed S` replays it alone and prints every call.
 """
@@ -29,7 +30,7 @@ from typing import Any
 
 from greenlet import greenlet
 
-from epochal.coordinator import Environment, Gate, PreparedEpoch
+from epochal.coordinator import Environment, Gate, PreparedEpoch, by_hand
 from epochal.coordinator.retry import OnEnd, OnLate, StillRunning
 from epochal.errors import OutcomeUnknown, RowRejected, TryAgain
 from epochal.terms import Claim, EpochNumber, Limits, SinkName, Uid
@@ -75,6 +76,7 @@ class Weather:
     speculate: float
     idle: float
     second_driver: float
+    pause: float
     changes_sinks: bool
     lists_receipts: bool
     """Whether receipts lie beside the log: as those of epochs of many tasks do."""
@@ -102,6 +104,7 @@ class Weather:
             speculate=some(0.5),
             idle=some(0.3),
             second_driver=some(0.03),
+            pause=some(0.05),
             changes_sinks=chance.random() < 0.2,
             lists_receipts=chance.random() < 0.5,
             is_deterministic=chance.random() < 0.9,
@@ -172,6 +175,7 @@ class Simulation:
         self._flying: list[Call] = []
         """Calls on their way, whose callers no longer listen."""
         self._lives: list[Life] = []
+        self._persons_nonces = iter(f"person-{at}" for at in range(_CALLS_MAX))
         self._born = 0
         self.calls = 0
         self._is_calm = False
@@ -212,6 +216,8 @@ class Simulation:
             self._expire_some(self._chance.choice(_SINKS))
         if self._happens(self._weather.second_driver):
             self._bear()
+        if self._happens(self._weather.pause):
+            self._pause_and_resume()
         if self._lives and not self._awake():
             self._bear()
         if self._lives:
@@ -238,6 +244,20 @@ class Simulation:
         if handles:
             self._note(f"{target.name} throws away {', '.join(handles)}")
             self.world.expire(target.name, handles)
+
+    def _pause_and_resume(self) -> None:
+        """A person pauses, and resumes before a driver has noticed: each goes on above both."""
+
+        def send(call: Call) -> Any:
+            self.world.issue(call)
+            return self.world.land(call)
+
+        log = SimLog(send, "person")
+        if log.numbers():
+            self._note("a person pauses and resumes")
+            environment = Environment(clock=self._clock, nonce=lambda: next(self._persons_nonces))
+            by_hand.pause(log, by="person", because="hand-over", environment=environment)
+            by_hand.resume(log, by="person", environment=environment)
 
     def _answer(self, life: Life) -> None:
         call = life.call

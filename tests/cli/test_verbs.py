@@ -14,6 +14,7 @@ import pytest
 
 from epochal import __version__, cli
 from epochal.cli.output import show_table
+from epochal.errors import Refused
 
 JOB = """
 import os, sys, time
@@ -164,6 +165,33 @@ def test_the_doctor_lists_problems_until_they_are_resolved(killed, epochal):
     code, out, err = epochal("doctor", "jobs:pipeline")
     assert (code, "no problems" in err) == (0, True)
     assert epochal("verify", "jobs:pipeline")[0] == 0
+
+
+def test_a_session_is_paused_and_resumed_from_the_command_line(place, epochal):
+    import jobs
+
+    with jobs.session() as session:
+        jobs.run(session, 1)
+        code, _, err = epochal("pause", "jobs:pipeline", "--because", "an upgrade", "--wait", "0.1")
+        assert code == 1
+        assert "paused by" in err
+        assert "the driver has not stopped within 0 s" in err
+        jobs.run(session, 1)  # it learns of the pause by this decision
+        with pytest.raises(Refused, match="an upgrade"):
+            session.begin(2)
+    code, _, err = epochal("pause", "chk", "--because", "again", "--wait", "60")
+    assert code == 0
+    assert "an upgrade" in err
+    assert "the last driver stopped cleanly" in err
+    code, _, err = epochal("status", "chk")
+    assert code == 0
+    assert "hint: `epochal resume" in err
+    with pytest.raises(Refused, match="paused by"):
+        jobs.session()
+    assert epochal("resume", "chk")[0] == 0
+    with jobs.session() as session:
+        jobs.run(session, 1)
+    assert rows(place) == 9
 
 
 def test_the_log_is_exported_and_a_dropped_pipeline_leaves_its_rows(place, epochal):

@@ -13,6 +13,7 @@ from epochal.errors import CorruptRecord
 from epochal.protocol.records import FORMAT, decode, encode
 from epochal.protocol.state import (
     GivenUp,
+    Pause,
     Record,
     RecordKind,
     State,
@@ -63,6 +64,10 @@ def golden_records(make):
             done, forked_from=Uid("zzzzzzzzzzzz"), run="2026-10-reprocess"
         ),
         RecordKind.RESOLVED: done,
+        RecordKind.PAUSE: replace(
+            done, pause=Pause(by="ann", because="the database is upgraded", since=1767225600.25)
+        ),
+        RecordKind.RESUME: done,
     }
     return {
         kind: Record(kind=kind, nonce="00ff" * 8, written_at=1767225600.25, state=state)

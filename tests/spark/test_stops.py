@@ -18,9 +18,10 @@ from typing import Any, cast
 import pytest
 from spark_stage import SlowWriter, Source, cached, ids, run_to_end, slowly, wait_for
 
-from epochal.coordinator import EpochFigures
+from epochal.coordinator import EpochFigures, by_hand
 from epochal.coordinator.environment import new_uid
-from epochal.errors import GateRefused, Misconfigured, TaskFailed
+from epochal.coordinator.journal import read_state
+from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.jobs import Part, prepare_all
@@ -279,6 +280,32 @@ def test_a_script_survives_ctrl_c_and_reports_the_end_of_its_jvm(
     assert "Spark's JVM has exited" in killed["message"]
     assert killed["hint"]
     assert interrupted.wait(60) == 0
+
+
+def test_a_paused_pipeline_ends_its_epoch_stops_and_starts_only_once_resumed(
+    source: Source, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.add_numbers(epochs=1)
+    sink = Memory()
+    limits = Limits(sweep_every_s=1.0)
+    pipeline = Pipeline("paused", [sink], limits=limits)
+    query = pipeline.start(source.stream, checkpoint, processingTime="0 seconds")
+    wait_for(lambda: ids(sink) == source.ids)
+    log = pipeline.log_of(checkpoint)
+    by_hand.pause(log, by="ann", because="an upgrade")
+    assert query.awaitTermination(60)
+    pipeline.close()
+    assert query.exception() is None
+    assert pipeline.error is None
+    assert [epoch.phase.value for epoch in pipeline.last_epochs()] == ["committed"]
+    assert "paused by ann" in caplog.text
+    source.add_numbers(epochs=2)
+    with pytest.raises(Refused, match=r"paused by ann at .* UTC: an upgrade"):
+        pipeline.start(source.stream, checkpoint, availableNow=True)
+    assert read_state(log).is_stopped
+    by_hand.resume(log, by="ann")
+    run_to_end(pipeline, source.stream, checkpoint)
+    assert ids(sink) == source.ids
 
 
 class GoneContext:

@@ -33,6 +33,8 @@ VERBS = {
     "verify": "verify:verify",
     "recover": "recover:recover",
     "resolve": "resolve:resolve",
+    "pause": "pause:pause",
+    "resume": "pause:resume",
     "adopt": "identity:adopt",
     "fork": "identity:fork",
     "rename": "identity:rename",

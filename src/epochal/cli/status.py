@@ -60,6 +60,8 @@ def _show(report: StatusReport) -> None:
             )
         elif one.health is Health.IN_DOUBT:
             message(f"{one.pipeline}: {one.because}")
+        if one.pause is not None:
+            message(f"{one.pipeline}: {one.pause}\nhint: `epochal resume {one.location}`")
     for broken in report.unreadable:
         message(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
 

@@ -3,7 +3,8 @@ What a person may change in the epoch log, without a running driver: each is one
 
 Identity, without any target: `adopt` (the checkpoint moved), `fork` (it is a copy), `rename`.
 In doubt: `give_up` one sink of the decided epoch, `finish` it, `abort_undecided` one handle. Each
-record fences a driver that still runs, and nothing that was decided is lost.
+record fences a driver that still runs, and nothing that was decided is lost. `pause` and `resume`
+don't fence: the driver ends its epoch and stops by itself.
 
 Finishing a sink of a decided epoch needs the decision and nothing else (I7); it is recorded
 afterwards. Aborting an undecided handle needs a claim first: only then can no decision that names
@@ -27,6 +28,7 @@ from epochal.protocol.admission import Position, Unfinished, after_unfinished
 from epochal.protocol.recovery import Judgement, Verdict, judge
 from epochal.protocol.state import (
     GivenUp,
+    Pause,
     RecordKind,
     State,
     adopted,
@@ -136,6 +138,28 @@ def give_up(log: EpochLog, given_up: GivenUp, *, environment: Environment | None
 def rename(log: EpochLog, *, pipeline: str, environment: Environment | None = None) -> State:
     """Give the pipeline another name."""
     return _change(log, lambda state: renamed(state, pipeline), environment)
+
+
+def pause(log: EpochLog, *, by: str, because: str, environment: Environment | None = None) -> State:
+    """
+    Let the driver end its epoch and stop, and refuse every start until `resume`.
+
+    A pipeline that is paused already stays so, by whom and why it was.
+    """
+    environment = environment or Environment()
+    with closing(Journal(log, environment=environment)) as journal:
+        state = _require_log(journal.peek(), log)
+        if state.pause is not None:
+            return state
+        wanted = Pause(by=by, because=because, since=environment.clock.now())
+        return journal.set_pause(wanted, note=f"{by}: {because}")
+
+
+def resume(log: EpochLog, *, by: str, environment: Environment | None = None) -> State:
+    """Let the pipeline start again. A driver that has not stopped yet goes on."""
+    with closing(Journal(log, environment=environment)) as journal:
+        _require_log(journal.peek(), log)
+        return journal.set_pause(None, note=by)
 
 
 def _change(

@@ -7,7 +7,7 @@
     conclude   rehearse, ask gates, decide (the commit point), commit every sink, settle
     abort      throw the open epoch away
     rewrite    prepare again what a target lost after the decision
-    sweep      between epochs: abort what late tasks have prepared
+    sweep      between epochs: abort what late tasks have prepared, learn of a pause
     stop       abort what is open, clear up, write STOP, close
 
 The Spark pipeline and the session call these verbs, one after the other and never at the same time.

@@ -11,6 +11,9 @@ thread two things would wait for its next row:
     its own sweep asks the log and
     finds B's claim: Fenced, it stops
 
+A sweep also learns of a pause, by which the run ends as well. A run whose epochs are decided learns
+of it from its decision, and the thread stops it between two epochs, a few seconds later.
+
 The sweep holds the lock under which its owner begins and concludes epochs, so it runs between two
 epochs or not at all. What a target that is away keeps is cleared by a later sweep.
 """
@@ -26,13 +29,18 @@ from typing import Any
 
 from epochal.coordinator.coordinator import Coordinator
 from epochal.errors import EpochalError
+from epochal.protocol.state import Pause
 
 logger = logging.getLogger("epochal")
 
 _EVERY_MIN_S = 1.0
+_EVERY_MAX_S = 2.0
+"""A sweep that is not due costs nothing, and a pause is noticed earlier."""
 
 OnError = Callable[[EpochalError], None]
 """Called without the lock, on the thread of the sweep, with the error that ends the run."""
+OnPause = Callable[[Pause], None]
+"""Called like `OnError`, once, where a person has paused the pipeline."""
 
 
 class IdleSweep:
@@ -43,13 +51,14 @@ class IdleSweep:
         *,
         every_s: float,
         on_error: OnError,
+        on_pause: OnPause | None = None,
     ) -> None:
         self._is_over = threading.Event()
         # Weak, so that an owner that is dropped without being closed ends the thread.
         self._thread = threading.Thread(
             target=_run,
-            args=(weakref.ref(coordinator), lock, self._is_over, on_error),
-            kwargs={"every_s": max(every_s, _EVERY_MIN_S)},
+            args=(weakref.ref(coordinator), lock, self._is_over, on_error, on_pause),
+            kwargs={"every_s": min(max(every_s, _EVERY_MIN_S), _EVERY_MAX_S)},
             name="epochal-idle-sweep",
             daemon=True,
         )
@@ -69,16 +78,19 @@ def _run(
     lock: AbstractContextManager[Any],
     is_over: threading.Event,
     on_error: OnError,
+    on_pause: OnPause | None,
     *,
     every_s: float,
 ) -> None:
     while not is_over.wait(every_s):
+        pause = None
         try:
             with lock:
                 coordinator = reference()
                 if coordinator is None or is_over.is_set():
                     return
                 coordinator.sweep()
+                pause = coordinator.state.pause
         except EpochalError as error:
             on_error(error)
             return
@@ -86,3 +98,6 @@ def _run(
             logger.exception("a sweep between epochs failed and is tried again")
         finally:
             coordinator = None
+        if pause is not None and on_pause is not None:
+            on_pause(pause)
+            return

@@ -3,7 +3,7 @@
 
 Claims and decisions share one sequence, so a superseded driver can't slip a decision in behind the
 claim that fenced it. Every record carries the whole state; the record with the highest number is
-the truth. Four rules keep it so.
+the truth. Five rules keep it so.
 
 **The nonce: whose record is in the slot?** A put whose answer was lost is repeated at the same
 number. "Taken" then has two meanings, and only the nonce tells them apart:
@@ -39,6 +39,20 @@ A's stray record does no harm, as only the highest number is ever read.
 7 until a number is missing would take A's stray decision for the truth. So the newest record is the
 highest number of a listing, and a claim goes above it.
 
+**A pause does not fence.** It is the one record that a person puts above a driver's own without
+taking over, and changes nothing but `pause`. The driver goes on above it:
+
+    driver A                     a person           filled slots
+    decides 6: record 8                             … 8
+    prepares 7                   pause: put 9       … 8, 9
+    decides 7: put 9 "taken"
+    read 9: a pause
+    put 10, with the pause                          … 8, 9, 10
+    commits 7, writes STOP                          … 8, 9, 10, 11
+
+A reads every record above its own. A claim among them, or a gap where one was deleted, means that A
+is fenced.
+
 **Lists first.** Receipts of a large decision lie in lists beside the log. They are put before the
 record that names them, and deleted once a record that does not name them was the newest; why a late
 put or delete does no harm is argued in `protocol.receipts`.
@@ -71,7 +85,7 @@ from epochal.errors import (
 from epochal.protocol.invariants import broken
 from epochal.protocol.receipts import lay_beside, lists_of
 from epochal.protocol.records import decode, encode
-from epochal.protocol.state import Record, RecordKind, State
+from epochal.protocol.state import Pause, Record, RecordKind, State
 from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits
 
 logger = logging.getLogger("epochal")
@@ -79,6 +93,7 @@ logger = logging.getLogger("epochal")
 T = TypeVar("T")
 
 _RACES_MAX = 100
+_PAUSES = frozenset({RecordKind.PAUSE, RecordKind.RESUME})
 _TRANSIENT = (TryAgain, OutcomeUnknown, OSError)
 _UNKNOWN = (
     "nothing was aborted; start again once the storage of the log answers: the start reads what "
@@ -194,16 +209,30 @@ class Journal:
             self._number = number
             state = follow(before)
             if self._fill(number + 1, kind, state, note):
-                self._require_still_newest(number + 1, has_put=True)
-                self._number = number + 1
-                self._state = state
+                self._number, self._state = self._above_pauses(number + 1, state, has_put=True)
                 self._note_lists(state)
                 self.was_clear = before is None or before.is_clear
                 return state
-        raise TryAgain(
-            f"{self.place}: {_RACES_MAX} other drivers claimed this log at the same moment",
+        raise self._many_races()
+
+    def _many_races(self) -> TryAgain:
+        return TryAgain(
+            f"{self.place}: {_RACES_MAX} other drivers wrote to this log at the same moment",
             "find out what starts this pipeline again and again, then start it once",
         )
+
+    def set_pause(self, pause: Pause | None, *, note: str) -> State:
+        """Pause or resume the pipeline without fencing its driver, which goes on above this."""
+        kind = RecordKind.RESUME if pause is None else RecordKind.PAUSE
+        for _ in range(_RACES_MAX):
+            number, before = self._insist(self._newest, "the newest record can't be read")
+            if before is None:
+                raise Misconfigured(f"{self.place} holds no epoch log", "start the pipeline first")
+            if before.pause == pause:
+                return before
+            # Then read again: a slot whose record was deleted is free, and not the newest.
+            self._fill(number + 1, kind, replace(before, pause=pause), note)
+        raise self._many_races()
 
     def remember(self, state: State) -> None:
         """Go on from this state; it is written with the next record."""
@@ -224,11 +253,14 @@ class Journal:
         self._put_lists(lists)
         # Until the log has answered, as an unanswered put may yet win its slot.
         self.is_halted = True
-        number = self._number + 1
+        number = self._number
         try:
-            if not self._fill(number, kind, state, note):
-                raise self._fenced(f"record {number} was written by another driver")
-            self._require_still_newest(number, has_put=True)
+            while not self._fill(number + 1, kind, state, note):
+                taken = number + 1
+                number, state = self._above_pauses(number, state)
+                if number < taken:
+                    raise self._fenced(f"record {taken} was written by another driver, and is gone")
+            number, state = self._above_pauses(number + 1, state, has_put=True)
         except Fenced as error:
             self._fenced_by = error
             raise
@@ -259,8 +291,8 @@ class Journal:
             )
 
     def require_newest(self) -> None:
-        """Raise `Fenced` where another driver has claimed since (I7)."""
-        self._require_still_newest(self._number)
+        """Raise `Fenced` where another driver has claimed since (I7); learn of a pause."""
+        self._number, self._state = self._above_pauses(self._number, self.state)
 
     def tidy_if_many(self) -> None:
         """
@@ -366,23 +398,38 @@ class Journal:
     def _numbers(self) -> Sequence[int]:
         return self._insist(self._log.numbers, "the records can't be listed")
 
-    def _require_still_newest(self, number: int, *, has_put: bool = False) -> None:
+    def _above_pauses(
+        self, number: int, state: State, *, has_put: bool = False
+    ) -> tuple[int, State]:
+        """
+        The number of the newest record, and `state` with its pause, where all records above
+        `number` pause or resume this driver; else `Fenced`. Ends with a listing that shows no
+        record above.
+        """
         try:
-            numbers = self._numbers()
+            while (newest := max(numbers := self._numbers(), default=0)) > number:
+                for above in range(number + 1, newest + 1):
+                    state = replace(state, pause=self._pause_in(above))
+                number = newest
         except (TryAgain, Misconfigured) as error:
             if not has_put:
                 raise
             raise OutcomeUnknown(error.message, _UNKNOWN) from error
         self._records = len(numbers)
-        newest = max(numbers, default=0)
-        if newest > number:
-            raise self._fenced(f"record {newest} is above this driver's {number}")
         if self._number and self._number not in numbers:
             raise InvariantBroken(
                 f"{self.place}: record {self._number}, which this driver goes on from, is gone: "
                 "the log was moved or removed while the driver was at work",
                 "leave this driver stopped; start where the log is now, or put it back",
             )
+        return number, state
+
+    def _pause_in(self, number: int) -> Pause | None:
+        """What a record above this driver's own says of the pause; `Fenced` where it says more."""
+        found = self._insist(partial(_read, self._log, number), f"record {number} can't be read")
+        if found is None or found.record.kind not in _PAUSES:
+            raise self._fenced(f"record {number} was written by another driver")
+        return found.record.state.pause
 
     def _fenced(self, fact: str) -> Fenced:
         return Fenced(

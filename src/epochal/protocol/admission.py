@@ -130,6 +130,7 @@ def after_unfinished(unfinished: Unfinished, position: Position, location: str) 
 
 def admit_start(state: State, start: Start) -> None:
     """Compare what a driver brings with what the log remembers. Asks nothing of any target."""
+    _not_paused(state)
     _same_pipeline(state, start)
     _same_query(state, start)
     _next_in_line(state, start)
@@ -139,6 +140,14 @@ def admit_start(state: State, start: Start) -> None:
             f"{state.location}: generation {state.generation} ({state.driver}) did not stop "
             "cleanly and may still be running; fence_on_start is off",
             "stop that driver, or start with fence_on_start=True to take over from it",
+        )
+
+
+def _not_paused(state: State) -> None:
+    if state.pause is not None:
+        raise Refused(
+            f"pipeline {state.pipeline!r} is {state.pause}",
+            f"`epochal resume {state.location}` (log= elsewhere: `epochal resume MODULE:PIPELINE`)",
         )
 
 
@@ -300,7 +309,8 @@ def _target_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> 
 def admit_epoch(
     state: State, epoch: EpochNumber, *, query_id: str | None, offsets: Offsets
 ) -> Admission:
-    """Only the last epoch again, with the same offsets, or the one after it."""
+    """Only the last epoch again, with the same offsets, or the one after it; none once paused."""
+    _not_paused(state)
     if None not in (state.query_id, query_id) and state.query_id != query_id:
         raise Refused(
             f"epoch {epoch} comes from query {query_id}; the epoch log belongs to {state.query_id}",

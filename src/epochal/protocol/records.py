@@ -27,7 +27,7 @@ from epochal.protocol.receipts import (
     receipt_in,
     receipt_out,
 )
-from epochal.protocol.state import GivenUp, LastEpoch, Record, RecordKind, State, Total
+from epochal.protocol.state import GivenUp, LastEpoch, Pause, Record, RecordKind, State, Total
 from epochal.terms import (
     Claim,
     Decision,
@@ -193,6 +193,7 @@ def _state_out(state: State) -> dict[str, Any]:
         "given_up": [asdict(given_up) for given_up in state.given_up],
         "totals": _totals_out(state.totals),
         "newest_committed": dict(sorted(state.newest_committed.items())),
+        "pause": None if state.pause is None else asdict(state.pause),
         "is_stopped": state.is_stopped,
         "is_clear": state.is_clear,
     }
@@ -239,6 +240,7 @@ def _state_in(read: Mapping[str, Any], read_list: ReadList | None) -> State:
         newest_committed={
             SinkName(sink): EpochNumber(epoch) for sink, epoch in read["newest_committed"].items()
         },
+        pause=None if read["pause"] is None else Pause(**read["pause"]),
         is_stopped=read["is_stopped"],
         is_clear=read["is_clear"],
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
 
 from epochal.errors import Refused
@@ -48,7 +49,10 @@ FIRST_EPOCH = EpochNumber(0)
 
 
 class RecordKind(Enum):
-    """Why a record was written: for people; only the state counts."""
+    """
+    Why a record was written. Only the state counts, and this is for people, but for one thing: a
+    driver goes on above a `PAUSE` or `RESUME`.
+    """
 
     CLAIM = "claim"
     COMMIT = "commit"
@@ -59,6 +63,8 @@ class RecordKind(Enum):
     STOP = "stop"
     IDENTITY = "identity"
     RESOLVED = "resolved"
+    PAUSE = "pause"
+    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,19 @@ class GivenUp:
     because: str
     evidence: str = ""
     """What the target could prove at that time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A person's request that the driver stops after its epoch, and that none starts."""
+
+    by: str
+    because: str
+    since: float
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since, UTC)
+        return f"paused by {self.by} at {since:%Y-%m-%d %H:%M:%S} UTC: {self.because}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +147,7 @@ class State:
     By sink, the newest epoch that was committed at its target. Not there for a sink that is new,
     retargeted, forked or renamed, whose target proves nothing yet; giving up and adopting leave it.
     """
+    pause: Pause | None = None
     is_stopped: bool = True
     """The driver of this generation has stopped, with everything that it decided carried out."""
     is_clear: bool = True
@@ -333,6 +353,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         given_up=(),
         totals={},
         newest_committed={},
+        pause=None,
         is_stopped=True,
         is_clear=True,
     )

@@ -136,6 +136,8 @@ class PipelineReport:
     in_doubt: Sequence[DoubtCount]
     sinks: Sequence[SinkReport]
     given_up: Sequence[GivenUpReport]
+    pause: str | None
+    """By whom and why the pipeline is paused."""
     record: int
     written_at: float
 

@@ -85,6 +85,7 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
             )
             for one in state.given_up
         ],
+        pause=None if state.pause is None else str(state.pause),
         record=newest.number,
         written_at=newest.record.written_at,
     )

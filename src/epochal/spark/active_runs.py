@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from epochal.coordinator import Coordinator, Stopped
 from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.errors import EpochalError, Fenced, Misconfigured
+from epochal.protocol.state import Pause
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import (
     StopSignal,
@@ -80,6 +81,7 @@ class Run:
         with self._lock, _raised_into_spark(f"epoch {epoch}", self._failed):
             query_id = query_id_of(batch)
             self._require_own(query_id)
+            self._require_not_paused()
             self._writer.write(
                 batch,
                 number,
@@ -90,11 +92,16 @@ class Run:
     def _failed(self, error: EpochalError) -> None:
         self.coordinator.tracker.troubled(error)
         if isinstance(error, Stopped):
-            self._stop_query()
+            self._stop_query(error.message)
         else:
             self.error = error
 
-    def _stop_query(self) -> None:
+    def _require_not_paused(self) -> None:
+        pause = self.coordinator.state.pause
+        if pause is not None:
+            raise Stopped(_paused(pause))
+
+    def _stop_query(self, because: str) -> None:
         """
         Stop the query where it is active yet: Ctrl-C cancels its jobs and leaves it to fail.
 
@@ -103,7 +110,7 @@ class Run:
         query = self.query
         if query is None or not is_active(query):
             return
-        logger.warning("%s: the query is stopped: its jobs were cancelled", self.location)
+        logger.warning("%s: %s", self.location, because)
         threading.Thread(target=stop_query, args=(query,), daemon=True).start()
         deadline = time.monotonic() + _STOP_WAIT_MAX_S
         while is_active(query) and time.monotonic() < deadline:
@@ -143,6 +150,7 @@ class Run:
             self._lock,
             every_s=self._writer.limits.sweep_every_s,
             on_error=self._fail,
+            on_pause=lambda pause: self._stop_query(_paused(pause)),
         )
         threading.Thread(
             target=self._await_end, args=(query,), name=f"epochal-end-{query.id}", daemon=True
@@ -170,6 +178,10 @@ class Run:
         if running != self._query_id:
             require_query_of(self.checkpoint, running)
             self._query_id = running
+
+
+def _paused(pause: Pause) -> str:
+    return f"the query is stopped: the pipeline is {pause}"
 
 
 class EachBatch:
