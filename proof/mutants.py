@@ -99,8 +99,8 @@ MUTANTS = (
         "an old writer puts above the fence",
         (
             JOURNAL,
-            "        number = self._number + 1\n",
-            "        number = max(self._numbers(), default=0) + 1\n",
+            "        number = self._number\n        try:",
+            "        number = max(self._numbers(), default=0)\n        try:",
         ),
     ),
     mutant(
@@ -115,8 +115,16 @@ MUTANTS = (
         "gap read as the end",
         (
             JOURNAL,
-            "newest = max(numbers, default=0)",
-            "newest = number + (number + 1 in numbers)",
+            "newest := max(numbers := self._numbers(), default=0)",
+            "newest := number + (number + 1 in (numbers := self._numbers()))",
+        ),
+    ),
+    mutant(
+        "a driver goes on above any record",
+        (
+            JOURNAL,
+            "if found is None or found.record.kind not in _PAUSES:",
+            "if found is None:",
         ),
     ),
     mutant(
