@@ -101,7 +101,9 @@ def test_a_dropped_pipeline_starts_afresh_on_the_same_topic(on_kafka):
     on_kafka.run(epochs=2, rows=1)
     driver = on_kafka.die("prepared")
     report = drop(on_kafka.opened, dry_run=False)
-    assert len(report.sinks["orders"]) == 2
+    prepared, *ledger = report.sinks["orders"]
+    assert prepared.startswith("epochal-")
+    assert [one.startswith("the consumer group") for one in ledger] == [True, True]
     assert "transactional id" in report.left["orders"]
     assert on_kafka.log.numbers() == []
     assert read(on_kafka) == [b'{"id":0}', b'{"id":0}']

@@ -49,7 +49,7 @@ def test_what_a_zombie_prepares_goes_although_no_epoch_begins():
         committer = session._coordinator._targets.committers["m"]
         mine = session._coordinator.identity("m")
         zombie = replace(mine, generation=Generation(1))
-        handle = zombie.handle(EpochNumber(5), partition=0, attempt=1)
+        handle = zombie.handle(session.next_epoch, partition=0, attempt=1)
         sink.writer(Task(handle=handle, schema=SCHEMA)).prepare()
         wait_for(lambda: not committer.in_doubt())
     assert sink.rows().to_pylist() == [{"id": 1}]

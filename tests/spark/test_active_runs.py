@@ -20,7 +20,7 @@ from epochal.errors import Fenced, Misconfigured
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
-from epochal.terms import EpochNumber, Generation, Limits
+from epochal.terms import Generation, Limits
 
 
 @pytest.mark.compat
@@ -129,7 +129,7 @@ def test_what_a_zombie_prepares_goes_although_no_row_comes(
     query.processAllAvailable()
     coordinator = pipeline._run.coordinator
     zombie = replace(coordinator.identity(sink.name), generation=Generation(0))
-    handle = zombie.handle(EpochNumber(7), partition=0, attempt=1)
+    handle = zombie.handle(coordinator.state.expected, partition=0, attempt=1)
     sink.writer(Task(handle=handle, schema=sink.rows().schema)).prepare()
     wait_for(lambda: not sink._reference.store().in_doubt(zombie))
     query.stop()

@@ -52,8 +52,7 @@ def test_the_ledger_does_not_grow(warehouse, live, some):
     life = live(warehouse.sink(name))
     for epoch in range(5):
         life.write(epoch, some(epoch))
-    (only,) = ledger(warehouse, name)
-    assert only.endswith(".4")
+    assert [key.rpartition(".")[2] for key in sorted(ledger(warehouse, name))] == ["3", "4"]
 
 
 def test_a_thousand_winners_fit_into_one_short_property(warehouse, live):
@@ -309,7 +308,7 @@ def test_a_log_that_is_older_than_the_table_is_refused(warehouse, live, some):
     life = live(warehouse.sink(name))
     life.write(0, some(1))
     receipt = life.prepare(some(1), 0)
-    with pytest.raises(Refused, match="the epoch log is older than the target"):
+    with pytest.raises(Refused, match="not under the handles that this log has for it"):
         life.committer.rehearse(E0, [receipt])
 
 

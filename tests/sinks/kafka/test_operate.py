@@ -152,8 +152,8 @@ def test_a_dropped_sink_leaves_its_rows_and_no_ledger(kafka: Broker) -> None:
     committer = kafka.keep(life.fresh()).committer
     assert isinstance(committer, Operable)
     shown = committer.drop(is_dry_run=True)
-    (group,) = ledgers(kafka, life)
-    assert shown.removed == [f"the consumer group {group}"]
+    groups = sorted(ledgers(kafka, life))
+    assert shown.removed == [f"the consumer group {group}" for group in groups]
     assert "brokers forget it" in shown.kept
     assert committer.drop(is_dry_run=False) == shown
     assert ledgers(kafka, life) == set()

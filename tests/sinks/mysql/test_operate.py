@@ -52,9 +52,8 @@ def test_a_dropped_sink_leaves_its_rows_and_no_ledger(orders, some, strategy):
     neighbour.write(0, some(3))
     after = orders.keep(life.fresh(generation=2))
     (shown,) = dropped(after, is_dry_run=True)
-    # A staged epoch has a row of its own, beside its tasks'.
-    count = "2 rows" if strategy == "staged" else "1 row"
-    assert shown == f"{count} of {orders.meta}.ledger"
+    # An epoch has a row of its own, beside its tasks'.
+    assert shown == f"2 rows of {orders.meta}.ledger"
     assert ledger_uids(orders) == {life.uid, OTHER}
     assert dropped(after, is_dry_run=False) == [shown]
     assert ledger_uids(orders) == {OTHER}

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.ledger_rows import KEY, WITHIN_SINK, LedgerRows, in_pieces, key_of
+from epochal.kit.sql.ledger_rows import KEY, WITHIN_SINK, LedgerRows, key_of
 from epochal.terms import (
     UNCLAIMED,
     Claim,
@@ -110,7 +110,8 @@ class Ledger(LedgerRows):
 
         MySQL also locks the first row behind the last one that is deleted. That row may belong to a
         prepared transaction of another pipeline and stay locked until its decision; so there rows
-        are deleted by their whole keys, which locks nothing else.
+        are deleted by their whole keys, which locks nothing else, and one by one: for a list of
+        keys the optimizer may scan the table, and a scan waits for every locked row.
         """
         if not self.dialect.deletes_lock_beyond:
             return session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND {condition}")
@@ -125,9 +126,8 @@ class Ledger(LedgerRows):
             )
             for row in rows
         ]
-        for some in in_pieces(keys):
-            listed = " OR ".join(f"({key})" for key in some)
-            session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND ({listed})")
+        for key in keys:
+            session.execute(f"DELETE FROM {self.table} WHERE {self._mine()} AND {key}")
         return len(keys)
 
     # Reading
