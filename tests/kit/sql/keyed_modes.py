@@ -116,6 +116,17 @@ def test_marked_rows_delete_their_key(keyed, mode):
     assert keyed.rows(columns="id, name") == [(2, "new"), (4, "d")]
 
 
+def test_a_field_named_like_a_word_in_the_delete_condition_is_written(keyed):
+    """Words within literals and comments are no fields; without a column a field is missed."""
+    life = keyed.life(mode="upsert", keys="id", delete_when="op = 'name' /* version */")
+    rows = changes((1, "a", 1, "u"), (2, "b", 1, "name")).drop_columns("version")
+    life.write(0, rows)
+    assert keyed.rows(columns="id, name") == [(1, "a")]
+    life = keyed.life(mode="upsert", keys="id", delete_when="op = 'version'")
+    with pytest.raises(Misconfigured, match=r'(?i)there is no column "version"'):
+        life.start(changes((1, "a", 1, "u")))
+
+
 def test_a_delete_and_an_upsert_of_a_key_without_an_order_are_refused(keyed):
     life = keyed.life(mode="upsert", keys="id", delete_when="op = 'd'", columns=["id", "name"])
     with pytest.raises(RowRejected, match=r"(?i)id=1"):

@@ -34,6 +34,7 @@ class Place(shared.Place):
     """Two databases of one test: the user's and ours."""
 
     text: ClassVar[str] = "longtext"
+    altered: ClassVar[str] = "MODIFY COLUMN {} {}"
 
     server: MariaDBServer
     admin: pymysql.Connection[Any]

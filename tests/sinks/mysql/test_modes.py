@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.keyed_modes import KEYED, changes
 
 from epochal.errors import Misconfigured, RowRejected
 
@@ -69,3 +70,12 @@ def test_partitioned_tables_take_upserts(place, some):
     assert place.rows() == [(1, "again1"), (11, "n11"), (12, "again12")]
     with pytest.raises(RowRejected, match="no partition for value 99"):
         life.write(2, some(5, 99))
+
+
+@KEYED
+def test_order_is_that_of_the_fields_whatever_column_keeps_them(keyed, mode):
+    """9 is less than 10, though not as the text that the column keeps."""
+    options = {"id": "id", "name": "name", "version": "note"}
+    life = keyed.life(mode=mode, keys="id", order_by="version", columns=options)
+    life.write(0, changes((1, "old", 9, "u")), changes((1, "new", 10, "u")))
+    assert keyed.rows() == [(1, "new", "10")]

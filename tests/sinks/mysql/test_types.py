@@ -100,6 +100,17 @@ def test_a_float_keeps_all_its_bits(place):
     assert [x for _, x in found] == rows["x"].to_pylist()
 
 
+def test_floats_keep_all_their_digits_in_a_decimal(place):
+    doubles = [9007199254740991.0, 0.1, 123456789012345.67, -0.30000000000000004, 1e-20, 0.0]
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int, x decimal(38,20), y decimal(60,2))")
+    large = [1e50, 123456789012345.67, 0.005, 1e-20, 2.5, -1e36]
+    place.life().write(0, pa.table({"id": range(6), "x": doubles, "y": large}))
+    found = place.rows()
+    assert [x for _, x, _ in found] == [Decimal(repr(one)) for one in doubles]
+    cents = [1e50, 123456789012345.67, "0.01", 0, 2.5, -1e36]
+    assert [y for *_, y in found] == [Decimal(str(one)) for one in cents]
+
+
 REFUSED = [
     ("varchar(3)", pa.array(["abc", "abcd"]), r"row 1 .*Data too long|row 1 .*[Tt]runcated"),
     ("varchar(3)", pa.array(["abc", "abc "]), "row 1"),
@@ -118,6 +129,18 @@ REFUSED = [
         pa.array([local(2026, 1, 1), local(2026, 1, 1, 0, 0, 0, 1)]),
         "row 1: .*truncate the second",
     ),
+    ("datetime", pa.array(["2026-01-01 10:00", "2026-01-01 10:00:00.5"]), "truncate the second"),
+    ("datetime(3)", pa.array(["2026-01-01 10:00:00.1230", "2026-01-01 10:00:00.1239"]), "row 1"),
+    ("time(2)", pa.array(["10:00:00.55", "10:00:00.555"]), "row 1"),
+    ("int", pa.array(["12.0", "1.5"]), "row 1: .*which would round it"),
+    ("bigint", pa.array(["120", "12e-1"]), "row 1"),
+    ("year", pa.array([2026, 70], pa.int32()), "row 1: .*adds a century"),
+    ("year", pa.array(["2026", "5"]), "row 1: .*adds a century"),
+    ("enum('a','1','o''b')", pa.array(["1", "2"]), "row 1: .*the place of a member"),
+    ("set('a','b')", pa.array(["a,b", "3"]), "row 1: .*the place of a member"),
+    ("binary(3)", pa.array([b"abc", b"ab"]), "row 1: .*fill it up with zeros"),
+    ("datetime(6)", pa.array([2**50, 2**58], pa.timestamp("us")), "row 1 .*truncated"),
+    ("date", pa.array([9, 2**24], pa.date32()), "row 1 .*truncated"),
     ("varchar(9) CHARACTER SET latin1", pa.array(["ä", "世"]), "row 1 .*Incorrect string value"),
 ]
 

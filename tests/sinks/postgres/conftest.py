@@ -23,7 +23,13 @@ from epochal.sinks.postgres import Postgres
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
 _WAYS = {"columns": Postgres, "bytes": PackedPostgres}
-_BOTH_WAYS = {"test_conformance", "test_faults", "test_rejects", "test_types"}
+_BOTH_WAYS = {
+    "test_altered_tables",
+    "test_conformance",
+    "test_faults",
+    "test_rejects",
+    "test_types",
+}
 """Modules whose tests see rows leave their tasks as columns, and again as bytes."""
 _AS_BYTES = {"test_crashes"}
 """Modules that see the way of Spark only: the calls where a driver dies are the same in both."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
 
 from epochal.errors import Misconfigured, RowRejected
+
+MOMENT = dt.datetime.fromisoformat("2026-01-31T12:00:00")
+MICRO, SECOND = dt.timedelta(microseconds=1), dt.timedelta(seconds=1)
 
 
 def test_keys_are_compared_as_the_column_compares_them(place):
@@ -15,6 +21,66 @@ def test_keys_are_compared_as_the_column_compares_them(place):
     life = place.life(mode="upsert", keys="id", order_by="name")
     life.write(0, pa.table({"id": [upper, lower], "name": ["a", "b"]}))
     assert [(str(key), name) for key, name in place.rows()] == [(lower, "b")]
+
+
+KEPT_ALIKE = [
+    (
+        "numeric(10,2)",
+        pa.array([Decimal("1.0010"), Decimal("1.0040")], pa.decimal128(10, 4)),
+        Decimal("1.00"),
+    ),
+    (
+        "money_amount",
+        pa.array([Decimal("1.0010"), Decimal("1.0040")], pa.decimal128(10, 4)),
+        Decimal("1.00"),
+    ),
+    ("numeric(10,2)", pa.array([1.001, 1.004]), Decimal("1.00")),
+    ("real", pa.array([0.1, 0.10000000001]), pytest.approx(0.1)),
+    ("timestamp(0)", pa.array([MOMENT, MOMENT + MICRO]), MOMENT),
+    ("timestamptz(3)", pa.array([MOMENT, MOMENT + MICRO]), MOMENT.replace(tzinfo=dt.UTC)),
+    ("time(2)", pa.array([MOMENT.time(), (MOMENT + MICRO).time()]), MOMENT.time()),
+    ("interval(0)", pa.array([SECOND, SECOND + MICRO]), SECOND),
+    ("char(5)", pa.array(["ab", "ab  "]), "ab   "),
+    ("varchar(2)", pa.array(["ab", "ab  "]), "ab"),
+    ("short_code", pa.array(["ab", "ab  "]), "ab   "),
+]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "replace"])
+@pytest.mark.parametrize(
+    "case", KEPT_ALIKE, ids=[f"{n}-{one[0]}" for n, one in enumerate(KEPT_ALIKE)]
+)
+def test_keys_that_the_column_keeps_as_one_are_one(place, mode, case):
+    column, keys, kept = case
+    place.sql(f"SET search_path = {place.schema}, public")
+    place.sql("CREATE DOMAIN amount AS numeric(10,2)")
+    place.sql("CREATE DOMAIN money_amount AS amount CHECK (value > 0)")
+    place.sql("CREATE DOMAIN short_code AS char(5)")
+    place.sql(f"CREATE TABLE orders (id {column} UNIQUE, name text)")
+    options = {"mode": mode, "keys": "id", "columns": ["id", "name"]}
+    life = place.life(**options, order_by="n", delete_when="gone")
+
+    def rows(names, gone=(False, False)):
+        return pa.table({"id": keys, "name": names, "n": [1, 2], "gone": list(gone)})
+
+    life.write(0, rows(["loses", "wins"]))
+    assert place.rows() == [(kept, "wins")]
+    life.write(1, rows(["a", "b"]).slice(0, 1))
+    assert [name for _, name in place.rows()] == ["a"]
+    life.write(2, rows(["x", "y"], (True, True)).slice(0, 1))
+    assert place.rows() == []
+    with pytest.raises(RowRejected, match=r"several rows of one key"):
+        place.life(**options, name="unordered").write(0, rows(["a", "b"]))
+
+
+@pytest.mark.parametrize("column", ["varchar(2)", "char(2)", "bit(2)"])
+def test_a_key_that_is_too_long_is_refused_and_never_cut(place, column):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id {column} PRIMARY KEY, name text)")
+    place.sql(f"INSERT INTO {place.schema}.orders VALUES ('10', 'kept')")
+    life = place.life(mode="upsert", keys="id", order_by="name", delete_when="name = 'gone'")
+    with pytest.raises(RowRejected, match=r"too long|does not match"):
+        life.write(0, pa.table({"id": ["101"], "name": ["gone"]}))
+    assert place.rows() == [("10", "kept")]
 
 
 @pytest.mark.parametrize(

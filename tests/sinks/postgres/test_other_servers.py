@@ -54,3 +54,22 @@ def test_a_citext_key_is_one_key_in_any_case(older):
     replaced.write(0, pa.table({"mail": ["ann@X"], "age": pa.array([9], pa.int32())}))
     assert ("ann@X", 9) in older.rows("people")
     assert len(older.rows("people")) == 2
+
+
+@pytest.mark.parametrize("mode", ["upsert", "replace"])
+@pytest.mark.parametrize("column", ["text", "varchar(5)", "char(5)"])
+def test_keys_that_are_one_to_the_collation_of_their_column_are_one(older, mode, column):
+    older.sql(
+        f"CREATE COLLATION IF NOT EXISTS {older.schema}.folded (provider = icu,"
+        " locale = 'und-u-ks-level2', deterministic = false)"
+    )
+    table = f"{mode}_{column[:4]}"
+    older.sql(
+        f"CREATE TABLE {older.schema}.{table}"
+        f" (id {column} COLLATE {older.schema}.folded PRIMARY KEY, n int)"
+    )
+    life = older.life(table, mode=mode, keys="id", order_by="n", delete_when="n = 9")
+    life.write(0, pa.table({"id": ["ab", "AB"], "n": pa.array([1, 2], pa.int32())}))
+    assert older.rows(table, "n") == [(2,)]
+    life.write(1, pa.table({"id": ["aB"], "n": pa.array([9], pa.int32())}))
+    assert older.rows(table) == []

@@ -133,6 +133,9 @@ TEXT_TARGETS = {
     "int4range": ("[1,5)", "[1,5)"),
     "tsvector": ("a b", "'a' 'b'"),
     "integer[]": ("{1,2}", "{1,2}"),
+    "char(3)[]": ("{abc,def}", "{abc,def}"),
+    "bit(3)[]": ("{101}", "{101}"),
+    "codes": ("{abc,d}", '{abc,"d  "}'),
     "boolean": ("yes", "true"),
     "bytea": ("\\x6162", "\\x6162"),
 }
@@ -145,6 +148,7 @@ def test_text_is_cast_to_the_type_of_its_column(place, strategy):
     place.sql("CREATE TYPE mood AS ENUM ('happy', 'sad')")
     place.sql("CREATE DOMAIN positive AS int CHECK (value > 0)")
     place.sql("CREATE DOMAIN short_name AS varchar(3)")
+    place.sql("CREATE DOMAIN codes AS char(3)[]")
     columns = ", ".join(f'"{number}" {target}' for number, target in enumerate(TEXT_TARGETS))
     place.sql(f"CREATE TABLE orders ({columns})")
     names = [str(number) for number in range(len(TEXT_TARGETS))]
@@ -220,6 +224,10 @@ LOSING = [
     ("text", pa.list_(pa.int32())),
     ("integer[]", pa.list_(pa.float64())),
     ("composite", pa.map_(pa.string(), pa.string())),
+    ("name", pa.string()),
+    ('"char"', pa.string()),
+    ("interval hour to minute", pa.duration("us")),
+    ("interval year", pa.string()),
 ]
 
 
@@ -236,6 +244,43 @@ def test_types_that_would_lose_something_are_refused_before_the_first_row(place)
     assert "cast(x as string)" in raised.value.hint
 
 
+FLOATS = {
+    "numeric": [9007199254740991.0, 0.1, 123456789012345.67, 5e-324, -1.7976931348623157e308],
+    "numeric(20,2)": [9007199254740991.0, 1234567.25],
+}
+
+
+@BOTH
+@pytest.mark.parametrize("digits", [-15, 0, 3])
+def test_floats_keep_all_their_digits_in_a_numeric(place, strategy, digits):
+    """Whatever the role shows of a float by default."""
+    url = f"{place.url()}?options=-c%20extra_float_digits%3D{digits}"
+    for number, (column, doubles) in enumerate(FLOATS.items()):
+        table, singles = f"t{number}", [1234567.0, 16777216.0, 0.25]
+        place.sql(f"CREATE TABLE {place.schema}.{table} (v {column}, vs numeric[])")
+        life = place.life(table, strategy=strategy, url=url)
+        life.write(0, pa.table({"v": doubles, "vs": [[one] for one in doubles]}))
+        life.write(
+            1,
+            pa.table(
+                {
+                    "v": pa.array(singles, pa.float32()),
+                    "vs": pa.array([[]] * 3, pa.list_(pa.float32())),
+                }
+            ),
+        )
+        found = place.sql(f"SELECT v, vs FROM {place.schema}.{table}")
+        assert [v for v, _ in found] == [D(repr(one)) for one in (*doubles, *singles)]
+        assert [vs for _, vs in found] == [*([D(repr(one))] for one in doubles), [], [], []]
+
+
+@BOTH
+def test_a_double_that_is_too_large_for_a_real_is_refused_and_never_infinite(place, strategy):
+    place.sql(f"CREATE TABLE {place.schema}.orders (v real)")
+    with pytest.raises(RowRejected, match="out of range"):
+        place.life(strategy=strategy).write(0, pa.table({"v": [1e300]}))
+
+
 @BOTH
 def test_a_number_that_does_not_fit_is_refused(place, strategy):
     place.sql(f"CREATE TABLE {place.schema}.orders (v integer)")
@@ -246,13 +291,25 @@ def test_a_number_that_does_not_fit_is_refused(place, strategy):
 
 
 @BOTH
-@pytest.mark.parametrize("column", ["varchar(3)", "char(3)", "short_name"])
+@pytest.mark.parametrize("column", ["varchar(3)", "char(3)", "short_name", "bit(3)", "three_bits"])
 def test_a_string_that_is_too_long_is_refused_and_never_cut(place, strategy, column):
     place.sql(f"SET search_path = {place.schema}, public")
     place.sql("CREATE DOMAIN short_name AS varchar(3)")
+    place.sql("CREATE DOMAIN three_bits AS bit(3)")
     place.sql(f"CREATE TABLE {place.schema}.orders (v {column})")
-    with pytest.raises(RowRejected, match="too long"):
-        place.life(strategy=strategy).write(0, pa.table({"v": ["abc", "abcd"]}))
+    with pytest.raises(RowRejected, match=r"too long|does not match"):
+        place.life(strategy=strategy).write(0, pa.table({"v": ["101", "1010"]}))
+
+
+@BOTH
+@pytest.mark.parametrize("column", ["char(3)[]", "varchar(3)[]", "codes"])
+def test_a_string_that_is_too_long_for_an_array_is_refused_and_never_cut(place, strategy, column):
+    place.sql(f"SET search_path = {place.schema}, public")
+    place.sql("CREATE DOMAIN codes AS char(3)[]")
+    place.sql(f"CREATE TABLE {place.schema}.orders (v {column})")
+    for name, rows in {"text": ["{abc,abcd}"], "list": [["abc", "abcd"]]}.items():
+        with pytest.raises(RowRejected, match="too long"):
+            place.life(strategy=strategy, name=name).write(0, pa.table({"v": rows}))
 
 
 @BOTH

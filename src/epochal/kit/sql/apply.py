@@ -58,6 +58,8 @@ class Mapped:
     """SQL before and after the staged value, where its type is not the column's."""
     key_cast: tuple[str, str] | None = None
     """The same for a key, which is compared before it is assigned; None: the same cast."""
+    ordered_as: str = ""
+    """The staging column that `order_by` compares, where it is not the field's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +139,12 @@ class Apply:
     def _incoming(self) -> str:
         """All rows of all sources, under short names."""
         condition = self.mode.delete_when
+        copies = {one.field: one.ordered_as for one in self.mapped if one.ordered_as}
         is_delete = f"CASE WHEN ({condition}) THEN 1 ELSE 0 END" if condition else "0"
         wanted = [
             *(f"{self._value(one)} AS {self.alias(one)}" for one in self.mapped),
             *(
-                f"s.{self.dialect.quote(name)} AS o{number}"
+                f"s.{self.dialect.quote(copies.get(name, name))} AS o{number}"
                 for number, name in enumerate(self.mode.order_by)
             ),
             f"{is_delete} AS is_delete",

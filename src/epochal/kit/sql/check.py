@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.columns import Table, columns_of, steering_fields
-from epochal.kit.sql.dialect import UNFIT, Dialect
+from epochal.kit.sql.dialect import UNFIT, Dialect, order_copy
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Ability, Identity, Json
 
@@ -37,6 +37,27 @@ def abilities(sink: TableSink) -> list[Ability]:
             because=f"a ledger row in {sink.meta} is written with the rows",
         ),
     ]
+
+
+class Rounded(Protocol):
+    """One field that is written, and how its column may round it."""
+
+    @property
+    def field(self) -> str: ...
+
+    @property
+    def rounding(self) -> str:
+        """Empty where every value is kept as it is."""
+
+
+def exact_values(planned: Sequence[Rounded]) -> Ability:
+    """Whether all columns keep all digits of what arrives."""
+    rounded = [f'"{one.field}": {one.rounding}' for one in planned if one.rounding]
+    return Ability(
+        name="exact values",
+        granted=not rounded,
+        because="; ".join(rounded) or "every value is kept as it arrives, or its row is refused",
+    )
 
 
 def must_not_collide(where: object, index: str) -> Misconfigured:
@@ -242,10 +263,34 @@ class Checker(ABC, Generic[T, S]):
 
     # What the apply and the tasks need
 
-    def handout(self, session: Session) -> Json:
-        """What `Committer.begin` gives to the tasks: the table, and the names they write under."""
+    @property
+    def hands_out(self) -> bool:
+        """Whether tasks need to know the table."""
+        return True
+
+    def layout(self, session: Session) -> str:
+        """The columns of the table now, as one text to compare."""
+        name = self._declared.table_name
+        return self.dialect.layout(session.query, name.schema, name.table)
+
+    def handout(self, session: Session, known: Mapping[str, Json] | None) -> Mapping[str, Json]:
+        """
+        What `Committer.begin` gives to the tasks: the table, and the names they write under.
+
+        `known` is what was given before, and still is as long as nobody altered the table. Its
+        layout is read first: what the tasks are given is never older than the layout that they
+        compare with.
+        """
+        layout = self.layout(session)
+        if known is not None and known["layout"] == layout:
+            return known
         table, identity = asdict(self.must_read(session)), self.identity
-        return {"table": table, "pipeline": identity.pipeline, "run": identity.run}
+        return {
+            "table": table,
+            "layout": layout,
+            "pipeline": identity.pipeline,
+            "run": identity.run,
+        }
 
     def no_such_table(self, alike: Collection[Collection[str]]) -> Misconfigured:
         """The error where the table does not exist, and tables with names like it do."""
@@ -272,14 +317,33 @@ class Checker(ABC, Generic[T, S]):
         """
         sink, dialect = self._declared, self.dialect
         there = self.must_read(session).columns
-        staged = dialect.columns(session, sink.meta, staging)
+        staged = self.read_staging(session, staging)
         wanted = columns_of(dialect.fields_of(staged), there, sink.column_map, sink.write_mode)
+        self._require_types(staged, {f: there[c] for f, c in wanted.items() if c in there})
+        copies = {name: order_copy(number) for number, name in enumerate(sink.write_mode.order_by)}
         mapped = [
             Mapped(
                 field=name,
                 column=column,
                 is_not_null=column in there and there[column].is_not_null,
+                ordered_as=copies[name] if copies.get(name) in staged else "",
             )
             for name, column in wanted.items()
         ]
         return mapped, UNFIT[0] in staged
+
+    def read_staging(self, session: Session, staging: str) -> Mapping[str, Any]:
+        """The columns of a staging table, which have the types of the table's own."""
+        raise NotImplementedError
+
+    def _require_types(self, staged: Mapping[str, Any], taking: Mapping[str, Any]) -> None:
+        """
+        Staged values are what the columns would keep: read as other types they might be rounded.
+        """
+        for field, column in taking.items():
+            if staged[field].ddl != column.ddl:
+                raise TryAgain(
+                    f'{self._declared.table}: the column "{column.name}" was altered to '
+                    f"{column.ddl}, and rows are staged as {staged[field].ddl}",
+                    "the epoch is written again; if it is decided, alter the column back",
+                )

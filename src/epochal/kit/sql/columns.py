@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from epochal.errors import Misconfigured, Problems
-from epochal.kit.sql.dialect import UNFIT, Dialect
+from epochal.kit.sql.dialect import UNFIT, Dialect, order_copy
 from epochal.kit.sql.modes import WriteMode
 
 if TYPE_CHECKING:
@@ -87,19 +88,65 @@ def columns_of(
 
 def steering_fields(fields: Iterable[str], mode: WriteMode) -> frozenset[str]:
     """Fields that decide which row wins or is a delete: written only where a column exists."""
-    steering = {name for name in mode.order_by if name not in mode.keys}
+    steering = set(mode.order_by)
     if mode.delete_when is not None:
-        steering |= {
-            name
-            for name in fields
-            if name not in mode.keys
-            and re.search(
-                rf"(?<!\w){re.escape(name)}(?!\w)",
-                mode.delete_when,
-                re.IGNORECASE if mode.folds_case else re.NOFLAG,
-            )
-        }
-    return frozenset(steering)
+        fold = str.lower if mode.folds_case else str
+        named = {fold(name) for name in names_in(mode.delete_when, mode.quotes)}
+        steering |= {name for name in fields if fold(name) in named}
+    return frozenset(steering - set(mode.keys))
+
+
+def names_in(condition: str, quotes: str) -> frozenset[str]:
+    """
+    The columns that a condition names: neither words within literals and comments, nor keywords,
+    functions and types. `quotes` is what the database writes around a name.
+    """
+    tokens = [
+        (found.lastgroup or "", found[0])
+        for found in _tokens(quotes).finditer(condition)
+        if found.lastgroup != "space"
+    ]
+    words = {text.upper() for kind, text in tokens if kind == "word"}
+    keywords = _KEYWORDS if "CASE" in words else _KEYWORDS - {"END"}
+    names = set()
+    around = [("", ""), *tokens, ("", "")]
+    for before, (kind, text), after in zip(around, around[1:], around[2:], strict=False):
+        is_type = before[1] == "::" or before[1].upper() == "AS" or after[0] == "literal"
+        if is_type or after[1] in {"(", "."}:
+            continue
+        if kind == "quoted":
+            names.add(text[1:-1].replace(quotes * 2, quotes))
+        elif kind == "word" and text.upper() not in keywords:
+            names.add(text.lower())
+    return frozenset(names)
+
+
+_KEYWORDS = frozenset(
+    {
+        *("AND", "AS", "BETWEEN", "CASE", "CAST", "ELSE", "END", "FALSE", "FROM", "IN", "IS"),
+        *("LIKE", "NOT", "NULL", "OR", "SELECT", "THEN", "TRUE", "WHEN", "WHERE"),
+    }
+)
+
+
+@cache
+def _tokens(quotes: str) -> re.Pattern[str]:
+    """What conditions are made of; MySQL has its own quotes, and strings with backslashes."""
+    is_mysql = quotes == "`"
+    literals = (
+        [r"'(?:\\.|''|[^'\\])*'", r'"(?:\\.|""|[^"\\])*"']
+        if is_mysql
+        else [r"[eE]'(?:\\.|''|[^'\\])*'", r"'(?:''|[^'])*'", r"\$(?P<tag>\w*)\$.*?\$(?P=tag)\$"]
+    )
+    comments = [r"--[^\n]*", r"/\*.*?\*/", *([r"\#[^\n]*"] if is_mysql else [])]
+    kinds = {
+        "space": "|".join([r"\s+", r"(?i:\bat\s+time\s+zone\b)", *comments]),
+        "literal": "|".join(literals),
+        "quoted": f"{quotes}(?:{quotes}{quotes}|[^{quotes}])*{quotes}",
+        "word": r"[^\W\d][\w$]*",
+        "other": r"::|.",
+    }
+    return re.compile("|".join(f"(?P<{kind}>{found})" for kind, found in kinds.items()), re.DOTALL)
 
 
 def staged_fields(
@@ -135,7 +182,7 @@ def sent_fields(
     def folded(names: Iterable[str]) -> set[str]:
         return {name.lower() for name in names} if sink.folds_case else set(names)
 
-    ours = (*dialect.own_columns, *UNFIT)
+    ours = (*dialect.own_columns, *UNFIT, *map(order_copy, range(len(sink.write_mode.order_by))))
     if len(folded(schema.names)) < len(schema.names) or folded(ours) & folded(schema.names):
         problems.add(
             f"two fields have one name{' (in any case)' if sink.folds_case else ''}, or one has a "

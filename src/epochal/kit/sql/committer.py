@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -75,7 +75,7 @@ class SqlCommitter(Operable):
         self._limits = limits
         self._checker = checker
         self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
-        self._handout: Json = None
+        self._handout: Mapping[str, Json] | None = None
         pool.act_for([identity])
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
@@ -145,13 +145,21 @@ class SqlCommitter(Operable):
     def doing(self, verb: str) -> str:
         return f"sink {self.identity.sink!r} on {self.sink.place}: {verb}"
 
-    def make_ready(self) -> Json:
-        """Create what is missing, once per start; what tasks need to know of the table."""
+    def make_ready(self) -> None:
+        """Create what is missing, once per start."""
         if not self._checker.is_ready:
             run = self._ask if self.dialect.ddl_commits else self._in_transaction
             run("create what is missing", self._checker.make_ready)
-            self._handout = self._ask("read the table", self._checker.handout)
+            self._handout = None
             self._checker.is_ready = True
+
+    def hand_out(self) -> Json:
+        """What tasks need to know of the table, in every epoch as it is now."""
+        self.make_ready()
+        if self._checker.hands_out:
+            self._handout = self._ask(
+                "read the table", lambda session: self._checker.handout(session, self._handout)
+            )
         return self._handout
 
     def _read_again(self) -> None:

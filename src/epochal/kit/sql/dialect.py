@@ -9,8 +9,8 @@ commit, the server's clock, and the classes of its errors.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.errors import ErrorTable
@@ -26,11 +26,24 @@ from epochal.terms import Handle, Identity, InDoubt
 if TYPE_CHECKING:
     from epochal.kit.sql.apply import Apply, Source
 
+Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
+"""Runs a statement in some session, and returns its rows."""
 UNFIT = ("epochal_row", "epochal_why")
 """
 Columns of a staging table whose sink sends refused rows elsewhere: a row that the other columns
 could not hold, as text, and the reason. Both are null for every row that fits.
 """
+
+
+_ORDER_COPY = "epochal_order_"
+
+
+def order_copy(number: int) -> str:
+    """
+    A column of a staging table for a field of `order_by` whose own has the type of its target: the
+    same value as it arrived, as 9 is less than 10, and '9' is not.
+    """
+    return f"{_ORDER_COPY}{number}"
 
 
 class Dialect(ErrorTable):
@@ -80,6 +93,14 @@ class Dialect(ErrorTable):
 
     def add_columns(self, target: str, definitions: Sequence[str]) -> str:
         return f"ALTER TABLE {target} " + ", ".join(f"ADD COLUMN {one}" for one in definitions)
+
+    def layout(self, query: Query, schema: str | None, table: str) -> str:
+        """The columns of a table, by schema and name: another text once one was altered."""
+        return str([tuple(row) for row in query(self.layout_sql(schema, table))])
+
+    @abstractmethod
+    def layout_sql(self, schema: str | None, table: str) -> str:
+        """A query for the names and types of the columns; without a schema, of this session's."""
 
     # Applying
 
@@ -158,7 +179,8 @@ class Dialect(ErrorTable):
 
     def fields_of(self, columns: Iterable[str]) -> list[str]:
         """The columns of a staging table that are fields of the rows."""
-        return [name for name in columns if name not in self.own_columns and name not in UNFIT]
+        ours = {*self.own_columns, *UNFIT}
+        return [name for name in columns if name not in ours and not name.startswith(_ORDER_COPY)]
 
     # Single rows of staging tables
 

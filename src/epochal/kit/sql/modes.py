@@ -29,6 +29,8 @@ class WriteMode:
 
     folds_case: bool = False
     """Whether the database finds a column by its name in any case."""
+    quotes: str = '"'
+    """What the database writes around a name."""
 
     @property
     def is_keyed(self) -> bool:
@@ -48,6 +50,7 @@ def write_mode(
     order_by: Sequence[str] | str,
     delete_when: str | None,
     folds_case: bool = False,
+    quotes: str = '"',
 ) -> WriteMode:
     """The declared mode, or the reason why these options don't go together."""
     _require_known(kind, "mode", mode, _MODES)
@@ -58,6 +61,7 @@ def write_mode(
         order_by=_names(order_by),
         delete_when=delete_when,
         folds_case=folds_case,
+        quotes=quotes,
     )
     if chosen.is_keyed:
         _require(chosen.keys, f"{kind}: mode={mode!r} without keys", 'keys=["id"]')

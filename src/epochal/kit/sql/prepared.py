@@ -31,7 +31,7 @@ _HELD_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 class PreparedSqlCommitter(SqlCommitter):
     def begin(self, begin: Begin) -> Json:  # noqa: ARG002
-        return self.make_ready()
+        return self.hand_out()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Every constraint was met when a task prepared: only that all are still there is asked."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected
+from epochal.kit.sql.types import json_text
 from epochal.terms import EpochNumber, Handle, Receipt
 
 if TYPE_CHECKING:
@@ -103,6 +104,21 @@ def table_of(sink: str, epoch: int, rejected: Sequence[Rejected]) -> pa.Table:
         ],
         schema=REJECTED,
     )
+
+
+def shown_rows(block: pa.Table) -> list[dict[str, object]]:
+    """Rows for people: Python has no dates after the year 9999, and no year 0; Arrow has both."""
+    columns = [_shown(values) for values in block.columns]
+    return [dict(zip(block.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _shown(values: pa.ChunkedArray) -> list[object]:
+    try:
+        found: list[object] = values.to_pylist()
+    except (OverflowError, ValueError):
+        is_nested = pa.types.is_nested(values.type)
+        found = (json_text(values) if is_nested else values.cast(pa.large_string())).to_pylist()
+    return found
 
 
 def row_text(row: Mapping[str, object], *, is_ascii: bool = False) -> str:

@@ -282,7 +282,7 @@ class StagedSqlCommitter(StagedTable):
 
     def begin(self, begin: Begin) -> Json:  # noqa: ARG002
         self.transaction.give_up()
-        return self.make_ready()
+        return self.hand_out()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self.transaction.rehearse(epoch, {self.identity.sink: receipts})

@@ -61,13 +61,23 @@ class StagedTable(SqlCommitter):
         """
         tables = self.staged(session, epoch, receipts)
         if tables:
+            layout = self._checker.layout(session)
             rows = sum(receipt.rows for receipt in receipts)
             self.read_apply(session, tables).run(session, epoch, rows)
+            self._require_layout(session, layout)
         self.dialect.check_constraints(session)
         for statement in self._ledger.record(receipts):
             session.execute(statement)
         if tables and not self.dialect.ddl_commits:
             self.dialect.drop(session, self.sink.meta, list(tables))
+
+    def _require_layout(self, session: Session, layout: str) -> None:
+        """The rows are in the table, so nobody alters it until the transaction ends."""
+        if self._checker.layout(session) != layout:
+            raise TryAgain(
+                self.doing(f"{self.sink.table} was altered while rows were applied"),
+                "they are applied again to its new columns",
+            )
 
     def read_apply(self, session: Session, tables: dict[str, int]) -> Apply:
         """What is to be done, by what the catalog contains now: staging tables have columns."""

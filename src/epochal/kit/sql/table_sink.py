@@ -121,6 +121,7 @@ class TableSink(SinkBase):
             order_by=self.order_by,
             delete_when=self.delete_when,
             folds_case=self.folds_case,
+            quotes=self.names.quotes,
         )
 
     @property

@@ -248,3 +248,25 @@ def microseconds(values: Values) -> Values:
 def in_utc(values: Values) -> Values:
     """Instants in UTC, which is the session's zone; timestamps without a zone as they are."""
     return microseconds(values).cast(pa.timestamp("us"))
+
+
+def not_in_steps(counted: Values, step: int) -> Values:
+    """Which of these numbers are no multiples of a step."""
+    # Arrow has no remainder: whole steps, times the step, give the value back or don't.
+    size = scalar(step, counted.type)
+    return pc.not_equal(pc.multiply(pc.divide(counted, size), size), counted)
+
+
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""Of the years 1 to 9999, counted from 1970."""
+
+
+def outside_years(moments: Values) -> Values:
+    """Which of these dates or timestamps are not within the years 1 to 9999."""
+    if is_.is_date(moments.type):
+        counted, per_day = moments.cast(pa.date32()).cast(pa.int32()).cast(pa.int64()), 1
+    else:
+        counted, per_day = microseconds(moments), 86_400_000_000
+    first = scalar(_FIRST_DAY * per_day, counted.type)
+    after = scalar((_LAST_DAY + 1) * per_day, counted.type)
+    return pc.or_(pc.less(counted, first), pc.greater_equal(counted, after))

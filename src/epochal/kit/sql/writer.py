@@ -17,16 +17,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.arrow_values import scalar
 from epochal.contract import Task
-from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.backpressure import Pressure
 from epochal.kit.sql.buffer import Buffer, BufferLimits
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.rejects import row_text, too_many
+from epochal.kit.sql.rejects import row_text, shown_rows, too_many
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Fingerprint, Identity, Receipt
 
@@ -267,6 +266,23 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             for statement in statements:
                 cursor.execute(statement)
 
+    def _require_layout(self, connection: Any) -> None:
+        """Rows that are in the table hold a lock under which nobody alters it."""
+
+        def query(statement: str) -> Sequence[Sequence[Any]]:
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                rows: Sequence[Sequence[Any]] = cursor.fetchall()
+                return rows
+
+        schema, name = self._table.schema, self._table.name
+        if self._dialect.layout(query, schema, name) != self._handout["layout"]:
+            raise TryAgain(
+                f"{self._where()}: the columns of {schema}.{name} were altered while rows were "
+                "written",
+                "the epoch is written again to its new columns",
+            )
+
     def _table_sent_to(self) -> str:
         """Quoted: a staging table of this attempt's own, or the table itself."""
         if self._is_staged:
@@ -296,7 +312,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
         """The error for a row that the server refuses, named where its place is known."""
         named = ""
         if place is not None and 0 <= place < block.num_rows:
-            row = block.slice(place, 1).to_pylist()[0]
+            row = shown_rows(block.slice(place, 1))[0]
             shown = json.dumps(row, default=str, ensure_ascii=False)[:_SHOWN_CHARS_MAX]
             named = f", row {first + place} {shown}"
         return RowRejected(
@@ -311,7 +327,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             values = whole_column(block.column(one.arrives_as))
             for bad, why in self._unfitting(one, values):
                 for place in pc.indices_nonzero(bad).to_pylist():
-                    value = values[place].as_py()
+                    value = _shown_value(values, place)
                     reasons.setdefault(place, f'field "{one.arrives_as}" is {value}: {why}')
         return reasons
 
@@ -320,8 +336,8 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
     ) -> None:
         """Stage rows of a block as text, by their places in it."""
         places = sorted(reasons)
-        fields = [one.arrives_as for one in self._plan]
-        rows = block.select(fields).take(places).to_pylist()
+        fields = list(dict.fromkeys(one.arrives_as for one in self._plan))
+        rows = shown_rows(block.select(fields).take(places))
         numbers = [first + place for place in places]
         by_number = {first + place: reason for place, reason in reasons.items()}
         self._keep_unfit(connection, dict(zip(numbers, rows, strict=True)), by_number)
@@ -335,16 +351,13 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             place = places[0].as_py()
             raise RowRejected(
                 f'{self._where()}, row {first + place}: field "{field}" is '
-                f"{values[place].as_py()}: {why}",
+                f"{_shown_value(values, place)}: {why}",
                 "correct it in the query, drop it with where=, or alter the column",
             )
 
 
-def not_in_steps(counted: pa.Array, step: int) -> pa.Array:
-    """Which of these numbers are no multiples of a step."""
-    # Arrow has no remainder: whole steps, times the step, give the value back or don't.
-    size = scalar(step, counted.type)
-    return pc.not_equal(pc.multiply(pc.divide(counted, size), size), counted)
+def _shown_value(values: pa.Array, place: int) -> object:
+    return shown_rows(pa.table([values.slice(place, 1)], names=["value"]))[0]["value"]
 
 
 def whole_column(values: pa.ChunkedArray) -> pa.Array:

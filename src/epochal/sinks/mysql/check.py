@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
+from epochal.kit.sql.check import (
+    Checker,
+    ExpectedColumns,
+    abilities,
+    exact_values,
+    must_not_collide,
+)
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.types import Column, Table, plan, sent_fields
+from epochal.sinks.mysql.types import Column, Planned, Table, plan, sent_fields
 from epochal.terms import Ability, Identity
 
 if TYPE_CHECKING:
@@ -42,8 +48,9 @@ class MySQLChecker(Checker[Table, Sent]):
         table = self.table_to_be(session, there)
         if there is not None:
             _require_transactional(there)
+        planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
-            plan(expected.sent, table, sink)
+            planned = plan(expected.sent, table, sink)
             if there is not None:
                 self._require_rights(session, there, expected)
         self.require_delete_when(session)
@@ -53,7 +60,7 @@ class MySQLChecker(Checker[Table, Sent]):
                 self._require_detaching(session)
             if there is not None:
                 self._require_no_unique(there)
-        return self._abilities(about)
+        return [*self._abilities(about), exact_values(planned)]
 
     def _abilities(self, about: _About) -> list[Ability]:
         return [
@@ -121,6 +128,9 @@ class MySQLChecker(Checker[Table, Sent]):
 
     def read_table(self, session: Session) -> Table | None:
         return read_table(session, self._sink.table_name)
+
+    def read_staging(self, session: Session, staging: str) -> Mapping[str, Column]:
+        return _columns(session, _which(TableName(self._sink.meta, staging)))
 
     def new_table(self, expected: ExpectedColumns[Sent]) -> Table:
         sink = self._sink
@@ -231,8 +241,7 @@ def _require_transactional(table: Table) -> None:
 
 def read_table(session: Session, name: TableName) -> Table | None:
     """The table of this name, in the connection's own database where none is named."""
-    schema = "DATABASE()" if name.schema is None else DIALECT.literal(name.schema)
-    which = f"table_schema = {schema} AND table_name = {DIALECT.literal(name.table)}"
+    which = _which(name)
     found = session.query(
         "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
         " FROM information_schema.tables t"
@@ -250,6 +259,11 @@ def read_table(session: Session, name: TableName) -> Table | None:
         columns=_columns(session, which),
         unique=_unique(session, which),
     )
+
+
+def _which(name: TableName) -> str:
+    schema = "DATABASE()" if name.schema is None else DIALECT.literal(name.schema)
+    return f"table_schema = {schema} AND table_name = {DIALECT.literal(name.table)}"
 
 
 def _columns(session: Session, which: str) -> dict[str, Column]:

@@ -72,6 +72,14 @@ class MySQLDialect(MySQLErrors, Dialect):
         created = super().create_table(target, definitions)
         return f"{created} ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
 
+    def layout_sql(self, schema: str | None, table: str) -> str:
+        within = "DATABASE()" if schema is None else self.literal(schema)
+        return (
+            "SELECT column_name, column_type, collation_name FROM information_schema.columns"
+            f" WHERE table_schema = {within} AND table_name = {self.literal(table)}"
+            " ORDER BY ordinal_position"
+        )
+
     # Applying
 
     def upsert(self, apply: Apply) -> str:

@@ -2,14 +2,17 @@
 
 A staging column has the type of the column that its field is meant for, so that the server's own
 conversion happens once, while rows are loaded, and a value that does not fit is found with its row.
-Where MySQL would truncate silently (fractions of a second, NaN, a NULL that becomes a default), the
-values are checked before they are sent.
+Where MySQL would change a value without a warning (fractions of a second, numbers that it reads as
+places in an ENUM, NaN, a NULL that becomes a default), the values are checked before they are sent
+(`changed`). Floating point numbers are rounded to what their column keeps, which `check()` reports
+(`rounding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,22 @@ from epochal.arrow_values import scalar
 from epochal.errors import Problems
 from epochal.kit.sql import columns
 from epochal.kit.sql.columns import columns_taking, no_key
+from epochal.kit.sql.dialect import order_copy
 from epochal.kit.sql.table_sink import TableSink
-from epochal.kit.sql.types import TAKERS, Convert, Sent, in_utc, microseconds, sent_to
+from epochal.kit.sql.types import (
+    TAKERS,
+    Convert,
+    Sent,
+    in_utc,
+    microseconds,
+    not_in_steps,
+    sent_to,
+)
 from epochal.sinks.mysql.dialect import DIALECT
 
 TEXT = pa.large_string()
+_MICROS = 6
+_MANY = 1000
 _WHOLE = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "bit"})
 
 
@@ -108,8 +122,77 @@ def load_expression(sent: Sent, data_type: str, written: str, scale: int) -> str
     if data_type == "bit":
         return "CAST({} AS UNSIGNED)"
     if sent.family == "float" and data_type == "decimal":
-        return f"ROUND({{}} + 0e0, {scale})"
+        # From its digits: ROUND of a double computes in doubles, and loses the last ones.
+        return (
+            "CASE WHEN ABS({0} + 0e0) BETWEEN 1e-13 AND 1e34"
+            f" THEN CAST(ROUND(CAST({{0}} AS DECIMAL(65,30)), {scale}) AS CHAR)"
+            f" ELSE CAST(ROUND({{0}} + 0e0, {scale}) AS CHAR) END"
+        )
     return None
+
+
+_BITS = {
+    "float": "float keeps 24 bits, about 7 digits",
+    "double": "double keeps 53 bits, about 16 digits",
+}
+_EXACT_IN_BITS: Mapping[str, frozenset[str]] = {
+    "float": frozenset({"tinyint", "smallint", "float"}),
+    "double": frozenset({"tinyint", "smallint", "int", "float", "double"}),
+}
+"""What columns of so many bits keep as it is."""
+_EXACT_DIGITS = {"float": 6, "double": 15}
+"""Decimal digits that come back as they were."""
+
+
+def rounding(sent: Sent, column: Column) -> str:
+    """How a column may round what arrives; empty where it keeps or refuses every value."""
+    kind, natural = column.data_type, re.split(r"[( ]", sent.ddl, maxsplit=1)[0]
+    if kind in _BITS and natural not in _EXACT_IN_BITS[kind]:
+        digits = int(re.findall(r"\d+", sent.ddl)[0]) if sent.family == "decimal" else _MANY
+        return "" if digits <= _EXACT_DIGITS[kind] else _BITS[kind]
+    if sent.family == "float" and kind == "decimal":
+        return f"{column.ddl} rounds to its scale"
+    return ""
+
+
+def changed(sent: Sent, column: Column, values: pa.Array) -> Iterator[tuple[pa.Array, str]]:
+    """Values that the server would change without a warning, and the reason."""
+    kind, written = column.data_type, f'column "{column.name}" is {column.ddl}'
+    is_cut = kind in {"datetime", "timestamp", "time"} and column.scale < _MICROS
+    if sent.family in {"timestamp", "time"} and is_cut:
+        steps = not_in_steps(microseconds(values), 10 ** (_MICROS - column.scale))
+        yield steps, f"{written}, which would truncate the second"
+    if sent.family == "integer" and kind == "year":
+        yield pc.less(values, scalar(100, values.type)), f"{written}, and adds a century"
+    if sent.family == "binary" and kind == "binary":
+        lengths = pc.binary_length(values.cast(pa.large_binary()))
+        wanted = scalar(int(re.findall(r"\d+", column.ddl)[0]), lengths.type)
+        yield pc.less(lengths, wanted), f"{written}, which would fill it up with zeros"
+    if sent.family == "text":
+        for pattern, why in _changed_texts(kind, column):
+            yield pc.match_substring_regex(values.cast(TEXT), pattern), f"{written}, {why}"
+        if kind in {"enum", "set"}:
+            text = values.cast(TEXT)
+            members = "|".join(re.escape(one) for one in _members(column.ddl))
+            is_number = pc.match_substring_regex(text, r"^\s*\d+\s*$")
+            is_member = pc.match_substring_regex(text, f"^(?:{members})$")
+            why = "which reads a number as the place of a member"
+            yield pc.and_(is_number, pc.invert(is_member)), f"{written}, {why}"
+
+
+def _changed_texts(kind: str, column: Column) -> Iterator[tuple[str, str]]:
+    """Patterns of text that a column of this kind would change."""
+    if kind in {"datetime", "timestamp", "time"}:
+        yield rf"\.\d{{{column.scale}}}\d*[1-9]", "which would truncate the second"
+    if kind in _WHOLE:
+        yield r"\.\d*[1-9]|[eE]-", "which would round it"
+    if kind == "year":
+        yield r"^\s*\d{1,3}\s*$", "and adds a century"
+
+
+def _members(ddl: str) -> list[str]:
+    """Of an ENUM or SET."""
+    return [one.replace("''", "'") for one in re.findall(r"'((?:[^']|'')*)'", ddl)]
 
 
 # The plan of a write: the table, and which field goes into which of its columns
@@ -163,14 +246,17 @@ class Planned:
     """One field that travels, and the column that takes it, if there is one."""
 
     field: str
+    arrives_as: str
+    """The name of the field, of which this may be a copy."""
     sent: Sent
     column: Column | None
     expression: str | None = None
     """What is made of the loaded text, where it is not read directly."""
 
     @property
-    def arrives_as(self) -> str:
-        return self.field
+    def rounding(self) -> str:
+        """For `check()`: how the column may round the field."""
+        return "" if self.column is None else rounding(self.sent, self.column)
 
     @property
     def staging_ddl(self) -> str:
@@ -191,6 +277,11 @@ def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Plann
     problems = Problems()
     taking = columns_taking(sent, table, sink, problems)
     planned = [_planned(name, how, taking.get(name), problems) for name, how in sent.items()]
+    planned += [
+        replace(_planned(name, sent[name], None, problems), field=order_copy(number))
+        for number, name in enumerate(sink.write_mode.order_by)
+        if name in taking and not _keeps_order(sent[name], taking[name])
+    ]
     if sink.mode == "upsert" and not problems.facts:
         columns = {name: column.name for name, column in taking.items()}
         _require_key([columns[key] for key in sink.write_mode.keys], columns, table, problems)
@@ -201,14 +292,32 @@ def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Plann
 def _planned(name: str, sent: Sent, column: Column | None, problems: Problems) -> Planned:
     if column is None:
         natural = "UNHEX({})" if sent.family == "binary" else None
-        return Planned(field=name, sent=sent, column=None, expression=natural)
+        return Planned(field=name, arrives_as=name, sent=sent, column=None, expression=natural)
     expression = load_expression(sent, column.data_type, column.ddl, column.scale)
     if isinstance(expression, Mismatch):
         problems.add(
             f'field "{name}": {expression.because} (column "{column.name}")', expression.hint
         )
         expression = None
-    return Planned(field=name, sent=sent, column=column, expression=expression)
+    return Planned(field=name, arrives_as=name, sent=sent, column=column, expression=expression)
+
+
+_ORDERED: Mapping[str, frozenset[str]] = {
+    "bool": _WHOLE | {"decimal"},
+    "integer": _WHOLE | {"decimal"},
+    "duration": _WHOLE | {"decimal"},
+    "decimal": frozenset({"decimal"}),
+    "float": frozenset({"double"}),
+    "date": frozenset({"date", "datetime", "timestamp"}),
+    "timestamp": frozenset({"datetime", "timestamp"}),
+    "time": frozenset({"time"}),
+    "binary": TAKERS["binary"].mysql,
+}
+"""Columns in which values of a family have the order that they arrive with."""
+
+
+def _keeps_order(sent: Sent, column: Column) -> bool:
+    return column.data_type in _ORDERED.get(sent.family, ())
 
 
 def _require_key(

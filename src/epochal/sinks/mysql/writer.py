@@ -27,12 +27,11 @@ from epochal.errors import EpochalError, RowRejected
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.types import microseconds
-from epochal.kit.sql.writer import TableWriter, not_in_steps
+from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.types import TEXT, Planned, from_json, plan, sent_fields
+from epochal.sinks.mysql.types import TEXT, Planned, changed, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
@@ -89,12 +88,7 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
         is_delete_stream = self._sink.write_mode.delete_when is not None
         if column.is_not_null and not is_delete_stream and values.null_count:
             yield values.is_null(), f'column "{column.name}" is NOT NULL'
-        is_cut = column.data_type in {"datetime", "timestamp", "time"} and column.scale < 6
-        if one.sent.family in {"timestamp", "time"} and is_cut:
-            yield (
-                not_in_steps(microseconds(values), 10 ** (6 - column.scale)),
-                f'column "{column.name}" is {column.ddl}, which would truncate the second',
-            )
+        yield from changed(one.sent, column, values)
 
     def _insert_unfit(
         self, connection: MySQLConnection, rows: Sequence[tuple[int, str, str]]
@@ -219,6 +213,7 @@ class PreparedWriter(MySQLWriter):
         )
 
     def _finish(self, connection: MySQLConnection) -> None:
+        self._classified("compare columns", lambda: self._require_layout(connection))
         detach = (DETACH_AT_PREPARE,) if connection.is_mariadb else ()
         statements = (*self._ledger_row(), *detach, f"XA END {self._xid}")
         self._classified("write the ledger", lambda: self._run(connection, *statements))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from random import getrandbits
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,13 @@ class OracleChecker(Checker[Table, Arriving]):
 
     def read_table(self, session: Session) -> Table | None:
         return read_table(session, self._sink.table_schema, self._sink.table_name.table)
+
+    def layout(self, session: Session) -> str:
+        return DIALECT.layout(session.query, self._sink.table_schema, self._sink.table_name.table)
+
+    def read_staging(self, session: Session, staging: str) -> Mapping[str, Column]:
+        staged = read_table(session, self._sink.meta, staging)
+        return {} if staged is None else staged.columns
 
     def no_table(self, session: Session) -> Misconfigured:  # noqa: ARG002
         return Misconfigured(

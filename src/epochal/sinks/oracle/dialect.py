@@ -67,6 +67,13 @@ class OracleDialect(OracleErrors, Dialect):
     def add_columns(self, target: str, definitions: Sequence[str]) -> str:
         return f"ALTER TABLE {target} ADD ({', '.join(definitions)})"
 
+    def layout_sql(self, schema: str | None, table: str) -> str:
+        return (
+            "SELECT column_name, data_type, data_length, char_length, data_precision, data_scale"
+            f" FROM all_tab_cols WHERE owner = {self.literal(schema)}"
+            f" AND table_name = {self.literal(table)} AND hidden_column = 'NO' ORDER BY column_id"
+        )
+
     # Applying
 
     def upsert(self, apply: Apply) -> str:

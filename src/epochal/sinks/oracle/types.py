@@ -8,7 +8,7 @@ empty string, which it takes for null), the values are checked before they are s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from epochal.errors import Problems
 from epochal.kit.sql import columns
 from epochal.kit.sql.columns import columns_taking
+from epochal.kit.sql.dialect import order_copy
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import (
     TAKERS,
@@ -123,8 +124,25 @@ def plan(sent: Mapping[str, Arriving], table: Table, sink: TableSink) -> tuple[P
     problems = Problems()
     taking = columns_taking(sent, table, sink, problems)
     planned = [_planned(name, how, taking.get(name), problems) for name, how in sent.items()]
+    for number, name in enumerate(sink.write_mode.order_by):
+        if name in taking and taking[name].data_type not in _ORDERED[sent[name].sent.family]:
+            planned.append(_order_copy(number, sent[name]))
     problems.raise_if_any(f"{table.kind} {table}")
     return tuple(planned)
+
+
+_ORDERED: Mapping[str, frozenset[str]] = {
+    family: takers.oracle - {"BINARY_FLOAT", "BINARY_DOUBLE"} for family, takers in TAKERS.items()
+} | {"text": TAKERS["json"].oracle}
+"""Columns in which values of a family have the order that they arrive with."""
+
+
+def _order_copy(number: int, arriving: Arriving) -> Planned:
+    sent = arriving.sent
+    if sent.family == "text":
+        # A CLOB has no order.
+        sent = replace(sent, ddl="VARCHAR2(4000)")
+    return Planned(field=order_copy(number), arrives_as=arriving.name, sent=sent, column=None)
 
 
 def _planned(name: str, arriving: Arriving, column: Column | None, problems: Problems) -> Planned:

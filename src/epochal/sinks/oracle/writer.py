@@ -17,8 +17,8 @@ from epochal.contract import Task
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
-from epochal.kit.sql.types import microseconds
-from epochal.kit.sql.writer import TableWriter, not_in_steps
+from epochal.kit.sql.types import microseconds, not_in_steps, outside_years
+from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.oracle import client
 from epochal.sinks.oracle.client import Server
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
@@ -121,6 +121,8 @@ class OracleWriter(TableWriter[Any, Planned]):
         if column is not None and column.is_not_null and one.sent.family == "text":
             why = f'column "{column.name}" is NOT NULL, and Oracle takes it for null'
             yield pc.equal(values, ""), why
+        if one.sent.family in {"timestamp", "date"}:
+            yield outside_years(values), "Oracle's dates are those of the years 1 to 9999"
         fraction = 0 if data_type == "DATE" else 6 if column is None else column.scale
         if one.sent.family == "timestamp" and fraction is not None and fraction < 6:
             yield (
@@ -150,6 +152,7 @@ class PreparedWriter(OracleWriter):
         connection.tpc_begin(connection.xid(XID_FORMAT, staging_name(self._task.handle), ""))
 
     def _finish(self, connection: Any) -> None:
+        self._classified("compare columns", lambda: self._require_layout(connection))
         self._classified("write the ledger", lambda: self._run(connection, *self._ledger_row()))
         self._classified("prepare", lambda: _prepare(connection), is_commit=True)
         _connections.close(connection)

@@ -10,7 +10,13 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit.sql.apply import Mapped
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
+from epochal.kit.sql.check import (
+    Checker,
+    ExpectedColumns,
+    abilities,
+    exact_values,
+    must_not_collide,
+)
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.modes import WriteMode
@@ -19,6 +25,7 @@ from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.types import (
     Column,
+    Planned,
     Sent,
     Table,
     Type,
@@ -27,7 +34,7 @@ from epochal.sinks.postgres.types import (
     plan,
     sent_fields,
 )
-from epochal.terms import Ability, Identity, Json
+from epochal.terms import Ability, Identity
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -57,14 +64,15 @@ class PostgresChecker(Checker[Table, Sent]):
         table = self.table_to_be(session, there)
         if there is not None:
             self._require_rights(session, there)
+        planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
             fields = {name: one.type for name, one in expected.sent.items()}
-            plan(fields, table, sink)
+            planned = plan(fields, table, sink)
         self.require_delete_when(session)
         pooler = _pooler(session)
         if sink.strategy == "prepared":
             _require_preparable(session, sink, table, pooler)
-        return self._abilities(pooler)
+        return [*self._abilities(pooler), exact_values(planned)]
 
     def _abilities(self, pooler: str) -> list[Ability]:
         return [
@@ -145,9 +153,9 @@ class PostgresChecker(Checker[Table, Sent]):
         return create_as(sent)
 
     def new_column(self, name: str, sent: Sent, *, is_key: bool) -> Column:
-        written = create_as(sent)
-        base = "jsonb" if written == "jsonb" else sent.type.base
-        type_ = replace(sent.type, written=written, base=base)
+        written, type_ = create_as(sent), sent.type
+        if written == "jsonb":
+            type_ = replace(type_, written=written, full=written, base=written)
         return Column(name=name, type=type_, is_not_null=is_key)
 
     def make_meta(self, session: Session) -> None:
@@ -164,11 +172,10 @@ class PostgresChecker(Checker[Table, Sent]):
         for statement in DIALECT.create_ledger(schema):
             session.execute(statement)
 
-    def handout(self, session: Session) -> Json:
-        """Staged rows need none: their columns have the types of what arrives."""
-        if self._sink.strategy == "staged":
-            return None
-        return super().handout(session)
+    @property
+    def hands_out(self) -> bool:
+        """Staged rows need nothing: their columns have the types of what arrives."""
+        return self._sink.strategy == "prepared"
 
     def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
         """With the casts from what arrived to what the table has now."""
@@ -287,21 +294,23 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = to_regclass({})
 """
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, NULL), b.typname, b.typcategory, b.typtype = 'e',
-       a.attnotnull OR nn.is_strict, a.atthasdef, a.attidentity <> '', a.attidentity = 'a',
-       a.attgenerated <> '', e.typname, e.typcategory, t.typtype = 'd',
-       CASE WHEN b.typname = 'numeric' AND a.atttypmod > 4 THEN (a.atttypmod - 4) & 2047 ELSE -1 END
+SELECT a.attname, format_type(b.oid, -1), format_type(b.oid, b.typmod), b.typname, b.typcategory,
+       b.typtype = 'e', a.attnotnull OR nn.is_strict, a.atthasdef, a.attidentity <> '',
+       a.attidentity = 'a', a.attgenerated <> '', e.typname, e.typcategory, b.typmod,
+       CASE WHEN c.collname <> 'default' THEN format('%I.%I', n.nspname, c.collname) ELSE '' END
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
 CROSS JOIN LATERAL (
-  WITH RECURSIVE under(oid, typtype, typbasetype) AS (
-    SELECT oid, typtype, typbasetype FROM pg_type WHERE oid = a.atttypid
+  WITH RECURSIVE under(oid, typtype, typbasetype, typtypmod, typmod) AS (
+    SELECT oid, typtype, typbasetype, typtypmod, a.atttypmod FROM pg_type WHERE oid = a.atttypid
     UNION ALL
-    SELECT p.oid, p.typtype, p.typbasetype FROM under u JOIN pg_type p ON p.oid = u.typbasetype
-    WHERE u.typtype = 'd')
-  SELECT p.* FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
+    SELECT p.oid, p.typtype, p.typbasetype, p.typtypmod, u.typtypmod
+    FROM under u JOIN pg_type p ON p.oid = u.typbasetype WHERE u.typtype = 'd')
+  SELECT p.*, u.typmod FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
 CROSS JOIN LATERAL (SELECT t.typtype = 'd' AND t.typnotnull AS is_strict) nn
 LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+LEFT JOIN pg_collation c ON c.oid = a.attcollation
+LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
@@ -342,17 +351,18 @@ def read_columns(session: Session, table: str) -> dict[str, Column]:
 
 
 def _column(row: Sequence[Any]) -> Column:
-    (name, written, base, category, is_enum, is_not_null, has_default, is_identity) = row[:8]
-    (is_always, is_generated, element, element_category, is_domain, scale) = row[8:]
+    (name, written, full, base, category, is_enum, is_not_null, has_default, is_identity) = row[:9]
+    (is_always, is_generated, element, element_category, typmod, collation) = row[9:]
     return Column(
         name=name,
         type=Type(
             written=written,
+            full=full,
             base=element or base,
             category=element_category or category,
             is_array=element is not None,
-            is_domain=is_domain,
-            scale=max(scale, 0) if scale >= 0 else 1,
+            typmod=typmod,
+            collation=collation or "",
         ),
         is_enum=is_enum,
         is_not_null=is_not_null,

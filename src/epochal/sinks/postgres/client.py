@@ -85,14 +85,15 @@ class Server(DatabaseServer):
         """
         Limits of this transaction, with this lock timeout, at most the declared one.
 
-        A weaker synchronous_commit than `on` would forget what was reported as durable.
+        A weaker synchronous_commit than `on` would forget what was reported as durable, and fewer
+        digits of floats would be lost on their way through text.
         """
         declared = self.lock_timeout_s
         wait_s = declared if lock_wait_s is None else min(lock_wait_s, declared)
         return (
             f"SELECT set_config('statement_timeout', '{round(self.statement_timeout_s * 1000)}',"
             f" true), set_config('lock_timeout', '{max(1, round(wait_s * 1000))}', true),"
-            " set_config('TimeZone', 'UTC', true),"
+            " set_config('TimeZone', 'UTC', true), set_config('extra_float_digits', '1', true),"
             " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
             " WHEN 'off' THEN 'on'"
             " ELSE current_setting('synchronous_commit') END, true)"

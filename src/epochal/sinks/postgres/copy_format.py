@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from epochal.kit.row_layout import Digits, Fixed, Flag, Number, Piece, RowLayout, Sized
@@ -127,8 +128,22 @@ def _decimal_of(value: bytes) -> Decimal:
     return (-number if sign else number).quantize(Decimal(1).scaleb(-scale))
 
 
-def _moment_of(value: bytes) -> dt.datetime:
-    return dt.datetime(2000, 1, 1) + dt.timedelta(microseconds=_number_of(value))  # noqa: DTZ001
+def _moment_of(value: bytes, zone: dt.tzinfo | None = None) -> object:
+    """A text where the year is beyond Python's."""
+    count = _number_of(value)
+    try:
+        return dt.datetime(2000, 1, 1, tzinfo=zone) + dt.timedelta(microseconds=count)
+    except OverflowError:
+        moment = np.datetime64("2000-01-01", "us") + np.timedelta64(count, "us")
+        return f"{moment}{'' if zone is None else '+00:00'}"
+
+
+def _day_of(value: bytes) -> object:
+    count = _number_of(value)
+    try:
+        return dt.date(2000, 1, 1) + dt.timedelta(days=count)
+    except OverflowError:
+        return str(np.datetime64("2000-01-01", "D") + np.timedelta64(count, "D"))
 
 
 _READ: Mapping[str, Callable[[bytes], object]] = {
@@ -141,9 +156,9 @@ _READ: Mapping[str, Callable[[bytes], object]] = {
     "numeric": _decimal_of,
     "text": lambda value: value.decode(errors="replace"),
     "bytea": bytes,
-    "date": lambda value: dt.date(2000, 1, 1) + dt.timedelta(days=_number_of(value)),
+    "date": _day_of,
     "timestamp": _moment_of,
-    "timestamptz": lambda value: _moment_of(value).replace(tzinfo=dt.UTC),
+    "timestamptz": lambda value: _moment_of(value, dt.UTC),
 }
 
 

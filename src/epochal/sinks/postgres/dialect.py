@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.dialect import Dialect, Query
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.kit.sql.rejects import Rows
-from epochal.sinks.postgres.errors import PostgresErrors
+from epochal.sinks.postgres.errors import ALTERED, PostgresErrors
 from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
@@ -77,6 +77,27 @@ class PostgresDialect(PostgresErrors, Dialect):
     def add_columns(self, target: str, definitions: Sequence[str]) -> str:
         added = ", ".join(f"ADD COLUMN IF NOT EXISTS {one}" for one in definitions)
         return f"ALTER TABLE {target} {added}"
+
+    def layout(self, query: Query, schema: str | None, table: str) -> str:
+        ((digest,),) = query(self.layout_sql(schema, table))
+        return str(digest)
+
+    def layout_sql(self, schema: str | None, table: str) -> str:
+        name = self.quote(*(part for part in (schema, table) if part is not None))
+        return (
+            "SELECT md5(string_agg(concat_ws(' ', attnum, attname, atttypid, atttypmod,"
+            " attcollation), ',' ORDER BY attnum)) FROM pg_attribute"
+            f" WHERE attrelid = to_regclass({literal(name)}) AND attnum > 0 AND NOT attisdropped"
+        )
+
+    def require_layout(self, layout: str, schema: str, table: str) -> str:
+        """A statement that fails, to be tried again, where the table has other columns by now."""
+        altered = literal(f"the columns of {schema}.{table} were altered while rows were written")
+        body = (
+            f"BEGIN IF ({self.layout_sql(schema, table)}) IS DISTINCT FROM {literal(layout)}"
+            f" THEN RAISE EXCEPTION '%', {altered} USING ERRCODE = '{ALTERED}'; END IF; END"
+        )
+        return f"DO {literal(body)}"
 
     # Applying
 

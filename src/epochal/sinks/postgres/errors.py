@@ -14,6 +14,8 @@ from epochal.kit.sql.errors import Code, ErrorTable
 _LOCK_NOT_AVAILABLE = "55P03"
 _CARDINALITY = "21000"
 TOO_MANY_PREPARED = "53200"
+ALTERED = "40001"
+"""Raised by ourselves: the table was altered under a task, and only the whole epoch helps."""
 _UNANSWERED = frozenset({"08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
 """The server ended the session, will not begin one yet, or reports that it does not know."""
 _INTERNAL = frozenset({"XX"})

@@ -1,9 +1,13 @@
 """PostgreSQL's types: how they are staged, the casts to columns, and the plan of a write.
 
 A staging column has the natural type of what arrives (`kit.sql.types`); the cast to the column's
-own type is part of the statement that applies it. No cast may lose anything: `text::varchar(3)`
-would truncate silently, so a string is left to the assignment, which refuses; a double is not taken
-by an integer column at all. (A numeric column's own scale rounds, as it does in every INSERT.)
+own type is part of the statement that applies it. No cast may cut: `text::varchar(3)` would, so
+casts go to types without a length, and the assignment after them refuses. A double is not taken by
+an integer column at all. Columns that keep fewer digits than arrive round as in every INSERT, which
+`check()` reports (`rounding`).
+
+A key is compared before it is assigned: it is cast to exactly what its column keeps, length, scale
+and collation included, so that two keys which the column keeps as one are one.
 """
 
 from __future__ import annotations
@@ -23,9 +27,27 @@ from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import TAKERS, Convert
 from epochal.sinks.postgres.dialect import DIALECT
 
+_TYPMOD_MIN = 4
+"""The catalog adds it to the length, or precision and scale, of strings and numbers."""
+_MANY = 1000
 _STRINGS = "S"
 """PostgreSQL's category of text, varchar, char, name and citext."""
 _INTEGERS = frozenset({"int2", "int4", "int8"})
+_FLOATS = frozenset({"float4", "float8"})
+_CUTTING = frozenset({"name", "char"})
+"""Types of the catalog's own, which cut whatever is too long; `char` is not `character`."""
+_SIZED = frozenset({"bpchar", "varchar", "bit", "varbit"})
+"""Types with a length that a cast cuts to, where an assignment refuses."""
+_EXACT_IN_BITS: Mapping[str, frozenset[str]] = {
+    "float4": frozenset({"int2", "float4"}),
+    "float8": frozenset({"int2", "int4", "float4", "float8"}),
+    "vector": frozenset({"int2", "float4"}),
+    "halfvec": frozenset(),
+}
+"""What columns of so many bits keep as it is."""
+_EXACT_DIGITS = {"float4": 6, "float8": 15}
+"""Decimal digits that come back as they were."""
+_MOMENTS = frozenset({"time", "timetz", "timestamp", "timestamptz", "interval"})
 _FAMILIES = {
     **dict.fromkeys(("int2", "int4", "int8"), "integer"),
     **dict.fromkeys(("float4", "float8"), "float"),
@@ -56,13 +78,30 @@ class Type:
 
     written: str
     """As SQL writes it, without a length or precision."""
+    full: str
+    """The same with both."""
     base: str
     """`typname` under all domains; of an array, its element's."""
     category: str = ""
     is_array: bool = False
-    is_domain: bool = False
-    scale: int = 0
-    """Digits after the point, of a numeric that is staged."""
+    typmod: int = -1
+    """Length, precision or fields, as the catalog keeps them; below 0 without."""
+    collation: str = ""
+    """Quoted; empty where it is the database's own."""
+
+    @property
+    def digits(self) -> tuple[int, int] | None:
+        """Precision and scale of a numeric that has them."""
+        if self.typmod < _TYPMOD_MIN:
+            return None
+        number = self.typmod - _TYPMOD_MIN
+        return number >> 16, ((number & 0x7FF) ^ 1024) - 1024
+
+    @property
+    def second_digits(self) -> int:
+        """Digits of a second that a time, a timestamp or an interval keeps."""
+        kept = self.typmod & 0xFFFF
+        return 6 if self.typmod < 0 or kept == 0xFFFF else kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +128,17 @@ def sent_as(kind: pa.DataType) -> Sent | str:
 
 
 def _type(sent: shared.Sent) -> Type:
-    written = sent.ddl.partition("(")[0]
+    written, _, numbers = sent.ddl.partition("(")
+    typmod = -1
+    if numbers:
+        precision, scale = map(int, numbers.rstrip(")").split(","))
+        typmod = (precision << 16 | scale) + _TYPMOD_MIN
     return Type(
         written=written,
+        full=sent.ddl,
         base=_BASES.get(written, written),
         category=_STRINGS if written == "text" else "",
-        scale=sent.scale,
+        typmod=typmod,
     )
 
 
@@ -104,7 +148,7 @@ def _array_of(kind: pa.DataType, element: shared.Sent) -> Sent:
     if element.convert is not None:
         arrow = element.convert(pa.chunked_array([], kind.value_type)).type
         convert = shared.cast_to(pa.list_(arrow))
-    type_ = replace(inner, written=f"{inner.written}[]", is_array=True)
+    type_ = replace(inner, written=f"{inner.written}[]", full=f"{inner.full}[]", is_array=True)
     return Sent(type=type_, ddl=f"{element.ddl}[]", convert=convert)
 
 
@@ -142,17 +186,27 @@ def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR091
         return _array_cast(source, target)
     if target.is_array:
         return _from_text(target) if source.base == "text" else _mismatch(source, target)
+    if target.base in _CUTTING or _has_fields(target):
+        return Mismatch(f"{target.full} cuts what it can't hold", "alter the column")
     if target.category == _STRINGS:
         return _mismatch(source, target) if source.base == "bytea" else NO_CAST
     if source.base == "text":
         return _from_text(target)
-    if source.base == "numeric" and source.scale == 0 and target.base in _INTEGERS:
-        return NO_CAST
+    if source.base == "numeric" and target.base in _INTEGERS:
+        return NO_CAST if _scale(source) == 0 else _mismatch(source, target)
     if target.base not in _takers(source.base):
         return _mismatch(source, target)
     if target.base == "money":
         return Cast(after="::numeric::money")
+    if target.base == "numeric" and source.base in _FLOATS:
+        # The cast of its own keeps 6 or 15 digits; the text has all that tell a value from others.
+        return Cast(after="::text::numeric")
     return Cast(after=f"::{target.base}") if source.base == "json" else NO_CAST
+
+
+def _has_fields(target: Type) -> bool:
+    """Whether it is `interval hour to minute` or another that keeps some fields only."""
+    return target.base == "interval" and target.typmod >= 0 and target.typmod >> 16 != 0x7FFF
 
 
 def _takers(base: str) -> frozenset[str]:
@@ -161,8 +215,7 @@ def _takers(base: str) -> frozenset[str]:
 
 
 def _from_text(target: Type) -> Cast:
-    # `bit` alone is bit(1), and would cut.
-    return Cast(after="::varbit" if target.base == "bit" else f"::{target.written}")
+    return Cast(after=f"::{target.written}")
 
 
 def _array_cast(source: Type, target: Type) -> Cast | Mismatch:
@@ -175,20 +228,65 @@ def _array_cast(source: Type, target: Type) -> Cast | Mismatch:
     inner = cast_between(_element(source), _element(target))
     if isinstance(inner, Mismatch):
         return _mismatch(source, target)
-    return inner if inner == NO_CAST else Cast(after=f"::{target.written}")
+    steps = inner.after.split("::")[1:]
+    return Cast(after="".join(f"::{step}[]" for step in steps))
 
 
 def _element(array: Type) -> Type:
-    return Type(
+    return replace(
+        array,
         written=array.written.removesuffix("[]"),
-        base=array.base,
-        category=array.category,
-        scale=array.scale,
+        full=array.full.removesuffix("[]"),
+        is_array=False,
     )
 
 
 def _mismatch(source: Type, target: Type) -> Mismatch:
-    return Mismatch(f"{source.written} can't become {target.written} without loss", _TO_TEXT)
+    return Mismatch(f"{source.written} can't become {target.full} without loss", _TO_TEXT)
+
+
+def key_cast(cast: Cast, target: Type) -> tuple[str, str]:
+    """What surrounds a staged key, so that it is compared as its column keeps it."""
+    before, after = cast.before, f"{cast.after}::{target.written}"
+    if target.typmod >= 0 and target.base not in _SIZED:
+        after += f"::{target.full}"
+    elif target.typmod >= 0 and not target.is_array:
+        # As an assignment does it: what is too long is refused, where a cast would cut.
+        before, after = f'pg_catalog."{target.base}"({before}', f"{after}, {target.typmod}, false)"
+    return before, f"{after} COLLATE {target.collation}" if target.collation else after
+
+
+def rounding(source: Type, target: Type) -> str:
+    """How a column may round what arrives; empty where it keeps every value as it is."""
+    keeps = {
+        "float4": f"{target.full} keeps 24 bits, about 7 digits",
+        "vector": f"{target.full} keeps 24 bits, about 7 digits",
+        "halfvec": f"{target.full} keeps 11 bits, about 3 digits",
+        "float8": f"{target.full} keeps 53 bits, about 16 digits",
+        "numeric": f"{target.full} rounds to its scale",
+        "money": "money rounds to its smallest unit",
+    }
+    if target.base in _EXACT_IN_BITS:
+        is_kept = source.base in _EXACT_IN_BITS[target.base] or (
+            source.base == "numeric"
+            and source.digits is not None
+            and source.digits[0] <= _EXACT_DIGITS.get(target.base, 0)
+        )
+    elif target.base in {"numeric", "money"}:
+        digits = (0, 2) if target.base == "money" else target.digits
+        is_kept = digits is None or _scale(source) <= digits[1]
+    elif target.base in _MOMENTS:
+        is_kept = source.base == "date" or target.second_digits == 6
+    else:
+        is_kept = True
+    return "" if is_kept else keeps.get(target.base, f"{target.full} rounds the second")
+
+
+def _scale(source: Type) -> int:
+    """Digits behind the point that may arrive."""
+    if source.base in _INTEGERS:
+        return 0
+    return source.digits[1] if source.base == "numeric" and source.digits else _MANY
 
 
 # Straight into the table, without staging: the bytes must be those of the column's own type
@@ -202,7 +300,7 @@ _ARROW_OF = {
     "float8": pa.float64(),
 }
 _SAME_BYTES = {
-    "text": frozenset({"text", "varchar", "bpchar", "citext", "json", "xml", "name"}),
+    "text": frozenset({"text", "varchar", "bpchar", "citext", "json", "xml"}),
     "json": frozenset({"json", "text", "varchar"}),
     "timestamp": frozenset({"timestamp", "timestamptz"}),
     "timestamptz": frozenset({"timestamp", "timestamptz"}),
@@ -216,7 +314,9 @@ def is_direct(source: Type, target: Type, *, is_enum: bool) -> bool:
     if source.base == target.base:
         return True
     if source.base in _ARROW_OF and target.base in _ARROW_OF:
-        return (source.base in _INTEGERS) == (target.base in _INTEGERS)
+        # A double that is too large for a real would become infinity here; the server refuses it.
+        is_narrowed = (source.base, target.base) == ("float8", "float4")
+        return (source.base in _INTEGERS) == (target.base in _INTEGERS) and not is_narrowed
     if source.base == "text" and is_enum:
         return True
     return target.base in _SAME_BYTES.get(source.base, ())
@@ -283,14 +383,18 @@ class Planned:
     cast: Cast
 
     @property
+    def rounding(self) -> str:
+        """For `check()`: how the column may round the field."""
+        return rounding(self.source, self.column.type)
+
+    @property
     def mapped(self) -> Mapped:
-        is_citext = self.column.type.base == "citext"
         return Mapped(
             field=self.field,
             column=self.column.name,
             is_not_null=self.column.is_not_null,
             cast=(self.cast.before, self.cast.after),
-            key_cast=("", f"::{self.column.type.written}") if is_citext else None,
+            key_cast=key_cast(self.cast, self.column.type),
         )
 
 
@@ -307,6 +411,13 @@ def plan(fields: Mapping[str, Type], table: Table, sink: TableSink) -> tuple[Pla
         for name, column in taking.items()
         if (one := _planned(name, fields[name], column, table, problems)) is not None
     ]
+    for key in set(sink.write_mode.keys) & taking.keys():
+        if taking[key].type.is_array and taking[key].type.full.startswith("character varying("):
+            problems.add(
+                f'key "{key}": elements of {taking[key].type.full} may lose blanks once they are '
+                "stored, which a comparison before that can't know",
+                "a key of another type, text[] for example",
+            )
     if sink.mode == "upsert" and not problems.facts:
         _require_key([taking[key].name for key in sink.write_mode.keys], table, problems)
     problems.raise_if_any(f"{table.kind} {table}")

@@ -23,6 +23,7 @@ from epochal.errors import EpochalError, Misconfigured, RowRejected
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.rejects import shown_rows
 from epochal.kit.sql.writer import BlockWriter
 from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Server, TaskConnection
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
@@ -89,7 +90,7 @@ class SendingColumns:
                     yield one.field, int(row)
 
     def rows(self, block: pa.Table) -> list[dict[str, object]]:
-        return list(block.select([one.field for one in self._copied]).to_pylist())
+        return shown_rows(block.select([one.field for one in self._copied]))
 
 
 class SendingBytes:
@@ -385,5 +386,8 @@ class PreparedWriter(PostgresWriter):
             )
             for statement in (*apply.statements(), f"DROP TABLE {DIALECT.quote(schema, table)}"):
                 connection.execute(statement)
+        # The rows hold a lock under which nobody alters the table.
+        layout, target = self._given["layout"], (self._table.schema, self._table.name)
+        connection.execute(DIALECT.require_layout(layout, *target))
         for statement in self._ledger_row():
             connection.execute(statement)
