@@ -28,7 +28,7 @@ from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.ledger import ledgers
-from epochal.storage.local import LocalStore
+from epochal.sinks.files.local import stores_at
 from epochal.terms import Handle, Identity, Limits, SinkName
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -192,7 +192,7 @@ def _prepared(root: Path, epoch: int) -> set[int]:
 
 def _committed(root: Path, epoch: int) -> set[int]:
     """The attempts whose rows of the sink `all` readers see."""
-    (ledger,) = ledgers(LocalStore(cluster_driver.folder(root, "all")))
+    (ledger,) = ledgers(stores_at(cluster_driver.folder(root, "all")).ours)
     handles = [Handle.parse(text) for one in ledger.all() for text in one.handles]
     return {handle.attempt for handle in handles if handle.epoch == epoch}
 
@@ -233,5 +233,5 @@ def _files(folder: Path) -> set[str]:
 
 
 def _listed(folder: Path) -> set[str]:
-    manifests = [one for ledger in ledgers(LocalStore(folder)) for one in ledger.all()]
+    manifests = [one for ledger in ledgers(stores_at(folder).ours) for one in ledger.all()]
     return {file.path for manifest in manifests for file in manifest.files}

@@ -6,28 +6,25 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from epochal.sinks.files import Files
+from epochal.sinks.files.local import folder_beside
 from epochal.sinks.files.sink import FOLDER
 from epochal.testing.conformance import SinkConformance, Target
 
 
 def hidden(folder: Path):
-    """What undecided work might leave below the folder: prepared attempts and scratch files."""
+    """What undecided work might leave beside the folder: prepared attempts and scratch files."""
+    beside = folder_beside(folder)
+    kept = ("epochs", "schemas")
     return [
         str(path)
-        for place in (folder / "_epochal" / "prepared", folder / "_epochal" / "scratch")
-        for path in place.rglob("*")
-        if path.is_file()
+        for path in beside.rglob("*")
+        if path.is_file() and path.relative_to(beside).parts[0] not in kept
     ]
 
 
 def files_seen(folder: Path):
-    """What a reader sees that passes over names with a leading underscore or dot."""
-    return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
-    ]
+    """What any reader sees, whatever names it passes over."""
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def taken(tmp_path: Path):

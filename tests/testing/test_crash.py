@@ -120,7 +120,7 @@ def in_files(tmp_path_factory):
             epochs=[[[batch(1, 2)], [batch(3)]], []],
             visible=lambda name: pq.read_table(names[name]).to_pylist(),
             leftovers=lambda: [
-                path for path in folder.rglob("_epochal/prepared/**/*") if path.is_file()
+                path for path in folder.rglob("*.epochal/epochal-*/**/*") if path.is_file()
             ],
             schema=batch().schema,
         )

@@ -14,7 +14,9 @@ _DEPTH_MAX = 6
 _NEVER_A_LOG = frozenset(
     {"offsets", "commits", "sources", "state", "_spark_metadata", "history", "_epochal"}
 )
-"""Folders that may hold many files and never a log: Spark's, histories, manifests of sinks."""
+"""Folders that may hold many files and never a log: Spark's, histories, markers of sinks."""
+_BESIDE_ROWS = ".epochal"
+"""How the name of a folder ends that has manifests and prepared files of a sink."""
 
 
 _DATABASES = ("sqlite:", "postgres:", "postgresql:")
@@ -46,5 +48,5 @@ def _find(store: Store, folder: str, depth: int) -> Iterator[str]:
         yield folder
     elif depth < _DEPTH_MAX:
         for name in store.folders(folder):
-            if name not in _NEVER_A_LOG and not name.startswith("."):
+            if not (name in _NEVER_A_LOG or name.startswith(".") or name.endswith(_BESIDE_ROWS)):
                 yield from _find(store, f"{folder}/{name}" if folder else name, depth + 1)

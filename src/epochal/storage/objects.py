@@ -63,11 +63,8 @@ _NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "token request
 class ObjectStore:
     """Keys as objects under one prefix of one bucket."""
 
-    def __init__(
-        self, client: Client, *, location: str, folder: str = "", probe: str = PROBE
-    ) -> None:
+    def __init__(self, client: Client, *, location: str, folder: str = "") -> None:
         self._client = client
-        self._probe = probe
         self._location = without_secrets(location)
         self._prefix = f"{folder}/" if folder else ""
         self._refuses_second_put = False
@@ -82,7 +79,7 @@ class ObjectStore:
             obstore.put(self._client, self._at(key), content, use_multipart=False)
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
-        with self._errors("write", self._probe):
+        with self._errors("write", PROBE):
             self._require_put_if_absent()
         with self._errors("write", key, is_put=True):
             return self._create(self._at(key), content)
@@ -134,7 +131,7 @@ class ObjectStore:
 
     def beside(self, name: str) -> ObjectStore:
         inner = self._prefix + name
-        return ObjectStore(self._client, location=self._location, folder=inner, probe=self._probe)
+        return ObjectStore(self._client, location=self._location, folder=inner)
 
     def close(self) -> None:
         """Connections belong to the library's own pool."""
@@ -176,7 +173,7 @@ class ObjectStore:
     def _require_put_if_absent(self) -> None:
         if self._refuses_second_put:
             return
-        if self._create(self._probe, b"") and self._create(self._probe, b""):
+        if self._create(PROBE, b"") and self._create(PROBE, b""):
             raise Misconfigured(
                 f"the server of {self.location} overwrites where it was asked to put if absent",
                 hint="use a server that honours If-None-Match on PUT, a folder, or sqlite:///path",
@@ -258,14 +255,12 @@ class _Input(io.RawIOBase):
             return b"".join(pieces)
 
 
-def open_at(
-    url: str, options: Mapping[str, str] | None = None, *, probe: str = PROBE
-) -> ObjectStore:
+def open_at(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
     """
     The store below a URL.
 
     Credentials and endpoints come from the usual variables, and from `options` under the names of
-    these variables. `probe` is where the store shows that it refuses to create one name twice.
+    these variables.
     """
     try:
         client = from_url(
@@ -280,7 +275,7 @@ def open_at(
             hint="s3://bucket/folder, gs://bucket/folder or "
             "abfss://container@account.dfs.core.windows.net/folder",
         ) from None
-    return ObjectStore(client, location=url, probe=probe)
+    return ObjectStore(client, location=url)
 
 
 def _entry(found: ObjectMeta) -> Entry:

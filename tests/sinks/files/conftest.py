@@ -31,27 +31,37 @@ class Folder:
     def sink(self, **options: Any) -> Files:
         return Files(self.url, **{"storage_options": self.server.options(), **options})
 
-    def every_key(self) -> list[str]:
+    def shown(self) -> list[str]:
+        """What any reader of the folder sees."""
+        return self._keys(f"{self.name}/")
+
+    def ours(self) -> list[str]:
+        """What is kept beside the folder."""
+        return self._keys(f"{self.name}.epochal/")
+
+    def _keys(self, prefix: str) -> list[str]:
         pages = self.server.client.get_paginator("list_objects_v2")
-        found = pages.paginate(Bucket="lake", Prefix=f"{self.name}/")
         return [
-            entry["Key"].removeprefix(f"{self.name}/")
-            for page in found
+            entry["Key"].removeprefix(prefix)
+            for page in pages.paginate(Bucket="lake", Prefix=prefix)
             for entry in page.get("Contents", ())
         ]
 
-    def content(self, key: str) -> bytes:
-        answer = self.server.client.get_object(Bucket="lake", Key=f"{self.name}/{key}")
+    def content(self, key: str, *, is_ours: bool = False) -> bytes:
+        top = f"{self.name}.epochal" if is_ours else self.name
+        answer = self.server.client.get_object(Bucket="lake", Key=f"{top}/{key}")
         content: bytes = answer["Body"].read()
         return content
 
     def uploads(self) -> list[tuple[str, str]]:
-        found = self.server.client.list_multipart_uploads(Bucket="lake", Prefix=f"{self.name}/")
-        return [(one["Key"], one["UploadId"]) for one in found.get("Uploads", ())]
-
-    def shown(self) -> list[str]:
-        """What a reader sees that passes over names with a leading underscore."""
-        return [key for key in self.every_key() if not key.startswith("_")]
+        """Of the folder, and of the one beside it."""
+        found = self.server.client.list_multipart_uploads(Bucket="lake", Prefix=self.name)
+        mine = (f"{self.name}/", f"{self.name}.epochal/")
+        return [
+            (one["Key"], one["UploadId"])
+            for one in found.get("Uploads", ())
+            if one["Key"].startswith(mine)
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """Every row that a plain reader of the folder sees."""
@@ -62,8 +72,8 @@ class Folder:
         ]
 
     def leftovers(self) -> list[object]:
-        ours = ("_epochal/prepared/", "_epochal/scratch/")
-        return [*self.uploads(), *(key for key in self.every_key() if key.startswith(ours))]
+        left = [key for key in self.ours() if key.startswith(("in-doubt/", "scratch/"))]
+        return [*self.uploads(), *left]
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 
 from epochal.errors import PreparedLost
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.local import folder_beside as beside
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.terms import NO_ROWS, EpochNumber, Receipt
 
@@ -115,7 +116,7 @@ def test_a_commit_that_dies_at_any_call_is_finished_by_its_repeat(
         driver.another(generation=2).commit(1, receipts)
         assert whole(root) == listed(root) == list(range(24))
         assert driver.committer.in_doubt() == []
-        assert list((root / "_epochal" / "prepared").iterdir()) == []
+        assert list(beside(root).glob("epochal-*")) == []
         if with_log:
             assert in_spark_log(root) == sorted(path.name for path in root.rglob("*.parquet"))
         prepared[number + 1] = made(number + 1)
@@ -163,7 +164,7 @@ def test_folding_that_dies_at_any_call_loses_no_proof(drive, numbers, tmp_path, 
             assert whole(tmp_path / str(number)) == [0, 1, 2]
             assert [mark.epoch for mark in driver_at(number).committer.newest()] == [2]
             driver_at(number).committer.prune(EpochNumber(1000))
-        assert len(list((tmp_path / str(number) / "_epochal" / "epochs").rglob("*.json"))) == 0
+        assert list(beside(tmp_path / str(number)).rglob("*.manifest")) == []
         written(number + 1)
 
 

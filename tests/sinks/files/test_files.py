@@ -23,11 +23,13 @@ from epochal.errors import (
     RowRejected,
 )
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.local import folder_beside as beside
 from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Mark, Proof, Receipt, Uid
 
 
 @pytest.fixture
 def root(tmp_path):
+    (tmp_path / "out").mkdir()
     return tmp_path / "out"
 
 
@@ -43,9 +45,8 @@ def whole(root) -> list[int]:
 
 
 def leftovers(root) -> list[str]:
-    ours = root / "_epochal"
-    found = [*(ours / "prepared").iterdir()] if (ours / "prepared").exists() else []
-    found += [*ours.glob("scratch/*"), *ours.rglob(".*.tmp")]
+    ours = beside(root)
+    found = [*ours.glob("epochal-*"), *ours.glob("scratch/*"), *ours.rglob(".*.tmp")]
     return [path.name for path in found]
 
 
@@ -168,7 +169,7 @@ def test_a_task_whose_files_are_half_moved_and_half_lost_is_left_to_a_person(dri
     driver = drive(Files(str(root), partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1, 2], "p": ["a", "b"]}), 0)
     moved, gone = (file["path"] for file in receipt.token["files"])
-    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    prepared = beside(root) / str(receipt.handle)
     (root / moved).parent.mkdir()
     (prepared / moved).rename(root / moved)
     (prepared / gone).rename(root / "kept elsewhere")
@@ -193,7 +194,7 @@ def test_an_epoch_can_not_be_committed_with_other_winners(drive, numbers, root):
 def test_an_abort_leaves_alone_what_a_cut_commit_has_begun_to_move(drive, numbers, root):
     driver = drive(Files(str(root), max_file_bytes=1, buffer_bytes_max=1))
     receipt = driver.prepare(numbers(*range(2500)), 0)
-    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    prepared = beside(root) / str(receipt.handle)
     first = receipt.token["files"][0]["path"]
     (prepared / first).rename(root / first)
     driver.committer.abort(EpochNumber(0), [receipt])
@@ -208,9 +209,9 @@ def test_only_what_is_this_pipelines_and_this_sinks_is_listed(drive, numbers, ro
     sibling = drive(Files(str(root), name="sibling"))
     for other in (elsewhere, sibling):
         other.prepare(numbers(1), 0)
-    odd = root / "_epochal" / "prepared" / f"epochal-{driver.uid}-from-the-future"
+    odd = beside(root) / f"epochal-{driver.uid}-from-the-future"
     odd.mkdir()
-    (root / "_epochal" / "prepared" / "somebody's").mkdir()
+    (beside(root) / "somebody's").mkdir()
     (found,) = driver.committer.in_doubt()
     assert (found.name, found.handle) == (odd.name, None)
 
@@ -235,14 +236,14 @@ def test_the_folder_of_a_finished_commit_is_cleaned_by_the_next_listing(drive, n
     driver = drive(Files(str(root), partition_by=["p"]))
     rows = numbers(1).append_column("p", pa.array(["x"]))
     (receipt,) = driver.write(rows, 0)
-    (root / "_epochal" / "prepared" / str(receipt.handle) / "p=x").mkdir(parents=True)
+    (beside(root) / str(receipt.handle) / "p=x").mkdir(parents=True)
     assert driver.committer.in_doubt() == []
     assert leftovers(root) == []
 
 
 def test_a_receipt_can_not_name_a_file_outside(drive, numbers, root):
     driver = drive(Files(str(root)))
-    for path in ("../x", "/etc/x", "_epochal/x", "a/../../x", ""):
+    for path in ("../x", "/etc/x", "_hidden/x", "a/../../x", ""):
         token = {"files": [{"path": path, "rows": 1, "bytes": 1}]}
         receipt = Receipt(handle=driver.handle(0), fingerprint=NO_ROWS, token=token)
         for verb in (driver.committer.commit, driver.committer.abort):
@@ -284,7 +285,7 @@ def test_a_value_too_long_for_a_folder_is_rejected_with_the_column(drive, root):
 def test_a_corrupt_manifest_is_named(drive, numbers, root):
     driver = drive(Files(str(root)))
     driver.write(numbers(1), 0)
-    (manifest,) = (root / "_epochal" / "epochs").rglob("*.json")
+    (manifest,) = (beside(root) / "epochs").rglob("*.manifest")
     newer = manifest.read_bytes().replace(b'"version": 1', b'"version": 2')
     for content in (b'{"version": 1', b"[]", b'{"version": 1}', b"", newer):
         manifest.write_bytes(content)
@@ -295,7 +296,7 @@ def test_a_corrupt_manifest_is_named(drive, numbers, root):
 def test_the_newest_is_found_among_a_million_epochs_without_reading_them(drive, root):
     driver = drive(Files(str(root)))
     driver.commit(999_999, [])
-    life = next((root / "_epochal" / "epochs").iterdir())
+    life = next((beside(root) / "epochs").iterdir())
     for bucket in range(999):
         (life / f"{bucket:017d}").mkdir()
     started = time.perf_counter()
@@ -307,8 +308,8 @@ def test_pruning_folds_manifests_and_forgets_none(drive, numbers, root):
     driver = drive(Files(str(root)))
     receipts = {epoch: driver.write(numbers(epoch), epoch) for epoch in (0, 1, 998, 1000, 2001)}
     driver.committer.prune(EpochNumber(2001))
-    names = sorted(path.name for path in (root / "_epochal" / "epochs").rglob("*.json*"))
-    assert names == [f"{0:017d}.jsonl", f"{1:017d}.jsonl", f"{2001:020d}.json"]
+    names = sorted(path.name for path in (beside(root) / "epochs").rglob("*.manifest*"))
+    assert names == [f"{0:017d}.manifests", f"{1:017d}.manifests", f"{2001:020d}.manifest"]
     assert whole(root) == [0, 1, 998, 1000, 2001]
     for epoch, (receipt,) in receipts.items():
         driver.commit(epoch, [receipt])
@@ -322,7 +323,7 @@ def test_pruning_folds_manifests_and_forgets_none(drive, numbers, root):
 def test_check_refuses_what_can_not_work(drive, numbers, root, tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", "/proc/epochal"):
-        with pytest.raises(Misconfigured, match="can't write below"):
+        with pytest.raises(Misconfigured, match="can't write to"):
             drive(Files(str(path))).committer.check(None)
     nested = pa.schema([("n", pa.int64()), ("deep", pa.list_(pa.int64()))])
     cases = [
@@ -347,7 +348,7 @@ def test_files_that_the_driver_can_not_move_are_refused_before_the_decision(driv
     driver = drive(Files(str(root)))
     receipt = driver.prepare(numbers(1), 0)
     driver.committer.rehearse(EpochNumber(0), [receipt])
-    prepared = root / "_epochal" / "prepared" / str(receipt.handle)
+    prepared = beside(root) / str(receipt.handle)
     path = prepared / receipt.token["files"][0]["path"]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Misconfigured, match="bytes"):
@@ -374,8 +375,7 @@ def test_a_partition_on_another_file_system_is_refused_before_the_decision(drive
 
 
 def test_a_link_to_another_file_system_is_refused(drive, root, elsewhere):
-    (root / "_epochal").mkdir(parents=True)
-    (root / "_epochal" / "prepared").symlink_to(elsewhere)
+    beside(root).symlink_to(elsewhere)
     with pytest.raises(Misconfigured, match="another file system"):
         drive(Files(str(root))).committer.check(None)
 
@@ -400,6 +400,8 @@ def test_declarations_are_checked_when_they_are_made(root):
         "hdfs://host/x",
         "file://host/x",
         "",
+        "/",
+        "/data/out.epochal/",
     ):
         with pytest.raises(Misconfigured):
             Files(url)

@@ -14,6 +14,7 @@ import pytest
 from epochal.errors import Misconfigured
 from epochal.kit import json_lines
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.local import folder_beside
 
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=dt.UTC)
 TEXTS = [
@@ -197,7 +198,7 @@ def test_files_of_a_cut_commit_are_not_read(drive, numbers, tmp_path):
     driver.write(numbers(1), 0)
     receipt = driver.prepare(numbers(2), 1)
     name = receipt.token["files"][0]["path"]
-    (tmp_path / "_epochal" / "prepared" / str(receipt.handle) / name).rename(tmp_path / name)
+    (folder_beside(tmp_path) / str(receipt.handle) / name).rename(tmp_path / name)
     assert sorted(ds.dataset(tmp_path).to_table()["n"].to_pylist()) == [1, 2]
     assert read_epochs(str(tmp_path)).to_table()["n"].to_pylist() == [1]
 

@@ -212,7 +212,7 @@ def test_an_upload_that_a_killed_task_left_behind_a_manifest_is_ended_with_its_a
 ):
     driver = drive(folder.sink(uploads="manifest"))
     receipt = driver.prepare(numbers(1), 0)
-    store = driver.committer._staging.store
+    store = driver.committer._staging.stores.ours
     store.begin_upload(f"{layout.data(receipt.handle)}/killed.parquet")
     assert len(folder.uploads()) == 1
     driver.committer.abort(EpochNumber(0), [receipt])
@@ -352,7 +352,7 @@ def test_check_tells_what_the_bucket_can_do_and_leaves_nothing(drive, numbers, f
     assert not kept.granted
     assert "NotImplemented" in kept.because
     assert abilities["incomplete uploads"].granted
-    assert folder.every_key() == folder.uploads() == []
+    assert folder.shown() == folder.ours() == folder.uploads() == []
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ def test_the_policy_names_what_is_asked_and_no_more():
     policy = json.loads(sink.grants())["Statement"]
     assert [one["Resource"] for one in policy] == [
         "arn:aws:s3:::lake",
-        "arn:aws:s3:::lake/out/*",
-        "arn:aws:s3:::lake/out/_epochal/*",
+        ["arn:aws:s3:::lake/out/*", "arn:aws:s3:::lake/out.epochal/*"],
+        "arn:aws:s3:::lake/out.epochal/*",
         "arn:aws:kms:k",
     ]
     assert policy[2]["Action"] == "s3:DeleteObject"
@@ -445,6 +445,9 @@ def test_declarations_are_checked_when_they_are_made_and_hide_secrets():
         ("gs://lake/out", {"uploads": "multipart"}),
         ("/data/out", {"uploads": "manifest"}),
         ("/data/out", {"storage_options": {"region": "x"}}),
+        ("s3://lake", {}),
+        ("gs://lake/", {}),
+        ("s3://lake/out.epochal", {}),
     ):
         with pytest.raises(Misconfigured):
             Files(url, **options)

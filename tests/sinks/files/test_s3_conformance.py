@@ -65,15 +65,15 @@ def whole(folder):
 
 def unnamed(folder):
     """Data that no manifest names."""
-    keys = folder.every_key()
+    keys = folder.ours()
     named = {
         file["path"]
         for key in keys
-        if key.startswith("_epochal/epochs/")
-        for line in folder.content(key).splitlines()
+        if key.startswith("epochs/")
+        for line in folder.content(key, is_ours=True).splitlines()
         for file in json.loads(line)["files"]
     }
-    return [key for key in keys if key.startswith("_epochal/data/") and key not in named]
+    return [key for key in keys if key.startswith("data/") and key not in named]
 
 
 @pytest.mark.parametrize("uploads", ["multipart", "manifest"])

@@ -12,6 +12,7 @@ from epochal.errors import CorruptRecord, Misconfigured
 from epochal.logs import MemoryLog
 from epochal.session import Session
 from epochal.sinks.files import Files
+from epochal.sinks.files.local import folder_beside
 from epochal.spark.pipeline import Pipeline
 from epochal.storage.local import LocalStore
 from epochal.terms import EpochNumber
@@ -37,7 +38,7 @@ def test_spark_sees_every_epoch_and_only_whole_ones_past_several_compactions(
         if epoch in (5, 9, 10, 29):
             before = seen(spark, root)
             name = receipts[0].token["files"][0]["path"]
-            prepared = root / "_epochal" / "prepared" / str(receipts[0].handle)
+            prepared = folder_beside(root) / str(receipts[0].handle)
             (prepared / name).rename(root / name)
             assert seen(spark, root) == before == list(range(2 * epoch))
         driver.commit(epoch, receipts)

@@ -6,24 +6,22 @@ Neither is available here: the same client talks to the S3 server, and all but t
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from servers.s3 import ACCESS_KEY, SECRET
 
 from epochal.errors import Misconfigured, PreparedLost
-from epochal.sinks.files.backend import WholeObjectBackend, open_objects
+from epochal.sinks.files.backend import Stores, WholeObjectBackend, object_stores
 from epochal.sinks.files.ledger import ledgers
-from epochal.sinks.files.reader import _dataset, _schema
+from epochal.sinks.files.reader import read_manifests
 from epochal.sinks.files.target import storage_options
 from epochal.terms import EpochNumber, Mark, Proof
 
 
 class ByObstore(WholeObjectBackend):
-    def store(self) -> Any:
-        return open_objects(self.target.text, self.options)
+    def stores(self) -> Stores:
+        return object_stores(self.target.text, self.options)
 
 
 @pytest.fixture
@@ -49,11 +47,9 @@ def rows(*numbers: int) -> pa.Table:
 
 
 def whole(sink) -> list[int]:
-    store = sink._backend.store()
-    manifests = [one for ledger in ledgers(store) for one in ledger.all()]
-    files = [file.path for one in manifests for file in one.files]
-    dataset: ds.Dataset = _dataset(store, files, _schema(store, manifests))
-    table = dataset.to_table()
+    stores = sink._backend.stores()
+    manifests = [one for ledger in ledgers(stores.ours) for one in ledger.all()]
+    table = read_manifests(stores, manifests).to_table()
     return sorted(table["n"].to_pylist()) if table.num_columns else []
 
 
@@ -83,8 +79,9 @@ def test_manifests_are_folded_and_lost_data_is_reported(drive, folder, sink):
     for epoch in range(3):
         driver.write(rows(epoch), epoch)
     driver.committer.prune(EpochNumber(1000))
-    (key,) = [key for key in folder.every_key() if key.startswith("_epochal/epochs/")]
-    assert [json.loads(line)["epoch"] for line in folder.content(key).splitlines()] == [0, 1, 2]
+    (key,) = [key for key in folder.ours() if key.startswith("epochs/")]
+    lines = folder.content(key, is_ours=True).splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
     assert whole(driver.sink) == [0, 1, 2]
     lost = driver.prepare(rows(3), 3)
     driver.committer.abort(EpochNumber(3), [lost])
@@ -103,7 +100,7 @@ def test_a_writer_that_gives_up_leaves_nothing(drive, folder, sink, by_obstore):
     for where in list(buffer._waiting):
         buffer._write_out(where)
     writer.abort()
-    assert [key for key in folder.every_key() if key.startswith("_epochal/data")] == []
+    assert [key for key in folder.ours() if key.startswith("data/")] == []
     assert folder.leftovers() == []
 
 

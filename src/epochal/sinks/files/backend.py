@@ -2,8 +2,8 @@
 The back ends of a Files sink: how a file is kept invisible until its epoch is decided.
 
 A disk renames, S3 completes uploads, and stores that can only put whole objects show data by a
-manifest. Formats, partitions, the ledger and the committer know none of that: they see a `Store`,
-the `Attempt` of a task, and the `Staging` of the driver.
+manifest. Formats, partitions, the ledger and the committer know none of that: they see two
+`Stores`, the `Attempt` of a task, and the `Staging` of the driver.
 
 Each back end's module is loaded where a path asks for it: a task loads one of them.
 """
@@ -11,7 +11,7 @@ Each back end's module is loaded where a path asks for it: a task loads one of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,6 @@ from epochal.errors import Misconfigured
 from epochal.sinks.files import layout
 from epochal.sinks.files.target import Options, Target
 from epochal.storage import FileStore, Store
-from epochal.storage.local import LocalStore
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class PreparedFile:
     """A file as its receipt describes it."""
 
     path: str
-    """Below the root, with `/`."""
+    """Below the root, or in the folder beside it (`layout.is_data`); with `/`."""
     rows: int
     bytes: int
     upload: str = ""
@@ -54,11 +53,23 @@ def files_of(receipt: Receipt) -> list[PreparedFile]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """Where the rows are, and beside it all that is not for readers: see `layout`."""
+
+    shown: FileStore
+    ours: FileStore
+
+    def of(self, path: str) -> FileStore:
+        """The one that holds a file of a manifest."""
+        return self.ours if layout.is_data(path) else self.shown
+
+
 class Attempt(Protocol):
     """Where one attempt of one task prepares its files."""
 
     @property
-    def store(self) -> Store: ...
+    def ours(self) -> Store: ...
 
     @property
     def held_bytes(self) -> int:
@@ -77,7 +88,7 @@ class Staging(Protocol):
     """The prepared files of one sink of one pipeline, as the driver sees them."""
 
     @property
-    def store(self) -> FileStore: ...
+    def stores(self) -> Stores: ...
 
     @property
     def trusts_rehearsal(self) -> bool:
@@ -121,7 +132,7 @@ class Staging(Protocol):
 
 
 class Backend(Protocol):
-    def store(self) -> FileStore: ...
+    def stores(self) -> Stores: ...
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt: ...
 
@@ -132,8 +143,10 @@ class Backend(Protocol):
 class LocalBackend:
     root: Path
 
-    def store(self) -> FileStore:
-        return LocalStore(self.root)
+    def stores(self) -> Stores:
+        from epochal.sinks.files.local import stores_at  # noqa: PLC0415
+
+        return stores_at(self.root)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
         from epochal.sinks.files.local import LocalAttempt  # noqa: PLC0415  one back end per task
@@ -153,20 +166,21 @@ class MultipartBackend:
     target: Target
     options: Options
 
-    def store(self) -> FileStore:
-        return _s3(self.target, self.options)
+    def stores(self) -> Stores:
+        shown, ours = _s3(self.target, self.options)
+        return Stores(shown=shown, ours=ours)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
         from epochal.sinks.files.s3_multipart import MultipartAttempt  # noqa: PLC0415  boto3
 
-        store = _s3(self.target, self.options)
-        return MultipartAttempt(store, file_bytes_max=file_bytes_max)
+        shown, ours = _s3(self.target, self.options)
+        return MultipartAttempt(shown, ours, file_bytes_max=file_bytes_max)
 
     def staging(self, identity: Identity, *, recovery_days: int) -> Staging:
         from epochal.sinks.files.s3_multipart import MultipartStaging  # noqa: PLC0415  boto3
 
-        store = _s3(self.target, self.options)
-        return MultipartStaging(store, identity, recovery_days=recovery_days)
+        shown, ours = _s3(self.target, self.options)
+        return MultipartStaging(shown, ours, identity, recovery_days=recovery_days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +190,21 @@ class WholeObjectBackend:
     target: Target
     options: Options
 
-    def store(self) -> FileStore:
+    def stores(self) -> Stores:
         if self.target.scheme == "s3":
-            return _s3(self.target, self.options)
-        return open_objects(self.target.text, self.options)
+            shown, ours = _s3(self.target, self.options)
+            return Stores(shown=shown, ours=ours)
+        return object_stores(self.target.text, self.options)
 
     def attempt(self, handle: Handle, *, file_bytes_max: int) -> Attempt:  # noqa: ARG002
         from epochal.sinks.files.whole_objects import WholeObjectAttempt  # noqa: PLC0415
 
-        return WholeObjectAttempt(self.store(), handle)
+        return WholeObjectAttempt(self.stores().ours, handle)
 
     def staging(self, identity: Identity, *, recovery_days: int) -> Staging:  # noqa: ARG002
         from epochal.sinks.files.whole_objects import WholeObjectStaging  # noqa: PLC0415
 
-        return WholeObjectStaging(self.store(), identity)
+        return WholeObjectStaging(self.stores(), identity)
 
 
 def backend_for(target: Target, uploads: Uploads, options: Options) -> Backend:
@@ -205,17 +220,19 @@ def backend_for(target: Target, uploads: Uploads, options: Options) -> Backend:
 
 
 @lru_cache
-def open_objects(url: str, options: Options) -> FileStore:
-    """The store at a URL of Google Cloud Storage or Azure: one per process."""
+def object_stores(url: str, options: Options) -> Stores:
+    """The stores at a URL of Google Cloud Storage or Azure: one of each per process."""
     from epochal.storage.objects import open_at  # noqa: PLC0415  loads the object store's client
 
     revealed = {
         name: value if isinstance(value, str) else value.reveal() for name, value in options
     }
-    return open_at(url, revealed, probe=f"{layout.OURS}/.put-if-absent")
+    return Stores(shown=open_at(url, revealed), ours=open_at(layout.beside(url), revealed))
 
 
-def _s3(target: Target, options: Options) -> S3Store:
+def _s3(target: Target, options: Options) -> tuple[S3Store, S3Store]:
+    """The store of the rows, and the one beside it."""
     from epochal.sinks.files.s3 import Bucket, S3Store  # noqa: PLC0415  needs boto3
 
-    return S3Store(Bucket(name=target.bucket, prefix=target.prefix, options=options))
+    shown = Bucket(name=target.bucket, prefix=target.prefix, options=options)
+    return S3Store(shown), S3Store(replace(shown, prefix=layout.beside(target.prefix)))

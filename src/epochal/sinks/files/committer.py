@@ -42,13 +42,15 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         has_log: bool = False,
     ) -> None:
         super().__init__(
-            identity, target=staging.store.location, trusts_rehearsal=staging.trusts_rehearsal
+            identity,
+            target=staging.stores.shown.location,
+            trusts_rehearsal=staging.trusts_rehearsal,
         )
         self._staging = staging
         self._format = format
         self._partition_by = partition_by
         self._whole_epochs = whole_epochs
-        self._ledger = Ledger(staging.store, identity.uid, identity.tag)
+        self._ledger = Ledger(staging.stores.ours, identity.uid, identity.tag)
         self._rehearsed_view: LedgerView | None = None
         self._log = log
         self._has_log = has_log
@@ -74,12 +76,12 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     def recount(self) -> Recount:
         from epochal.sinks.files.operate import recount  # noqa: PLC0415  only operators ask
 
-        return recount(self._staging.store, self._ledger, self._identity)
+        return recount(self._staging.stores, self._ledger, self._identity)
 
     def reread(self, engine: Any) -> Rows:
         from epochal.sinks.files.reader import read_manifests  # noqa: PLC0415  loads pandas
 
-        return read_manifests(self._staging.store, list(self._ledger.all()), engine)
+        return read_manifests(self._staging.stores, list(self._ledger.all()), engine)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")
@@ -147,11 +149,11 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         try:
             is_done = self._is_committed(self._read(), epoch, receipts)
         except Refused:
-            self._staging.store.delete(showing)
+            self._ledger.store.delete(showing)
             raise
         if not is_done:
             self._show(manifest, receipts)
-        self._staging.store.delete(showing)
+        self._ledger.store.delete(showing)
 
     def _show(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
         self._publish_files(manifest, receipts)

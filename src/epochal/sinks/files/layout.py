@@ -1,18 +1,24 @@
 """
-The layout below the root of a Files sink: keys with `/`, the same on a disk and in a bucket.
+The layout of a Files sink: keys with `/`, the same on a disk and in a bucket.
 
-    day=2026-01-31/epochal-<handle>-00000.snappy.parquet    what readers see
-    _epochal/prepared/<handle>/day=2026-01-31/…             prepared on a disk, under the same names
-    _epochal/data/<handle>/day=2026-01-31/…                 with uploads="manifest": there for good
-    _epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.json    manifests: the ledger
-    _epochal/epochs/<uid>-s<tag>/<thousand>.jsonl           a thousand of them, folded
-    _epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.showing whose files of it come to their place
-    _epochal/schemas/<digest>.arrow                         the columns that manifests cite
-    _epochal/scratch/                                       files that have no name yet, and probes
+The root has what readers see and not one file more. All that is not for them lies beside it, in
+`<root>.epochal`: to hide it by an underscore or a dot below the root hides it from Spark, pandas
+and pyarrow, and neither from globs nor from duckdb and polars.
 
-Readers of folders (Spark, pandas, pyarrow) pass over names that begin with an underscore.
-A file's final name carries its handle, so it never meets another file, and a repeated move finds
-that it is done.
+    orders/day=2026-01-31/<handle>-00000.snappy.parquet    what readers see
+
+    orders.epochal/<handle>/day=2026-01-31/…               prepared on a disk, under the same names
+    orders.epochal/data/<handle>/day=2026-01-31/…          with uploads="manifest": there for good
+    orders.epochal/in-doubt/<handle>                       a marker of it until a manifest names it
+    orders.epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.manifest   the ledger
+    orders.epochal/epochs/<uid>-s<tag>/<thousand>.manifests          a thousand of them, folded
+    orders.epochal/epochs/<uid>-s<tag>/<thousand>/<epoch>.showing    whose files are being moved
+    orders.epochal/schemas/<digest>.arrow                  the columns that manifests cite
+    orders.epochal/scratch/                                files that have no name yet, and probes
+
+Both are on one file system, so that a file is moved from one to the other in one step. A file's
+final name carries its handle, so it never meets another file, and a repeated move finds that it is
+done.
 """
 
 from __future__ import annotations
@@ -21,20 +27,31 @@ from epochal.errors import InvariantBroken
 from epochal.terms import EpochNumber, Handle, SinkTag, Uid, handle_prefix
 
 EPOCHS_PER_BUCKET = 1000
-OURS = "_epochal"
-PREPARED = f"{OURS}/prepared"
-DATA = f"{OURS}/data"
-EPOCHS = f"{OURS}/epochs"
-SCRATCH = f"{OURS}/scratch"
+BESIDE = ".epochal"
+"""What the root's name is followed by in the name of the folder beside it."""
+DATA = "data"
+IN_DOUBT = "in-doubt"
+EPOCHS = "epochs"
+SCRATCH = "scratch"
 SPARK_LOG = "_spark_metadata"
 
 
+def beside(root: str) -> str:
+    """The folder beside a root, which holds all that is not for readers."""
+    return f"{root}{BESIDE}"
+
+
 def prepared(handle: Handle) -> str:
-    return f"{PREPARED}/{handle}"
+    return str(handle)
 
 
 def data(handle: Handle) -> str:
     return f"{DATA}/{handle}"
+
+
+def is_data(path: str) -> bool:
+    """Whether a file of a manifest lies beside the root for good, and not below it."""
+    return path.startswith(f"{DATA}/")
 
 
 def ledger_of(uid: Uid, tag: SinkTag) -> str:
@@ -47,7 +64,7 @@ def scratch_of(uid: Uid, tag: SinkTag) -> str:
 
 
 def schema(digest: str) -> str:
-    return f"{OURS}/schemas/{digest}.arrow"
+    return f"schemas/{digest}.arrow"
 
 
 def bucket_of(epoch: EpochNumber) -> int:
@@ -69,7 +86,7 @@ def name_of(key: str) -> str:
 
 
 def require_inside(relative: str) -> str:
-    """A path from a receipt, if it stays below the root and out of our own folder."""
+    """A path from a receipt, if it stays below the root."""
     parts = relative.split("/")
     if any(part in ("", ".", "..") for part in parts) or parts[0].startswith(("_", ".")):
         raise InvariantBroken(

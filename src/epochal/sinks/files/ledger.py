@@ -47,13 +47,15 @@ from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Recei
 
 _VERSION = 1
 _LEDGER = re.compile(r"(?P<uid>[a-z2-7]{12})-s(?P<tag>[0-9a-f]{8})")
-_BUCKET = re.compile(r"(?P<number>\d{17})(\.jsonl)?")
+_SINGLE, _FOLDED = ".manifest", ".manifests"
+"""No format's extension: a glob for rows must not find them either."""
+_BUCKET = re.compile(rf"(?P<number>\d{{17}})({re.escape(_FOLDED)})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     path: str
-    """Below the root, with `/`."""
+    """Below the root, or in the folder beside it (`layout.is_data`); with `/`."""
     rows: int
     bytes: int
 
@@ -140,7 +142,7 @@ class Ledger:
 
     def start_showing(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> list[str] | None:
         """Before files come to their place: see `take_epoch`."""
-        key = f"{self._single(epoch).removesuffix('.json')}.showing"
+        key = f"{self._single(epoch).removesuffix(_SINGLE)}.showing"
         return take_epoch(self.store, key, receipts)
 
     def newest(self) -> Manifest | None:
@@ -186,7 +188,7 @@ class Ledger:
 
     def _singles(self, bucket: int) -> list[EpochNumber]:
         names = self.store.names(self._bucket_key(bucket))
-        stems = (name.removesuffix(".json") for name in names)
+        stems = (name.removesuffix(_SINGLE) for name in names)
         return sorted(EpochNumber(int(stem)) for stem in stems if stem.isdecimal())
 
     def _folded(self, bucket: int) -> dict[EpochNumber, Manifest]:
@@ -202,10 +204,10 @@ class Ledger:
         return f"{self._folder}/{bucket:017d}"
 
     def _folded_key(self, bucket: int) -> str:
-        return f"{self._folder}/{bucket:017d}.jsonl"
+        return f"{self._folder}/{bucket:017d}{_FOLDED}"
 
     def _single(self, epoch: EpochNumber) -> str:
-        return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}.json"
+        return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}{_SINGLE}"
 
 
 class LedgerView:

@@ -1,15 +1,17 @@
 """
 The back end of a Files sink on a local or shared file system.
 
-An attempt writes below `_epochal/prepared/<handle>` under the final names; a commit renames. That
-folder is the attempt's marker. A file that is moved without a manifest is of a decided epoch whose
-commit was cut short; the repeat finishes it, since a source that is gone and a destination that is
-there mean: done.
+An attempt writes into `<root>.epochal/<handle>`, beside the root, under the final names; a commit
+renames. That folder is the attempt's marker. A file that is moved without a manifest is of a
+decided epoch whose commit was cut short; the repeat finishes it, since a source that is gone and a
+destination that is there mean: done.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,7 @@ import pyarrow as pa
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import files_of
+from epochal.sinks.files.backend import Stores, files_of
 from epochal.storage.local import LocalStore, make_folder, sync
 from epochal.terms import (
     Ability,
@@ -37,18 +39,38 @@ from epochal.terms import (
 
 _TOO_FEW_FOR_THREADS = 8
 
+_PROBE = ".epochal-probe-"
+_RIGHTS = (
+    "the folder, and the one above it, must be writable for the driver and every executor, on a "
+    "file system with hard links and atomic renames (a local disk, NFS; not a mounted bucket); "
+    "where the one above it is not yours, write to a folder below this one"
+)
+
 _on_disk = partial(at_once, at_least=_TOO_FEW_FOR_THREADS)
 
 
+def folder_beside(root: Path) -> Path:
+    """
+    `<root>.epochal`, which is on the root's file system.
+
+    Without symbolic links: beside a link there may be another file system.
+    """
+    return Path(layout.beside(os.path.realpath(root)))
+
+
+def stores_at(root: Path) -> Stores:
+    return Stores(shown=LocalStore(root), ours=LocalStore(folder_beside(root)))
+
+
 class LocalAttempt:
-    """`_epochal/prepared/<handle>`: files under their final names, not in their place."""
+    """`<root>.epochal/<handle>`: files under their final names, not in their place."""
 
     held_bytes = 0
 
     def __init__(self, root: Path, handle: Handle) -> None:
-        self.store = LocalStore(root)
-        self._root = root
-        self._path = root / layout.prepared(handle)
+        self._beside = folder_beside(root)
+        self.ours = LocalStore(self._beside)
+        self._path = self._beside / layout.prepared(handle)
 
     def create(self, relative: str) -> pa.NativeFile:
         path = self._path / relative
@@ -56,12 +78,12 @@ class LocalAttempt:
         return pa.OSFile(str(path), "wb")
 
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
-        """Make all files durable, with every folder up to the root."""
+        """Make all files durable, with every folder above them that a task may have made."""
         paths = [self._path / relative for relative in relatives]
         _on_disk(sync, paths)
         _on_disk(sync, _folders_of(relatives, self._path))
-        for folder in (layout.PREPARED, layout.OURS, ""):
-            sync(self._root / folder)
+        for folder in (self._beside, self._beside.parent):
+            sync(folder)
         return [
             {"path": relative, "bytes": path.stat().st_size}
             for relative, path in zip(relatives, paths, strict=True)
@@ -78,35 +100,69 @@ class LocalStaging:
     shows_by_manifest = False
 
     def __init__(self, root: Path, identity: Identity) -> None:
-        self.store = LocalStore(root)
-        self._root = root
+        self.stores = stores_at(root)
+        self._root = Path(os.path.realpath(root))
+        self._beside = folder_beside(root)
         self._identity = identity
 
     def check(self) -> Sequence[Ability]:
-        """Show that files can be created, named once, and moved in one step below the root."""
-        root, prepared = self._root, self._root / layout.PREPARED
+        """Show that files can be created, named once, and moved in one step to the root."""
         try:
-            for folder in (root, prepared):
-                make_folder(folder)
-            probe = f"{layout.scratch_of(self._identity.uid, self._identity.tag)}probe"
-            self.store.put_if_absent(probe, b"")
-            self.store.delete([probe])
+            make_folder(self._root)
+            self._require_same_file_system()
+            make_folder(self._beside)
+            self._try_put()
         except (OSError, Misconfigured) as error:
             reason = error.message if isinstance(error, Misconfigured) else str(error)
-            raise Misconfigured(
-                f"Files can't write below {root}: {reason}",
-                "the folder must be one that the driver and every executor can write to, on a file "
-                "system with hard links and atomic renames (a local disk, NFS; not a mounted "
-                "bucket)",
-            ) from error
-        _require_one_file_system(root, prepared)
+            hint = error.hint if isinstance(error, Misconfigured) else _RIGHTS
+            raise Misconfigured(f"Files can't write to {self._root}: {reason}", hint) from error
+        self._try_move()
         return [
             Ability(
                 name="atomic moves",
                 granted=True,
-                because=f"{root} is one file system with hard links",
+                because=f"{self._root} and {self._beside} are one file system with hard links",
             )
         ]
+
+    def _require_same_file_system(self) -> None:
+        """Before anything is made beside a mount point, which is the folder of somebody else."""
+        for folder in (self._root.parent, self._beside):
+            if folder.exists() and folder.stat().st_dev != self._root.stat().st_dev:
+                raise self._not_one_file_system(folder)
+
+    def _try_put(self) -> None:
+        probe = f"{layout.scratch_of(self._identity.uid, self._identity.tag)}probe"
+        self.stores.ours.put_if_absent(probe, b"")
+        self.stores.ours.delete([probe])
+
+    def _try_move(self) -> None:
+        """By an empty folder: to a reader of the root it is nothing, also if it is left there."""
+        for old in self._root.glob(f"{_PROBE}*"):
+            _remove_empty(old)
+        probe = f"{_PROBE}{secrets.token_hex(8)}"
+        made, moved = self._beside / probe, self._root / probe
+        try:
+            made.mkdir()
+            made.rename(moved)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise self._not_one_file_system(self._beside) from error
+            raise Misconfigured(
+                f"Files can't move files from {self._beside} to {self._root}: {error.strerror}",
+                _RIGHTS,
+            ) from error
+        finally:
+            for folder in (made, moved):
+                _remove_empty(folder)
+
+    def _not_one_file_system(self, folder: Path) -> Misconfigured:
+        return Misconfigured(
+            f"{folder} is on another file system than {self._root}: a file can't be moved between "
+            "them in one step, and files are prepared beside the folder",
+            f"where {self._root} is a mount point, write to a folder below it: "
+            f"{self._root / 'folder'}",
+        )
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
         """See every file from here: executors may have written to a disk of their own."""
@@ -121,9 +177,9 @@ class LocalStaging:
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
-                f"{self._root / layout.PREPARED} nor in their place below {self._root}, "
-                "and no manifest proves them committed",
-                "somebody removed them: files below _epochal/ belong to the pipeline",
+                f"{self._beside} nor in their place below {self._root}, and no manifest proves "
+                "them committed",
+                f"somebody removed them: what is in {self._beside} belongs to the pipeline",
                 handles=lost,
             )
 
@@ -155,17 +211,17 @@ class LocalStaging:
 
     def listed(self) -> Sequence[InDoubt]:
         prefix = handle_prefix(self._identity.uid)
-        listed = sorted((self._root / layout.PREPARED).glob(f"{prefix}*"))
+        listed = sorted(self._beside.glob(f"{prefix}*"))
         return [found for path in listed if (found := _found(path)) is not None]
 
     def clear_listed(self, found: InDoubt) -> None:
-        _remove_empty(self._root / layout.PREPARED / found.name)
+        _remove_empty(self._beside / found.name)
 
     def remove_old_scratch(self) -> None:
         """The store removes its own."""
 
     def _prepared(self, receipt: Receipt) -> Path:
-        return self._root / layout.prepared(receipt.handle)
+        return self._beside / layout.prepared(receipt.handle)
 
     def _moves(self, receipt: Receipt) -> list[tuple[Path, Path]]:
         prepared = self._prepared(receipt)
@@ -228,15 +284,6 @@ def _remove_empty(folder: Path) -> None:
             Path(inner).rmdir()
 
 
-def _require_one_file_system(root: Path, prepared: Path) -> None:
-    if root.stat().st_dev != prepared.stat().st_dev:
-        raise Misconfigured(
-            f"{prepared} is on another file system than {root}: a file can't be moved between them "
-            "in one step",
-            "remove the mount or the link at _epochal, so that both are on one file system",
-        )
-
-
 def _check_prepared(source: Path, target: Path, size: int) -> None:
     """Refuse, while it can be refused, a file that the driver could not move (I3)."""
     try:
@@ -244,13 +291,13 @@ def _check_prepared(source: Path, target: Path, size: int) -> None:
     except FileNotFoundError as error:
         raise Misconfigured(
             f"a task has written {source}, and the driver does not see it",
-            "the folder must be one and the same for the driver and every executor: a shared "
-            "mount, or one machine (local[*])",
+            "the folder above the root must be one and the same for the driver and every "
+            "executor: a shared mount, or one machine (local[*])",
         ) from error
     if found.st_size != size:
         raise Misconfigured(
             f"{source} has {found.st_size} bytes, and its task wrote {size}",
-            "something else writes below _epochal/, or the shared mount shows stale sizes",
+            "something else writes there, or the shared mount shows stale sizes",
         )
     if target.parent.exists() and target.parent.stat().st_dev != found.st_dev:
         raise Misconfigured(

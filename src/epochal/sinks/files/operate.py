@@ -13,6 +13,7 @@ from epochal.errors import EpochalError
 from epochal.kit.marked_files import at_once, is_of
 from epochal.kit.sink_base import Recount
 from epochal.sinks.files import layout
+from epochal.sinks.files.backend import Stores
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Ledger
 from epochal.sinks.files.target import Target
@@ -22,7 +23,7 @@ from epochal.terms import EpochNumber, Identity, Json, quantity
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 
 
-def recount(store: FileStore, ledger: Ledger, identity: Identity) -> Recount:
+def recount(stores: Stores, ledger: Ledger, identity: Identity) -> Recount:
     """Every file that a manifest names, and every file of ours that plain readers see besides."""
     epochs: dict[EpochNumber, int] = {}
     faults: list[str] = []
@@ -30,13 +31,13 @@ def recount(store: FileStore, ledger: Ledger, identity: Identity) -> Recount:
     for manifest in ledger.all():
         paths = [file.path for file in manifest.files]
         named.update(paths)
-        counted = at_once(lambda path: _count(store, path), paths)
+        counted = at_once(lambda path: _count(stores, path), paths)
         epochs[manifest.epoch] = sum(rows for rows in counted if isinstance(rows, int))
         faults += [
             f"epoch {manifest.epoch}: {fault}" for fault in counted if isinstance(fault, str)
         ]
-    for path in _strays(store, identity, named):
-        found = _count(store, path)
+    for path in _strays(stores.shown, identity, named):
+        found = _count(stores, path)
         content = quantity(found, "row") if isinstance(found, int) else found
         faults.append(f"{path} ({content}) is seen by readers, and no manifest names it")
     return Recount(
@@ -47,10 +48,10 @@ def recount(store: FileStore, ledger: Ledger, identity: Identity) -> Recount:
     )
 
 
-def _count(store: FileStore, path: str) -> int | str:
+def _count(stores: Stores, path: str) -> int | str:
     """The rows of one file, or what is wrong with it."""
     try:
-        file = store.open(path)
+        file = stores.of(path).open(path)
         if file is None:
             return f"{path} is named by the manifest and is not there"
         with file:
@@ -114,19 +115,21 @@ def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> 
     """
     The least rights that the credentials of a sink on S3 need, as a policy document of IAM.
 
-    For the driver and the executors alike. Removal is allowed below `_epochal/` only: no row that a
+    For the driver and the executors alike. Removal is allowed beside the root only: no row that a
     reader sees can be removed with it.
     """
     bucket = f"arn:aws:s3:::{target.bucket}"
-    below = f"{bucket}/{target.prefix}/" if target.prefix else f"{bucket}/"
+    rows, ours = (
+        f"{bucket}/{folder}/*" for folder in (target.prefix, layout.beside(target.prefix))
+    )
     listing = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
     if has_uploads:
         listing += ["s3:GetLifecycleConfiguration"]
     writing = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
     statements: list[Mapping[str, Json]] = [
         {"Effect": "Allow", "Action": listing, "Resource": bucket},
-        {"Effect": "Allow", "Action": writing, "Resource": f"{below}*"},
-        {"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": f"{below}{layout.OURS}/*"},
+        {"Effect": "Allow", "Action": writing, "Resource": [rows, ours]},
+        {"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": ours},
     ]
     if kms_key_id is not None:
         # Completing an upload decrypts its parts.

@@ -25,7 +25,7 @@ from epochal.errors import CorruptRecord, Misconfigured
 from epochal.kit.hive_partitions import values_of
 from epochal.kit.secrets import Secret
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import backend_for
+from epochal.sinks.files.backend import Stores, backend_for
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Manifest, ledgers
 from epochal.sinks.files.target import parse
@@ -91,25 +91,25 @@ def read_epochs(
     """
     target = parse(path)
     options = checked_options(target.scheme, storage_options or {})
-    store = backend_for(target, "auto", options).store()
+    stores = backend_for(target, "auto", options).stores()
     manifests = [
         manifest
-        for ledger in ledgers(store)
+        for ledger in ledgers(stores.ours)
         for manifest in ledger.all()
         if (epochs is None or manifest.epoch in epochs) and pipeline in (None, manifest.pipeline)
     ]
-    return read_manifests(store, manifests, spark)
+    return read_manifests(stores, manifests, spark)
 
 
 def read_manifests(
-    store: FileStore, manifests: Sequence[Manifest], spark: Any | None = None
+    stores: Stores, manifests: Sequence[Manifest], spark: Any | None = None
 ) -> ds.Dataset | Rows:
     """The rows that these manifests name."""
-    schema = _schema(store, manifests)
+    schema = _schema(stores.ours, manifests)
     files = [file.path for manifest in manifests for file in manifest.files]
     if spark is not None:
-        return _spark_rows(spark, store, files, schema)
-    return _dataset(store, files, schema)
+        return _spark_rows(spark, stores, files, schema)
+    return _dataset(stores, files, schema)
 
 
 def _schema(store: FileStore, manifests: Iterable[Manifest]) -> pa.Schema:
@@ -132,13 +132,13 @@ def _load_schema(store: FileStore, digest: str) -> pa.Schema:
     if content is None:
         raise CorruptRecord(
             f"{store.location}/{layout.schema(digest)} is gone, and manifests cite it",
-            "files below _epochal/ belong to the pipeline: restore it from a copy",
+            "what is there belongs to the pipeline: restore it from a copy",
         )
     return pa.ipc.read_schema(pa.BufferReader(content))
 
 
-def _dataset(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-    parts = [_READERS[form](store, chosen, schema) for form, chosen in _by_format(files).items()]
+def _dataset(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    parts = [_READERS[form](stores, chosen, schema) for form, chosen in _by_format(files).items()]
     if not parts:
         return ds.dataset(schema.empty_table())
     return parts[0] if len(parts) == 1 else ds.dataset(parts)
@@ -151,14 +151,13 @@ def _by_format(files: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _of_columns(form: ds.FileFormat) -> Callable[[FileStore, Sequence[str], pa.Schema], ds.Dataset]:
-    def read(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-        files_of_store, root = filesystem(store)
+def _of_columns(form: ds.FileFormat) -> Callable[[Stores, Sequence[str], pa.Schema], ds.Dataset]:
+    def read(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
         return ds.FileSystemDataset.from_paths(
-            [f"{root}/{file}" for file in files],
+            [_full_path(stores, file) for file in files],
             schema=schema,
             format=form,
-            filesystem=files_of_store,
+            filesystem=_file_system(stores),
             partitions=[_partition(file, schema) for file in files],
         )
 
@@ -182,11 +181,11 @@ def _typed(value: str | None, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, pa.string()).cast(kind)
 
 
-def _read_json(store: FileStore, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+def _read_json(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
     tables = []
-    files_of_store, root = filesystem(store)
+    file_system = _file_system(stores)
     for file in files:
-        with files_of_store.open_input_stream(f"{root}/{file}") as stream:
+        with file_system.open_input_stream(_full_path(stores, file)) as stream:
             rows = [
                 json.loads(line, parse_float=str, parse_int=str)
                 for line in stream.read().splitlines()
@@ -205,32 +204,31 @@ _CSV = ds.CsvFileFormat(
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
     ),
 )
-_READERS: dict[str, Callable[[FileStore, Sequence[str], pa.Schema], ds.Dataset]] = {
+_READERS: dict[str, Callable[[Stores, Sequence[str], pa.Schema], ds.Dataset]] = {
     "parquet": _of_columns(ds.ParquetFileFormat()),
     "csv": _of_columns(_CSV),
     "jsonl": _read_json,
 }
 
 
-def _spark_rows(spark: Any, store: FileStore, files: Sequence[str], schema: pa.Schema) -> Rows:
+def _spark_rows(spark: Any, stores: Stores, files: Sequence[str], schema: pa.Schema) -> Rows:
     if not files:
         return spark.createDataFrame([], ddl(schema))
     frames = [
-        _spark_read(spark, store, form, chosen, schema)
+        _spark_read(spark, stores, form, chosen, schema)
         for form, chosen in _by_format(files).items()
     ]
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def _spark_read(
-    spark: Any, store: FileStore, form: str, files: Sequence[str], schema: pa.Schema
+    spark: Any, stores: Stores, form: str, files: Sequence[str], schema: pa.Schema
 ) -> Rows:
-    start = f"{layout.DATA}/"
-    hidden = [file for file in files if file.startswith(start)]
-    shown = [file for file in files if not file.startswith(start)]
-    root = _spark_root(store.location)
+    hidden = [file for file in files if layout.is_data(file)]
+    shown = [file for file in files if not layout.is_data(file)]
+    root, ours = (_spark_root(store.location) for store in (stores.shown, stores.ours))
     reader = spark.read.options(**_SPARK_OPTIONS[form]).format("json" if form == "jsonl" else form)
-    frames = [_spark_hidden(reader, root, some, schema) for some in _by_folder(hidden)]
+    frames = [_spark_hidden(reader, ours, some, schema) for some in _by_folder(hidden)]
     if shown:
         visible = reader.schema(ddl(schema)).option("basePath", root)
         frames.append(visible.load([f"{root}/{file}" for file in shown]))
@@ -315,18 +313,22 @@ def _is_binary(kind: pa.DataType) -> bool:
     return any(is_one(kind) for is_one in tests)
 
 
-def filesystem(store: FileStore) -> tuple[pa_fs.FileSystem, str]:
-    """The file system, and the path of the store's root in it."""
-    if isinstance(store, LocalStore):
-        return pa_fs.LocalFileSystem(), store.location
-    return pa_fs.PyFileSystem(_Handler(store)), store.location
+def _full_path(stores: Stores, file: str) -> str:
+    return f"{stores.of(file).location}/{file}"
+
+
+def _file_system(stores: Stores) -> pa_fs.FileSystem:
+    """What opens files by their full paths."""
+    if isinstance(stores.shown, LocalStore):
+        return pa_fs.LocalFileSystem()
+    return pa_fs.PyFileSystem(_Handler(stores))
 
 
 class _Handler(pa_fs.FileSystemHandler):  # type: ignore[misc] # Arrow has no types
     """Opens known files, which is all that a dataset of them needs."""
 
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
 
     def get_type_name(self) -> str:
         return "epochal"
@@ -335,8 +337,12 @@ class _Handler(pa_fs.FileSystemHandler):  # type: ignore[misc] # Arrow has no ty
         return path
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        key = path.removeprefix(f"{self._store.location}/")
-        file = self._store.open(key)
+        store = next(
+            one
+            for one in (self._stores.shown, self._stores.ours)
+            if path.startswith(f"{one.location}/")
+        )
+        file = store.open(path.removeprefix(f"{store.location}/"))
         if file is None:
             raise FileNotFoundError(path)
         return pa.PythonFile(file, mode="r")

@@ -22,7 +22,7 @@ import pyarrow as pa
 from epochal.errors import EpochalError, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import PreparedFile, files_of
+from epochal.sinks.files.backend import PreparedFile, Stores, files_of
 from epochal.sinks.files.local import half_published
 from epochal.sinks.files.s3 import PartSender, PartStream, S3Store, Upload
 from epochal.sinks.files.whole_objects import check_put_if_absent, remove_old_objects
@@ -44,8 +44,9 @@ _SCRATCH_AGE_S = 600.0
 class MultipartAttempt:
     """One attempt's uploads."""
 
-    def __init__(self, store: S3Store, *, file_bytes_max: int) -> None:
-        self.store = store
+    def __init__(self, store: S3Store, ours: S3Store, *, file_bytes_max: int) -> None:
+        self.ours = ours
+        self._store = store
         self._sender = PartSender(store, file_bytes_max=file_bytes_max)
         self._streams: dict[str, PartStream] = {}
 
@@ -72,7 +73,7 @@ class MultipartAttempt:
             for stream in self._streams.values()
             if (upload := stream.begun()) is not None
         ]
-        at_once(lambda one: self.store.abort_upload(*one), begun)
+        at_once(lambda one: self._store.abort_upload(*one), begun)
 
 
 class MultipartStaging:
@@ -81,8 +82,12 @@ class MultipartStaging:
     trusts_rehearsal = True
     shows_by_manifest = False
 
-    def __init__(self, store: S3Store, identity: Identity, *, recovery_days: int) -> None:
+    def __init__(
+        self, store: S3Store, ours: S3Store, identity: Identity, *, recovery_days: int
+    ) -> None:
+        self.stores = Stores(shown=store, ours=ours)
         self.store = store
+        self._ours = ours
         self._identity = identity
         self._prefix = handle_prefix(identity.uid)
         self._scratch = layout.scratch_of(identity.uid, identity.tag)
@@ -90,7 +95,7 @@ class MultipartStaging:
 
     def check(self) -> Sequence[Ability]:
         return [
-            check_put_if_absent(self.store, self._identity),
+            check_put_if_absent(self._ours, self._identity),
             self._try_upload(),
             self._lifecycle(),
         ]
@@ -139,7 +144,7 @@ class MultipartStaging:
         groups: dict[Handle | str, list[Upload]] = defaultdict(list)
         for upload in self._uploads().values():
             name = layout.name_of(upload.key)
-            if name.startswith(self._prefix) and not upload.key.startswith(layout.SCRATCH):
+            if name.startswith(self._prefix):
                 groups[layout.handle_in(upload.key) or name].append(upload)
         return [_in_doubt(owner, uploads) for owner, uploads in groups.items()]
 
@@ -149,10 +154,10 @@ class MultipartStaging:
             self.discard(found.receipt)
 
     def remove_old_scratch(self) -> None:
-        remove_old_objects(self.store, self._identity)
-        for upload in self.store.uploads(self._scratch):
+        remove_old_objects(self._ours, self._identity)
+        for upload in self._ours.uploads(self._scratch):
             if upload.age_s > _SCRATCH_AGE_S:
-                self.store.abort_upload(upload.key, upload.id)
+                self._ours.abort_upload(upload.key, upload.id)
 
     def _uploads(self) -> dict[tuple[str, str], Upload]:
         return {(upload.key, upload.id): upload for upload in self.store.uploads()}
@@ -207,26 +212,26 @@ class MultipartStaging:
     def _try_upload(self) -> Ability:
         """Every request of a prepare and a commit, on a scratch key."""
         key = f"{self._scratch}{secrets.token_hex(8)}"
-        upload = self.store.begin_upload(key)
+        upload = self._ours.begin_upload(key)
         try:
-            tag = self.store.put_part(key, upload, 1, b"probe")
-            is_listed = any(one.id == upload for one in self.store.uploads(self._scratch))
-            is_hidden = self.store.entry(key) is None
+            tag = self._ours.put_part(key, upload, 1, b"probe")
+            is_listed = any(one.id == upload for one in self._ours.uploads(self._scratch))
+            is_hidden = self._ours.entry(key) is None
             if not (is_listed and is_hidden):
                 raise Misconfigured(
-                    f"{self.store.location} "
+                    f"{self._ours.location} "
                     + ("shows incomplete uploads" if is_listed else "does not list uploads by key"),
                     'uploads="manifest" asks less of a server',
                 )
-            self.store.complete(key, upload, [tag])
+            self._ours.complete(key, upload, [tag])
         except EpochalError:
-            self.store.abort_upload(key, upload)
+            self._ours.abort_upload(key, upload)
             raise
-        self.store.delete([key])
+        self._ours.delete([key])
         return Ability(
             name="incomplete uploads",
             granted=True,
-            because=f"{self.store.location} kept one invisible, listed it and completed it",
+            because=f"{self._ours.location} kept one invisible, listed it and completed it",
         )
 
     def _lifecycle(self) -> Ability:

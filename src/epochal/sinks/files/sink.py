@@ -21,7 +21,7 @@ _NO_CONSTRAINTS = "a file takes every row that fits its schema"
 FOLDER = Promises(
     sink="`Files`, a folder",
     at_one_instant="a file; whole epochs by `read_epochs`, and by Spark with `spark_metadata=True`",
-    readers_must="ignore names that begin with `_`, as Spark, pyarrow and pandas do",
+    readers_must="not search from above the folder: prepared files are beside it",
     proof="a manifest per epoch",
     limits=["driver and executors must share the file system"],
     cannot={
@@ -32,7 +32,6 @@ FOLDER = Promises(
 S3 = Promises(
     sink="`Files`, S3",
     at_one_instant="an object; whole epochs by `read_epochs`",
-    readers_must="the same",
     proof="a manifest per epoch",
     limits=['the server must list uploads by prefix; others take `uploads="manifest"`'],
     cannot={"refuse rows": _NO_CONSTRAINTS},
@@ -55,7 +54,7 @@ class Files(SinkBase):
     Any reader of the folder sees decided epochs only, file by file while one is being committed.
     `read_epochs` sees whole epochs, and so does Spark with `spark_metadata=True` on a folder. On S3
     files are multipart uploads, completed once the epoch is decided; in other object stores, and
-    with `uploads="manifest"`, the data is hidden and only `read_epochs` shows it.
+    with `uploads="manifest"`, the data lies beside the folder and only `read_epochs` shows it.
 
     `partition_by` gives Hive's layout as Spark writes it; the columns may be strings, integers,
     booleans or dates. In CSV a null is nothing and an empty string is `""`, and quotes are doubled:
@@ -241,7 +240,7 @@ class Files(SinkBase):
             return Ability(
                 name="rows for readers that list the folder",
                 granted=False,
-                because="data is below _epochal/, which they pass over; read_epochs shows it",
+                because="data is beside it; read_epochs shows it",
             )
         way_out = "; spark_metadata=True makes Spark do so" if self._mechanism == "rename" else ""
         return Ability(

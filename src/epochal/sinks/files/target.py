@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
+from epochal.sinks.files.layout import BESIDE
 
 Options: TypeAlias = "tuple[tuple[str, str | Secret], ...]"
 """How an object store is reached, secrets held as such."""
@@ -41,6 +42,23 @@ class Target:
 
 def parse(path: str | PathLike[str]) -> Target:
     """Nothing in an object store's URL is percent-decoded: Spark does not either."""
+    target = _parsed_path(path)
+    if target.text == "/" or (target.scheme != "file" and not target.prefix):
+        raise Misconfigured(
+            f"Files({target.text!r}): prepared files are kept beside the folder, and there is "
+            "nothing beside this one",
+            f"name a folder below it: {target.text.rstrip('/')}/folder",
+        )
+    if target.text.endswith(BESIDE):
+        raise Misconfigured(
+            f"Files({target.text!r}): folders whose name ends in {BESIDE} hold what is prepared "
+            "for the folder beside them",
+            "choose another name",
+        )
+    return target
+
+
+def _parsed_path(path: str | PathLike[str]) -> Target:
     url = fspath(path)
     is_url = "://" in url or url.startswith("file:")
     if not is_url:

@@ -1,9 +1,9 @@
 """
 The back end of a Files sink on stores that can only put whole objects.
 
-A task puts its files below `_epochal/data/<handle>/`, where they stay. The epoch's manifest, put in
-one piece, shows them; readers go by it (`read_epochs`). A marker under `_epochal/prepared/` lists
-an attempt whose data no manifest names yet (see `kit.marked_files`).
+A task puts its files below `data/<handle>/` beside the root, where they stay. The epoch's manifest,
+put in one piece, shows them; readers go by it (`read_epochs`). A marker below `in-doubt/` lists an
+attempt whose data no manifest names yet (see `kit.marked_files`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import PreparedFile, files_of
+from epochal.sinks.files.backend import PreparedFile, Stores, files_of
 from epochal.storage import FileStore, Output, Store
 from epochal.terms import (
     Ability,
@@ -33,20 +33,20 @@ _SCRATCH_AGE_S = 600.0
 
 
 class WholeObjectAttempt:
-    """One attempt's files below its own hidden folder."""
+    """One attempt's files below a folder of its own."""
 
     held_bytes = 0
 
-    def __init__(self, store: FileStore, handle: Handle) -> None:
-        self.store = store
+    def __init__(self, ours: FileStore, handle: Handle) -> None:
+        self.ours = ours
         self._handle = handle
-        self._markers = Markers(store, layout.PREPARED)
+        self._markers = Markers(ours, layout.IN_DOUBT)
         self._outputs: list[_ArrowOutput] = []
 
     def create(self, relative: str) -> pa.NativeFile:
         if not self._outputs:
             self._markers.put(self._handle)
-        output = _ArrowOutput(self.store.create(self._key(relative)))
+        output = _ArrowOutput(self.ours.create(self._key(relative)))
         self._outputs.append(output)
         return pa.PythonFile(output, mode="w")
 
@@ -55,9 +55,9 @@ class WholeObjectAttempt:
         # sizes show it, or the marker makes the rest be found.
         self._markers.put(self._handle)
         keys = [self._key(relative) for relative in relatives]
-        entries = at_once(self.store.entry, keys)
+        entries = at_once(self.ours.entry, keys)
         if None in entries:
-            raise TryAgain(f"files of {self._handle} below {self.store.location} were removed")
+            raise TryAgain(f"files of {self._handle} below {self.ours.location} were removed")
         return [
             {"path": key, "bytes": entry.size}
             for key, entry in zip(keys, entries, strict=True)
@@ -67,7 +67,7 @@ class WholeObjectAttempt:
     def discard(self) -> None:
         for output in self._outputs:
             output.discard()
-        _discard(self.store, self._handle)
+        _discard(self.ours, self._handle)
 
     def _key(self, relative: str) -> str:
         return f"{layout.data(self._handle)}/{relative}"
@@ -106,25 +106,26 @@ class _ArrowOutput:
 
 
 class WholeObjectStaging:
-    """Hidden objects as the driver sees them."""
+    """Objects that no reader looks at, as the driver sees them."""
 
     trusts_rehearsal = True
     shows_by_manifest = True
 
-    def __init__(self, store: FileStore, identity: Identity) -> None:
-        self.store = store
+    def __init__(self, stores: Stores, identity: Identity) -> None:
+        self.stores = stores
+        self._ours = stores.ours
         self._identity = identity
-        self._markers = Markers(store, layout.PREPARED)
+        self._markers = Markers(stores.ours, layout.IN_DOUBT)
 
     def check(self) -> Sequence[Ability]:
-        return [check_put_if_absent(self.store, self._identity)]
+        return [check_put_if_absent(self._ours, self._identity)]
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
         if lost := self._lost(receipts):
             raise TryAgain(
-                f"{self.store.location} does not show {lost[0][1].path}, which a task has put "
+                f"{self._ours.location} does not show {lost[0][1].path}, which a task has put "
                 "there",
-                "somebody removes objects below _epochal/",
+                "somebody removes objects there",
             )
 
     def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -132,8 +133,8 @@ class WholeObjectStaging:
             handles = tuple(dict.fromkeys(str(handle) for handle, _ in lost))
             raise PreparedLost(
                 f"epoch {epoch}: objects of {len(handles)} of {len(receipts)} receipts are gone "
-                f"from {self.store.location}, {lost[0][1].path} for one",
-                "somebody removed them: what is below _epochal/ belongs to the pipeline",
+                f"from {self._ours.location}, {lost[0][1].path} for one",
+                "somebody removed them: what is there belongs to the pipeline",
                 handles=handles,
             )
 
@@ -151,7 +152,7 @@ class WholeObjectStaging:
     def discard(self, receipt: Receipt) -> None:
         for file in files_of(receipt):
             _require_of(receipt.handle, file)
-        _discard(self.store, receipt.handle)
+        _discard(self._ours, receipt.handle)
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         made = [receipt for receipt in receipts if files_of(receipt)]
@@ -161,14 +162,14 @@ class WholeObjectStaging:
         return self._markers.of_pipeline(self._identity.uid)
 
     def clear_listed(self, found: InDoubt) -> None:
-        self.store.delete([f"{layout.PREPARED}/{found.name}"])
+        self._ours.delete([f"{layout.IN_DOUBT}/{found.name}"])
 
     def remove_old_scratch(self) -> None:
-        remove_old_objects(self.store, self._identity)
+        remove_old_objects(self._ours, self._identity)
 
     def _lost(self, receipts: Sequence[Receipt]) -> Sequence[tuple[Handle, PreparedFile]]:
         files = [(receipt.handle, file) for receipt in receipts for file in files_of(receipt)]
-        entries = at_once(lambda one: self.store.entry(_require_of(*one)), files)
+        entries = at_once(lambda one: self._ours.entry(_require_of(*one)), files)
         return [
             one
             for one, entry in zip(files, entries, strict=True)
@@ -217,7 +218,7 @@ def _discard(store: FileStore, handle: Handle) -> None:
     # Uploads first: one that is completed meanwhile is an object by the time they are listed.
     store.discard_unfinished(layout.data(handle))
     store.delete(list(_keys_below(store, layout.data(handle))))
-    Markers(store, layout.PREPARED).delete([handle])
+    Markers(store, layout.IN_DOUBT).delete([handle])
 
 
 def _keys_below(store: Store, folder: str) -> Iterator[str]:

@@ -67,7 +67,7 @@ class FileWriter:
         token: dict[str, Json] = {"files": []}
         sealed: list[dict[str, Json]] = []
         if made:
-            token["schema"] = _keep_schema(self._attempt.store, self._task.schema)
+            token["schema"] = _keep_schema(self._attempt.ours, self._task.schema)
             sealed = self._attempt.seal([file.relative for file in made])
             token["files"] = [
                 {**fields, "rows": file.rows} for file, fields in zip(made, sealed, strict=True)
@@ -98,7 +98,7 @@ class FileWriter:
 
 def _keep_schema(store: Store, schema: pa.Schema) -> str:
     """
-    Keep the columns beside the files, once per schema, so that readers need not guess types.
+    Keep the columns beside the rows, once per schema, so that readers need not guess types.
 
     The key is a digest of the content and is never deleted: every process puts the same.
     """
