@@ -166,6 +166,7 @@ class Delta(SinkBase):
             types=_types(task.schema, handout.get("types")),
             compression=self.compression,
             stats_columns_max=int(str(handout.get("stats_columns", 32))),
+            columns=str(handout.get("columns", "")),
         )
         return DeltaWriter(task, self.table_files(), shape)
 

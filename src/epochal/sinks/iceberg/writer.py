@@ -142,6 +142,7 @@ class IcebergWriter:
         token: dict[str, Json] = {
             "folder": folder,
             "table": str(self._metadata.table_uuid),
+            "schema": self._metadata.current_schema_id,
             "spec": self._metadata.default_spec_id,
             "files": [*files_out(files, folder, self._metadata)],
         }
