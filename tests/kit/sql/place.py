@@ -79,6 +79,6 @@ def orders(place: Any) -> Any:
 def keyed(place: Any) -> Any:
     place.sql(
         f"CREATE TABLE {place.schema}.orders"
-        f" (id bigint PRIMARY KEY, name {place.text}, note text DEFAULT 'untouched')"
+        f" (id bigint PRIMARY KEY, name {place.text}, note varchar(99) DEFAULT 'untouched')"
     )
     return place

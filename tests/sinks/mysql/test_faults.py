@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
+
+pytestmark = pytest.mark.products("mariadb", "mysql")
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +74,16 @@ def test_the_haste_of_one_verb_is_not_that_of_the_next(orders, some):
 
 
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
-    trigger(orders, "SET @waited = SLEEP(5)")
+    trigger(orders, "SET @waited = SLEEP(30)")
     life = orders.life(statement_timeout_s=0.2)
     life.start(some(1))
     with pytest.raises(TryAgain, match="statement_timeout_s"):
         life.rehearse(0, [life.prepare(some(1), 0)])
     assert orders.rows() == []
+    # Nor does the server go on with it: no transaction is left that holds locks.
+    deadline = time.monotonic() + 3
+    while orders.sql("SELECT trx_id FROM information_schema.innodb_trx"):
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
