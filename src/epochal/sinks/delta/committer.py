@@ -22,6 +22,7 @@ from deltalake.transaction import RemoveAction
 
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.kit.compaction import compactor_of
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -30,7 +31,8 @@ from epochal.kit.marked_files import (
     is_of,
     rows_by_epoch,
 )
-from epochal.kit.sink_base import Dropped, Recount
+from epochal.kit.parquet import nullable_inside
+from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.delta.check import (
     Rehearsal,
     WritePlan,
@@ -47,6 +49,7 @@ from epochal.sinks.delta.client import (
     commit_properties,
     hooks,
     removals,
+    small_files,
 )
 from epochal.sinks.delta.errors import translate_errors
 from epochal.sinks.delta.ledger import Ledger, ledger_id
@@ -70,6 +73,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._table = Table(self._files)
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
+        self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         self._schema = schema
@@ -85,6 +89,15 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         if self._plan is None:
             self._plan = self._made_ready()
         return self._plan.handout()
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        super().commit(epoch, receipts)
+        if self._compactor is not None:
+            self._compactor.after_commit()
+
+    def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._plan = None  # the next attempt is written for the table as it is then
@@ -112,6 +125,23 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             epochs=epochs,
             is_alone=epochs is not None,
             faults=[fault for fault in counted if isinstance(fault, str)],
+        )
+
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:
+        """By delta-rs, in one version that changes no row. Prepared files are not in it."""
+        table = self._table.require()
+        with self._errors("compact"):
+            small = small_files(table, target_bytes)
+            if is_dry_run or not small:
+                return Compacted(files_before=sum(small), files_after=len(small))
+            before = table.version()
+            try:
+                done = table.optimize.compact(target_size=target_bytes)
+            except CommitFailedError as error:
+                raise TryAgain(f"{self._doing('compact')}: {error}") from error
+        self._table.make_durable(before)
+        return Compacted(
+            files_before=int(done["numFilesRemoved"]), files_after=int(done["numFilesAdded"])
         )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
@@ -155,7 +185,9 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         plan = plan_for(self._sink, table, self._schema)
         if plan.fit is None or not plan.fit.new or self._schema is None:
             return plan
-        new = pa.schema([self._schema.field(name).with_nullable(True) for name in plan.fit.new])
+        new = nullable_inside(
+            pa.schema([self._schema.field(name).with_nullable(True) for name in plan.fit.new])
+        )
         try:
             with self._errors("add columns"):
                 table.alter.add_columns(list(delta_schema(new).fields))
@@ -181,7 +213,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             with self._errors("create the table"):
                 DeltaTable.create(
                     self._files.uri,
-                    delta_schema(pa.schema(written)),
+                    delta_schema(nullable_inside(pa.schema(written))),
                     mode="ignore",
                     partition_by=list(self._sink.partition_by or ()),
                     storage_options=self._files.options,

@@ -20,16 +20,18 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
 from epochal.contract import Begin
-from epochal.errors import PreparedLost, TryAgain
+from epochal.errors import InvariantBroken, PreparedLost, TryAgain
+from epochal.kit.compaction import compactor_of
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
     MarkedFilesCommitter,
     rows_by_epoch,
 )
-from epochal.kit.sink_base import Dropped, Recount
+from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
+from epochal.sinks.iceberg.compact import TableCompaction
 from epochal.sinks.iceberg.data_files import locations_in, misfit, sizes_in
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
@@ -51,7 +53,7 @@ _CONFLICT_WAIT_S = 0.02
 class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     """One sink's decisions on one table."""
 
-    def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:  # noqa: ARG002
+    def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:
         waits_s = [_CONFLICT_WAIT_S * conflicts for conflicts in range(_CONFLICTS_MAX - 1)]
         # The commit asserts that table and branch are those of the rehearsal.
         super().__init__(
@@ -68,6 +70,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         """Of the rehearsal: its manifests are written, and it was never sent."""
         self._schema: pa.Schema | None = None
         self._planner = SnapshotPlanner(sink, identity)
+        self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         with self._errors("check"):
@@ -85,6 +88,11 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             # A catalog that issues its own keys for the files gives them per client: tasks ask too.
             has_own_keys = bool(table.config)
             return {"metadata": None if has_own_keys else self._planner.handout(table)}
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        super().commit(epoch, receipts)
+        if self._compactor is not None:
+            self._compactor.after_commit()
 
     def prune(self, below: EpochNumber) -> None:
         """Nothing to do: each commit removes the proofs below its own."""
@@ -118,6 +126,16 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             faults=[f"{where} is in the table and not there" for where in missing],
         )
 
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:
+        with self._errors("compact"):
+            self._load()
+            if self._catalog is None:
+                raise InvariantBroken("a table was loaded without a catalog")
+            compaction = TableCompaction(
+                self._sink, self._identity, self._catalog, target_bytes=target_bytes
+            )
+            return compaction.run(is_dry_run=is_dry_run)
+
     def drop(self, *, is_dry_run: bool) -> Dropped:
         """Remove this uid's proofs from the table's properties; rows and snapshots stay."""
         with self._errors("drop"):
@@ -141,6 +159,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         )
 
     def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
         self._rehearsed = None
         self._planned = None
         self._rehearsed_table = None

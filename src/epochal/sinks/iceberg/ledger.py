@@ -35,6 +35,8 @@ _LOOSE_MAX = 8
 """How many entries of other uids stay as properties of their own."""
 DRIVER = 9_999_999
 """The partition number in handles of files that the driver writes: no stage has so many tasks."""
+DRIVER_ATTEMPT_BITS = 46
+"""Of its attempts, which have no counter: as many as the number in a handle takes."""
 Winner = tuple[str, int, int, int]
 """Claim, generation, partition, attempt: what distinguishes the handles of one epoch of a sink."""
 

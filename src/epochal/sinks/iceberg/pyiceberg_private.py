@@ -51,7 +51,7 @@ from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from epochal.errors import Misconfigured
-from epochal.kit.parquet import DICTIONARY_BYTES_MAX
+from epochal.kit.parquet import DICTIONARY_BYTES_MAX, nullable_inside
 from epochal.sinks.iceberg.partitions import schema_of_spec
 
 RELEASE = "0.12."
@@ -103,6 +103,8 @@ class _EverySpec:
     its columns, and manifests of a spec that has none any more are left as they are.
     """
 
+    is_replacement = False
+
     def _schema_of(self: Any, spec_id: int) -> Schema | None:
         return schema_of_spec(self._transaction.table_metadata, spec_id)
 
@@ -148,10 +150,13 @@ class _EverySpec:
                 schema = self._schema_of(file.spec_id) or self.schema()
                 count(file, schema=schema, partition_spec=self.spec(file.spec_id))
         parent = metadata.snapshot_by_id(self._parent_snapshot_id or -1)
-        return update_snapshot_summaries(
+        summary = update_snapshot_summaries(
             Summary(operation=self._operation, **collected.build(), **snapshot_properties),
             previous_summary=parent.summary if parent else None,
         )
+        if not self.is_replacement:
+            return summary
+        return Summary(operation=Operation.REPLACE, **summary.additional_properties)
 
     def _manifests(self: Any) -> list[ManifestFile]:
         self._build_delete_files_partition_predicate()
@@ -218,11 +223,12 @@ def snapshot(
     remove: Sequence[DataFile] = (),
     summary: Mapping[str, str],
     parent_of: str | None = None,
+    is_replacement: bool = False,
 ) -> Change:
     """
     One snapshot on a branch that adds files and removes others; the branch must not have moved.
 
-    A branch that is not there yet begins where `parent_of` is.
+    A branch that is not there yet begins where `parent_of` is. A replacement has the same rows.
     """
     base = (
         table
@@ -238,6 +244,7 @@ def snapshot(
         snapshot_properties=dict(summary),
         branch=branch,
     )
+    producer.is_replacement = is_replacement
     for file in add:
         producer.append_data_file(file)
     for file in remove:
@@ -307,7 +314,7 @@ class ParquetFile:
 
     def write(self, rows: Any) -> None:
         self.arrow_bytes += rows.nbytes
-        self._writer.write(rows)
+        self._writer.write(rows.cast(nullable_inside(rows.schema)))
 
     def close(self, *, sort_order_id: int | None) -> DataFile:
         statistics = self._writer.close()

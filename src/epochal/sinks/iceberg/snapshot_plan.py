@@ -25,7 +25,7 @@ from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.data_files import files_in
-from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
+from epochal.sinks.iceberg.ledger import DRIVER, DRIVER_ATTEMPT_BITS, Ledger, TableLedger
 from epochal.sinks.iceberg.merge import merged, require_mergeable
 from epochal.sinks.iceberg.table_files import TableFiles, layout_of
 from epochal.sinks.iceberg.writer import Attempt, file_limits
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epochal")
 
-_ATTEMPT_BITS = 46
-"""Of the driver's own attempts, which have no counter: as many as the number in a handle takes."""
 _KEEP_METADATA = "write.metadata.delete-after-commit.enabled"
 
 
@@ -169,7 +167,9 @@ class SnapshotPlanner:
 
     def _own_attempt(self, table: Table, epoch: EpochNumber) -> tuple[Handle, Attempt]:
         """Files that the driver writes have a handle and a marker of their own, like a task's."""
-        handle = self._identity.handle(epoch, partition=DRIVER, attempt=getrandbits(_ATTEMPT_BITS))
+        handle = self._identity.handle(
+            epoch, partition=DRIVER, attempt=getrandbits(DRIVER_ATTEMPT_BITS)
+        )
         attempt = Attempt(
             handle,
             metadata=table.metadata,

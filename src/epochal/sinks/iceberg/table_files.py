@@ -37,10 +37,14 @@ class Layout:
     """The table's data location, without a slash at its end."""
 
     def markers(self, files: TableFiles) -> Markers:
-        return Markers(files, f"{self.data_path}/{_FOLDER}/in-doubt")
+        return Markers(files, self.marker_folder)
+
+    @property
+    def marker_folder(self) -> str:
+        return f"{self.data_path}/{_FOLDER}/in-doubt"
 
     def marker(self, handle: Handle) -> str:
-        return f"{self.data_path}/{_FOLDER}/in-doubt/{handle}"
+        return f"{self.marker_folder}/{handle}"
 
     def folder(self, handle: Handle) -> str:
         return f"{self.data_path}/{_FOLDER}/{handle}"
