@@ -175,7 +175,7 @@ REFUSING = {
             "CREATE VIEW {schema}.orders AS SELECT * FROM {schema}.base WHERE id <> 2"
             " WITH CHECK OPTION",
         ],
-        "44000",
+        "44000 HY000",
     ),
     # MariaDB's code and MySQL's.
     "a constraint": ([_TABLE[:-1] + ", CONSTRAINT no_twos CHECK (id <> 2))"], "23000 HY000"),
