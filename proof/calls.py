@@ -218,6 +218,7 @@ class SimCommitter:
     def __init__(self, sink: SimSink, identity: Identity) -> None:
         self._sink = sink
         self._identity = identity
+        self._after: EpochNumber | None = None
 
     def _call(self, verb: str, *args: Hashable) -> Any:
         sink = self._sink
@@ -226,11 +227,12 @@ class SimCommitter:
     def check(self, schema: Any) -> Sequence[Ability]:  # noqa: ARG002
         return ()
 
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:
+        self._after = begin.newest_committed
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._call("rehearse", epoch, tuple(receipts))
+        self._call("rehearse", epoch, tuple(receipts), self._after)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._call("commit", epoch, tuple(receipts))

@@ -44,7 +44,9 @@ from proof.calls import LOG, TARGET, Call
 if TYPE_CHECKING:
     from proof.world import Target, World
 
-_CLEARING = frozenset({"abort", "in_doubt", "prune", "outcome", "numbers", "read_list"})
+_CLEARING = frozenset(
+    {"abort", "in_doubt", "newest", "prune", "outcome", "numbers", "read", "read_list"}
+)
 """What a driver may do between asking the log who is newest and aborting."""
 
 LOG_RECORDS_MAX = 200
@@ -63,6 +65,7 @@ class Judge:
         "_hanging",
         "_hanging_commits",
         "_latecomers",
+        "_lost",
         "_named",
         "_rehearsed",
         "_top",
@@ -94,6 +97,8 @@ class Judge:
         """Drivers that wait for a commit that hangs."""
         self._answered: frozenset[tuple[str, SinkName, int]] = frozenset()
         """Drivers that know of a sink that it has committed an epoch."""
+        self._lost: dict[SinkName, frozenset[tuple[Uid, int]]] = {}
+        """Targets that went back in time, with the epochs that were committed and are gone."""
 
     def copy(self) -> Judge:
         other = Judge.__new__(Judge)
@@ -110,6 +115,7 @@ class Judge:
         other._clear_generation = self._clear_generation
         other._hanging, other._hanging_commits = self._hanging, self._hanging_commits
         other._answered = self._answered
+        other._lost = dict(self._lost)
 
     def key(self) -> Hashable:
         """`_asked` and what drivers know follow from their own calls, which the state has."""
@@ -120,6 +126,7 @@ class Judge:
             self._expired,
             self._latecomers,
             self._rehearsed,
+            frozenset(self._lost.items()),
         )
 
     @property
@@ -173,6 +180,9 @@ class Judge:
         for handle in handles:
             if self._named.get(handle) != epoch:
                 raise Breach("I1", f"{call}: no decision names {handle}")
+        lost = {at for _, at in self._lost.get(SinkName(call.name), ())}
+        if lost and epoch > max(lost):
+            raise Breach("I10", f"{call}: {call.name} went back and has lost {sorted(lost)}")
 
     def _has_claimed(self, call: Call) -> None:
         """The first question of a driver that takes itself for the newest."""
@@ -286,6 +296,8 @@ class Judge:
                 raise Breach("I4", f"{call}: epoch {epoch} is taken for done on {sink}, and is not")
 
     def _is_proven(self, target: Target, key: tuple[Uid, int], named: Collection[str]) -> bool:
+        if key in self._lost.get(target.name, ()):
+            return True
         return key in target.epochs and target.committed.issuperset(named)
 
     def _nothing_left(self, world: World, call: Call, after: State) -> None:
@@ -362,6 +374,15 @@ class Judge:
         """A driver came to its end."""
         if isinstance(error, Fenced) and driver == self.claimant:
             raise Breach("I7", f"{driver} is fenced, and no driver claimed after it: {error}")
+
+    def went_back(self, before: Target, now: Target) -> None:
+        """A target is replaced by an older one."""
+        lost = before.epochs - now.epochs
+        self._lost[now.name] = self._lost.get(now.name, frozenset()) | lost
+
+    def accepted(self, sink: SinkName) -> None:
+        """A person goes on at a target that went back."""
+        del self._lost[sink]
 
     # Targets that hang, sources that are idle
 
@@ -460,7 +481,7 @@ def _generation(name: str) -> int:
 
 
 def _epoch_and_handles(call: Call) -> tuple[int, list[str]]:
-    epoch, receipts = cast("tuple[int, tuple[Receipt, ...]]", call.args)
+    epoch, receipts = cast("tuple[int, tuple[Receipt, ...]]", call.args[:2])
     return epoch, [str(receipt.handle) for receipt in receipts]
 
 

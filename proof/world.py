@@ -16,7 +16,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from epochal.errors import OutcomeUnknown, PreparedLost, Refused, copy_at_work
+from epochal.errors import (
+    OutcomeUnknown,
+    PreparedLost,
+    Refused,
+    copy_at_work,
+    require_still_committed,
+)
 from epochal.terms import (
     Claim,
     EpochNumber,
@@ -166,8 +172,16 @@ class Target:
         if handle not in self.gone:
             self.prepared[handle] = rows
 
-    def rehearse(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Nothing simulated refuses by content; a schedule may make it."""
+    def rehearse(
+        self,
+        identity: Identity,
+        epoch: int,  # noqa: ARG002
+        receipts: Sequence[Receipt],  # noqa: ARG002
+        after: int | None = None,
+    ) -> None:
+        """Nothing simulated refuses by content; a schedule may make it. It may have gone back."""
+        mine = (at for uid, at in self.epochs if uid == identity.uid)
+        require_still_committed(self.name, after, proven=max(mine, default=None))
 
     def commit(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
         self._take(identity, epoch, receipts)
@@ -354,6 +368,12 @@ class World:
         self.judge.expired(handles)
         self._about_to_change(sink)
         self.targets[sink].expire(handles)
+
+    def go_back(self, sink: SinkName, old: Target) -> None:
+        """A backup is restored, or a replica that lagged takes over."""
+        self.judge.went_back(self.targets[sink], old)
+        self._about_to_change(sink)
+        self.targets[sink] = old
 
     def _verb(self, call: Call) -> Callable[..., Any]:
         if call.room == TARGET:

@@ -104,6 +104,11 @@ class Begin:
     """
     The newest epoch that was committed at this sink, by the epoch log. None for a sink that is new,
     retargeted, forked or renamed: its target proves nothing yet.
+
+    Where the target proves less, it went back in time: a backup was restored, or a replica that
+    lagged behind took over. `begin` or `rehearse` then raises `WentBack`, before anything is
+    removed or shown (`kit.require_still_committed`), and so does a `commit` that reads the ledger
+    again, as another server may have taken over meanwhile.
     """
 
 
@@ -136,7 +141,8 @@ class Committer(Protocol):
     def begin(self, begin: Begin) -> Json:
         """
         Get ready for an epoch. Called once per epoch, and again before rows of a decided epoch are
-        written again. What is returned reaches every writer as `Task.handout`.
+        written again. What is returned reaches every writer as `Task.handout`. Raises `WentBack`
+        where the target no longer proves `begin.newest_committed`, if `rehearse` does not.
         """
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Deadline | None:
@@ -211,19 +217,6 @@ class Rejecting(Protocol):
 
         Asked once a rehearsal has passed. By then it is durable that they are set apart: a
         commit of these receipts, from any process, leaves out exactly these rows.
-        """
-
-
-@runtime_checkable
-class Confirming(Protocol):
-    """A committer, or a shared transaction, that holds a rehearsal open and may lose it."""
-
-    def confirm(self, epoch: EpochNumber, receipts: Any) -> None:
-        """
-        Ask whether what `rehearse` applied is still held, and apply it again where it is lost.
-        Called just before the decision, however long gates and other sinks took.
-
-        Raises what `rehearse` does: then there is no decision, and the epoch is aborted.
         """
 
 

@@ -95,6 +95,20 @@ class Refused(Misconfigured):
     code = "refused"
 
 
+class WentBack(Refused):
+    """
+    A target that has lost epochs which were committed there: it was restored, or a replica that
+    lagged behind took over. Nothing is written or aborted there until a person has decided.
+    """
+
+    code = "went-back"
+
+    def __init__(self, message: str, hint: str = "", sink: str = "") -> None:
+        super().__init__(message, hint)
+        self.args = (message, hint, sink)
+        self.sink = sink
+
+
 class GateRefused(Misconfigured):
     """A gate said no. The epoch was aborted and nothing became visible."""
 
@@ -144,6 +158,19 @@ def copy_at_work(fact: str) -> Refused:
         "its own (`epochal fork`) before it starts. An epoch that is decided here is given up on "
         "this sink (`epochal resolve give-up`) if its rows are at the target",
     )
+
+
+def require_still_committed(sink: str, committed: int | None, *, proven: int | None) -> None:
+    """
+    Raise `WentBack` where a target proves less than what was committed there, which is
+    `Begin.newest_committed`. The coordinator adds what is missing and the ways out.
+    """
+    if committed is not None and (proven is None or proven < committed):
+        raise WentBack(
+            f"sink {sink!r} does not prove epoch {committed}, which was committed there",
+            "the target was restored, or a replica that lagged behind took over",
+            sink,
+        )
 
 
 @dataclass(slots=True)

@@ -202,7 +202,7 @@ class Offsets:
     text: str = ""
     """The same for people, cut to a bounded length."""
     sources: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Each source's end, whole, as the engine writes it: not kept in the log."""
+    """Each source's end, whole, as the engine writes it: kept in the log for the newest epochs."""
 
 
 NO_OFFSETS = Offsets(digest="")

@@ -379,7 +379,7 @@ def test_a_target_older_than_its_log_is_refused(bench):
     bench.epoch(coordinator, 0)
     coordinator.stop()
     bench.world.targets["x"].epochs.clear()
-    with pytest.raises(Refused, match="the target is older than the log"):
+    with pytest.raises(Refused, match="the target went back in time"):
         bench.coordinator("B").start(bench.start(position=_at(0, 0)))
 
 

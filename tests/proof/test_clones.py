@@ -10,7 +10,7 @@ from proof import simulation
 from proof.clones import simulate_clones
 from proof.world import Target
 
-SEEDS = range(40)
+SEEDS = range(60, 140)
 
 
 def objection():

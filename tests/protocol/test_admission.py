@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.errors import Refused
+from epochal.errors import Refused, WentBack
 from epochal.protocol.admission import (
     Admission,
     Position,
@@ -15,7 +15,15 @@ from epochal.protocol.admission import (
     admit_start,
     newborn,
 )
-from epochal.protocol.state import GivenUp, adopted, settled, sinks_done
+from epochal.protocol.state import (
+    EpochEnd,
+    GivenUp,
+    adopted,
+    decided,
+    gave_up,
+    settled,
+    sinks_done,
+)
 from epochal.terms import EpochNumber, Mark, Offsets, Uid
 
 OTHER = Uid("zzzzzzzzzzzz")
@@ -173,12 +181,50 @@ def test_a_log_older_than_its_target_is_refused(make, done):
     )
 
 
-def test_a_target_older_than_its_log_is_refused(make, done):
-    ahead = replace(done, last=replace(done.last, epoch=EpochNumber(9)))
+def ends(*epochs):
+    return tuple(
+        EpochEnd(epoch=EpochNumber(epoch), sources=(f'{{"t":{{"0":{epoch}00}}}}',))
+        for epoch in epochs
+    )
+
+
+def test_a_target_that_went_back_is_refused_with_what_is_missing_and_the_ways_out(make, done):
+    committed = {make.orders: EpochNumber(9), make.audit: EpochNumber(9)}
+    ahead = replace(
+        done,
+        last=replace(done.last, epoch=EpochNumber(9)),
+        newest_committed=committed,
+        ends=ends(6, 7, 8, 9),
+    )
+    refused = refusal(
+        lambda: admit_marks(ahead, marks(make, orders=9, audit=6), None),
+        "'audit' proves epochs up to 6",
+        "epoch 9 was committed there",
+        "epochs 7 to 9",
+        'from {"t":{"0":600}} up to {"t":{"0":900}}',
+    )
+    assert isinstance(refused, WentBack)
+    assert refused.sink == make.audit
+    assert "epochal resolve accept PIPELINE --sink audit" in refused.hint
+
+
+def test_what_is_missing_is_told_also_where_the_log_keeps_no_offsets_that_old(make, done):
+    ahead = replace(
+        done,
+        last=replace(done.last, epoch=EpochNumber(9)),
+        newest_committed={make.orders: EpochNumber(9)},
+        ends=ends(8, 9),
+    )
     refusal(
-        lambda: admit_marks(ahead, marks(make, orders=9, audit=8), None),
-        "'audit' proves epochs up to 8",
-        "settled 9",
+        lambda: admit_marks(ahead, {make.orders: marks(make, orders=2)[make.orders]}, None),
+        "epochs 3 to 9, in the source up to",
+    )
+
+
+def test_a_sink_that_is_new_retargeted_or_forked_need_not_prove_what_others_committed(make, done):
+    new = replace(done, newest_committed={make.orders: EpochNumber(0)})
+    admit_marks(
+        new, {make.orders: [Mark(uid=make.uid, epoch=EpochNumber(0))], make.audit: []}, None
     )
 
 
@@ -196,11 +242,13 @@ def test_a_sink_noted_as_done_must_prove_it(make):
 
 
 def test_a_sink_that_a_person_gave_up_need_not_prove_it(make, done):
-    word = GivenUp(epoch=EpochNumber(0), sink=make.audit, kept_at="/x", by="ann", because="gone")
-    given_up = replace(done, given_up=(word,))
-    admit_marks(
-        given_up, {make.orders: [Mark(uid=make.uid, epoch=EpochNumber(0))], make.audit: []}, None
-    )
+    word = GivenUp(epoch=EpochNumber(1), sink=make.audit, kept_at="/x", by="ann", because="gone")
+    second = decided(done, make.decision(1))
+    given_up = settled(gave_up(sinks_done(second, frozenset({make.orders})), word))
+    admit_marks(given_up, marks(make, orders=1, audit=0), None)
+    # Its commit may have been carried out all the same.
+    admit_marks(given_up, marks(make, orders=1, audit=1), None)
+    refusal(lambda: admit_marks(given_up, {make.audit: []}, None), "'audit' proves no epoch")
 
 
 def test_a_target_that_keeps_no_proof_is_not_held_against_the_log(make, done):

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from epochal.errors import CorruptRecord
 from epochal.protocol.records import FORMAT, decode, encode
 from epochal.protocol.state import (
+    Accepted,
+    EpochEnd,
     GivenUp,
     Pause,
     Record,
     RecordKind,
     State,
     Total,
+    accepted,
     gave_up,
     rewritten,
     settled,
@@ -59,7 +62,10 @@ def golden_records(make):
         RecordKind.REWRITE: rewritten(unsettled, make.orders, [again]),
         RecordKind.SETTLED: done,
         RecordKind.GAVE_UP: gave_up(noted, word),
-        RecordKind.STOP: stopped(done, is_clear=True),
+        RecordKind.STOP: replace(
+            stopped(done, is_clear=True),
+            ends=(EpochEnd(epoch=EpochNumber(0), sources=('{"t":{"0":7}}', '{"logOffset":0}')),),
+        ),
         RecordKind.IDENTITY: replace(
             done, forked_from=Uid("zzzzzzzzzzzz"), run="2026-10-reprocess"
         ),
@@ -68,6 +74,12 @@ def golden_records(make):
             done, pause=Pause(by="ann", because="the database is upgraded", since=1767225600.25)
         ),
         RecordKind.RESUME: done,
+        RecordKind.ACCEPTED: accepted(
+            done,
+            Accepted(
+                sink=make.audit, after=None, through=EpochNumber(0), by="ann", because="restored"
+            ),
+        ),
     }
     return {
         kind: Record(kind=kind, nonce="00ff" * 8, written_at=1767225600.25, state=state)
@@ -156,6 +168,10 @@ def records(draw):
         is_clear=draw(st.booleans()),
         totals=draw(st.dictionaries(sink_names, totals, max_size=2)),
         newest_committed=draw(st.dictionaries(sink_names, numbers.map(EpochNumber), max_size=2)),
+        ends=tuple(
+            EpochEnd(epoch=EpochNumber(draw(numbers)), sources=tuple(draw(st.lists(texts))))
+            for _ in range(draw(st.integers(0, 2)))
+        ),
     )
     return Record(
         kind=draw(st.sampled_from(RecordKind)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from epochal.coordinator.journal import newest_record
-from epochal.errors import Refused
+from epochal.errors import Refused, WentBack
 from epochal.protocol.state import GivenUp, RecordKind
 from epochal.reports import resolve
 from epochal.reports.recover import recover
@@ -120,3 +122,24 @@ def test_aborting_one_handle_does_not_record_a_clean_stop(shop):
     assert shop.audit._reference.store()._prepared
     assert not newest_record(shop.log).record.state.is_stopped
     assert driver is not None
+
+
+def test_a_target_that_went_back_is_accepted_with_what_is_missing_on_record(shop):
+    shop.run(epochs=3)
+    (ledger,) = shop.orders._reference.store()._ledgers.values()
+    ledger.handles[EpochNumber(1)] = ledger.handles.pop(EpochNumber(2))
+    ledger.settled_below = EpochNumber(1)
+    with pytest.raises(WentBack, match="epoch 2 was committed there"):
+        recover(shop.opened)
+    accept = partial(resolve.accept, shop.opened, sink="orders", by="ann", because="restored")
+    shown = accept(dry_run=True)
+    assert shown.step == "would accept that 'orders' went back, and go on after epochs up to 1"
+    assert "missing there: epoch 2" in shown.evidence[1]
+    assert pipeline_status(shop.log).accepted == []
+    accept(dry_run=False)
+    (on_record,) = pipeline_status(shop.log).accepted
+    assert (on_record.sink, on_record.after, on_record.through) == ("orders", 1, 2)
+    assert (on_record.by, on_record.because) == ("ann", "restored")
+    assert newest_record(shop.log).record.kind is RecordKind.ACCEPTED
+    recover(shop.opened)
+    assert "nothing to accept" in accept(dry_run=False).step

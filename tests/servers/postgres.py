@@ -96,7 +96,11 @@ class PostgresServer(ServerProcess):
     process_options = as_nobody()
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, *, binaries: Path | None = None
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        binaries: Path | None = None,
+        replica_of: PostgresServer | None = None,
     ) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="epochal-pg-")))
         self._bin = _reachable(binaries or _binaries(), self.folder)
@@ -105,7 +109,12 @@ class PostgresServer(ServerProcess):
         self.data = self.folder / "data"
         self._settings = {**_SETTINGS, **(settings or {})}
         self.port = free_port()
-        self._run("initdb", "--auth=trust", "--encoding=utf8", "--locale=C", "-N", "-U", "postgres")
+        if replica_of is None:
+            words = ("--auth=trust", "--encoding=utf8", "--locale=C", "-N", "-U", "postgres")
+            self._run("initdb", *words)
+        else:
+            words = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+            self._run("pg_basebackup", *words, "-d", replica_of.url())
 
     @property
     def psql(self) -> Path:
@@ -159,10 +168,13 @@ class PostgresServer(ServerProcess):
 
 @contextmanager
 def running_server(
-    settings: Mapping[str, str] | None = None, *, binaries: Path | None = None
+    settings: Mapping[str, str] | None = None,
+    *,
+    binaries: Path | None = None,
+    replica_of: PostgresServer | None = None,
 ) -> Iterator[PostgresServer]:
     """A server for the time of a block; whatever happens, its process ends with the block."""
-    server = PostgresServer(settings, binaries=binaries)
+    server = PostgresServer(settings, binaries=binaries, replica_of=replica_of)
     try:
         server.start()
         yield server

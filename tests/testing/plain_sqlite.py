@@ -25,6 +25,10 @@ class PlainCommitter(kit.CommitterBase):
         self.key = (identity.pipeline, identity.sink, identity.uid)
         self.prefix = kit.handle_prefix(identity.uid)
         self.example = SQLiteCommitter(sink, identity, limits)
+        self.after = None
+
+    def begin(self, begin):
+        self.after = begin.newest_committed
 
     def check(self, schema):
         return self.example.check(schema)
@@ -32,6 +36,7 @@ class PlainCommitter(kit.CommitterBase):
     def rehearse(self, epoch, receipts):
         """Apply and take back: what is refused is refused here."""
         with errors(), closing(self.begun()) as db:
+            self.require_not_back(db)
             self.publish(db, self.handles(receipts))
             db.rollback()
 
@@ -40,6 +45,7 @@ class PlainCommitter(kit.CommitterBase):
         with errors(), closing(self.begun()) as db:
             if self.is_recorded(db, epoch, handles):
                 return
+            self.require_not_back(db)
             self.require_staged(db, epoch, handles)
             self.publish(db, handles)
             self.discard(db, handles)
@@ -109,6 +115,10 @@ class PlainCommitter(kit.CommitterBase):
             raise kit.copy_at_work(f"epoch {epoch} is recorded under other handles")
         return True
 
+    def require_not_back(self, db):
+        newest = max(self.ledger(db), default=None)
+        kit.require_still_committed(self.identity.sink, self.after, proven=newest)
+
     def require_staged(self, db, epoch, handles):
         lost = tuple(handle for handle in handles if handle not in self.staged(db))
         if lost:
@@ -152,6 +162,7 @@ class LedgerAfterCommit(PlainCommitter):
         with errors(), closing(self.begun()) as db:
             if self.is_recorded(db, epoch, handles):
                 return
+            self.require_not_back(db)
             self.require_staged(db, epoch, handles)
             self.publish(db, handles)
             self.discard(db, handles)
@@ -185,6 +196,7 @@ class WinnersDropped(PlainCommitter):
             staged = [one for one in self.staged(db) if kit.Handle.parse(one).epoch == epoch]
             if self.is_recorded(db, epoch, self.handles(receipts)):
                 return
+            self.require_not_back(db)
             self.require_staged(db, epoch, self.handles(receipts))
             self.publish(db, staged[:1])
             self.discard(db, self.handles(receipts))

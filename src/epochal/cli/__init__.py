@@ -38,7 +38,6 @@ VERBS = {
     "adopt": "identity:adopt",
     "fork": "identity:fork",
     "rename": "identity:rename",
-    "compact": "compact:compact",
     "drop": "drop:drop",
     "grants": "grants:grants",
     "log": "log:log",

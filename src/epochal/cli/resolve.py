@@ -25,8 +25,9 @@ from epochal.reports.model import ResolutionReport
 from epochal.terms import EpochNumber
 
 resolve = typer.Typer(
-    help="Settle by hand: finish or give up one sink of a decided epoch, or abort one undecided "
-    "handle. An undecided epoch can't be committed. The evidence is shown and written to the log.",
+    help="Settle by hand: finish or give up one sink of a decided epoch, abort one undecided "
+    "handle, or accept that a target went back in time. An undecided epoch can't be committed. The "
+    "evidence is shown and written to the log.",
     no_args_is_help=True,
 )
 
@@ -108,6 +109,39 @@ def abort(  # noqa: PLR0917  typer reads the options off the signature
     _show(
         resolution.abort(
             opened, sink=sink, name=name, by=person(), dry_run=dry_run, take_over=take_over
+        ),
+        is_json,
+    )
+
+
+@resolve.command()
+def accept(  # noqa: PLR0917  typer reads the options off the signature
+    pipeline: Named,
+    sink: Sink,
+    because: Annotated[str, typer.Option(help="The reason, for readers of the log.")],
+    checkpoint: Checkpoint = None,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
+    is_json: AsJson = False,
+) -> None:
+    """
+    Accept that a target went back in time, and go on there.
+
+    For a target that was restored, or replaced by a replica that lagged behind, and will not get
+    the missing epochs back, or has got them by other means. What is missing is shown; the epochs,
+    your name and the reason are recorded in the log.
+
+    Example: epochal resolve accept jobs.orders:pipeline --sink orders --because "failover"
+    """
+    opened = open_target(pipeline, checkpoint=checkpoint)
+    _show(
+        resolution.accept(
+            opened,
+            sink=sink,
+            by=person(),
+            because=because,
+            dry_run=dry_run,
+            take_over=take_over,
         ),
         is_json,
     )

@@ -60,6 +60,12 @@ def _show(report: StatusReport) -> None:
             )
         elif one.health is Health.IN_DOUBT:
             message(f"{one.pipeline}: {one.because}")
+        for lost in one.accepted:
+            message(
+                f"{one.pipeline}: epochs up to {lost.through} are accepted as lost at {lost.sink}"
+                f"{'' if lost.after is None else f', after {lost.after}'}; by {lost.by}: "
+                f"{lost.because}"
+            )
         if one.pause is not None:
             message(f"{one.pipeline}: {one.pause}\nhint: `epochal resume {one.location}`")
     for broken in report.unreadable:

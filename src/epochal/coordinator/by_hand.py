@@ -2,8 +2,9 @@
 What a person may change in the epoch log, without a running driver: each is one record.
 
 Identity, without any target: `adopt` (the checkpoint moved), `fork` (it is a copy), `rename`.
-In doubt: `give_up` one sink of the decided epoch, `finish` it, `abort_undecided` one handle. Each
-record fences a driver that still runs, and nothing that was decided is lost. `pause` and `resume`
+In doubt: `give_up` one sink of the decided epoch, `finish` it, `abort_undecided` one handle.
+`accept` that a target went back in time. Each record fences a driver that still runs, and nothing
+that was decided is lost. `pause` and `resume`
 don't fence: the driver ends its epoch and stops by itself.
 
 Finishing a sink of a decided epoch needs the decision and nothing else (I7); it is recorded
@@ -24,13 +25,20 @@ from epochal.coordinator.environment import Environment, new_claim, this_driver
 from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.targets import Targets, identity_of
 from epochal.errors import Refused, Unsettled
-from epochal.protocol.admission import Position, Unfinished, after_unfinished
+from epochal.protocol.admission import (
+    Position,
+    Unfinished,
+    after_unfinished,
+    require_not_back,
+)
 from epochal.protocol.recovery import Judgement, Verdict, judge
 from epochal.protocol.state import (
+    Accepted,
     GivenUp,
     Pause,
     RecordKind,
     State,
+    accepted,
     adopted,
     claimed,
     forked,
@@ -135,6 +143,23 @@ def give_up(log: EpochLog, given_up: GivenUp, *, environment: Environment | None
     return _change(log, follow, environment, RecordKind.GAVE_UP, note=note)
 
 
+def accept(log: EpochLog, word: Accepted, *, environment: Environment | None = None) -> State:
+    """Record a person's decision to go on at a target that went back in time."""
+
+    def follow(state: State) -> State:
+        committed = state.newest_committed.get(word.sink)
+        if committed != word.through:
+            raise Refused(
+                f"sink {word.sink!r}: epoch {committed} is the newest that was committed there, "
+                f"not {word.through}",
+                "a driver went on meanwhile: look again with --dry-run",
+            )
+        return accepted(state, word)
+
+    note = f"{word.by}: {word.because}"
+    return _change(log, follow, environment, RecordKind.ACCEPTED, note=note)
+
+
 def rename(log: EpochLog, *, pipeline: str, environment: Environment | None = None) -> State:
     """Give the pipeline another name."""
     return _change(log, lambda state: renamed(state, pipeline), environment)
@@ -192,6 +217,7 @@ def finish(
         state = _require_pending(journal.peek(), log, sink.name, epoch)
         with closing(Targets({sink.name: sink}, limits=limits, environment=environment)) as targets:
             targets.open(state)
+            require_not_back(state, sink.name, targets.committers[sink.name].newest())
             commit = Commit(epoch=epoch, targets=targets, limits=limits, environment=environment)
             lost = commit.carry_out({sink.name: state.pending[sink.name]})
         if lost:
@@ -244,6 +270,7 @@ def require_abortable(state: State, sink: SinkName, committer: Committer, name: 
             "is, nothing there may be aborted (I5)",
             "`epochal resolve finish` commits it; `epochal resolve give-up` gives it up, on record",
         )
+    require_not_back(state, sink, committer.newest())
     listed = {one.name: one for one in committer.in_doubt()}
     if name not in listed:
         raise Refused(

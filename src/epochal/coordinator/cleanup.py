@@ -4,7 +4,16 @@
 Twice: right after an epoch is aborted, from its receipts; and in a sweep, from what the targets
 themselves list, as a killed task hands back no receipt. What can't be cleared now is still listed
 by its target and cleared by a later sweep. Only a driver that is fenced, or finds an invariant
-broken, raises.
+broken or a target that went back in time, raises.
+
+**First of all a sweep asks whether the target went back in time.** After a restore, or after a
+replica that lagged took over, a target lists handles of settled epochs as prepared again, and no
+decision names them any more:
+
+    the log             orders: 7 committed, 8 is next
+    the replica         ledger: up to 6; prepared: g1-e7-p0, g1-e7-p1
+    a sweep alone       no decision names g1-e7-p0: aborted, and the rows of 7 are lost for good
+    the question first  6 is less than 7: `WentBack`, nothing is touched
 """
 
 from __future__ import annotations
@@ -19,7 +28,8 @@ from epochal.clock import Clock
 from epochal.contract import Committer
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.targets import STOPPING, Targets
-from epochal.errors import EpochalError, Fenced
+from epochal.errors import EpochalError, Fenced, WentBack
+from epochal.protocol.admission import require_not_back
 from epochal.protocol.invariants import require_unnamed
 from epochal.protocol.recovery import Judgement, Verdict, judge, left_to_a_copy
 from epochal.protocol.state import State
@@ -91,7 +101,7 @@ class Cleanup:
             return
         try:
             self.sweep()
-        except STOPPING:
+        except (*STOPPING, WentBack):
             raise
         except (EpochalError, OSError) as error:
             # A target hangs, perhaps beside the one whose error this is.
@@ -147,6 +157,7 @@ class Cleanup:
             return left_to_a_copy(found)
 
     def _sweep_one(self, sink: SinkName, committer: Committer, state: State) -> list[Judgement]:
+        require_not_back(state, sink, committer.newest())
         judged = [self._judged(found, state) for found in committer.in_doubt()]
         _warn_of_old(sink, judged, self._limits.in_doubt_alarm_s)
         left = [one for one in judged if one.verdict is Verdict.LEAVE]

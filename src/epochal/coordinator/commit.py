@@ -53,6 +53,7 @@ from epochal.errors import (
     PreparedLost,
     Refused,
     Unsettled,
+    WentBack,
     outcome_of,
 )
 from epochal.protocol.invariants import require_own_receipts
@@ -111,6 +112,9 @@ class Commit:
             if isinstance(error, Fenced):
                 raise error
         for sink, error in self._errors.items():
+            if isinstance(error, WentBack):
+                self.require_newest()
+                raise error
             if isinstance(error, Refused):
                 # A later driver of this log and one of a copy look the same to the target.
                 self.require_newest()

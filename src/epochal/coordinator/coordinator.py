@@ -37,7 +37,7 @@ from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
 from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
-from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled
+from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled, WentBack
 from epochal.protocol.admission import (
     Admission,
     Start,
@@ -45,6 +45,7 @@ from epochal.protocol.admission import (
     admit_marks,
     admit_start,
     newborn,
+    require_not_back,
 )
 from epochal.protocol.machine import Move, Phase, advance
 from epochal.protocol.recovery import Judgement, give_up_command
@@ -211,6 +212,7 @@ class Coordinator:
             self._targets.begin(self._begins(epoch, offsets, self._targets.committers))
         except Exception as error:
             self.abort({}, because=error)
+            self._say_what_is_missing(error)
             raise
         self._environment.on_step("begun", epoch)
         return admission
@@ -260,6 +262,7 @@ class Coordinator:
             self._rehearsal.examine_early(self.state, self._open_epoch, receipts, frame)
         except Exception as error:
             self.abort({**receipts, **self._rehearsal.rejected}, because=error)
+            self._say_what_is_missing(error)
             raise
 
     def conclude(
@@ -276,10 +279,10 @@ class Coordinator:
             self._rehearsal.examine(self.state, self._open_epoch, receipts, frame)
             receipts = {**receipts, **self._rehearsal.rejected}
             require_same_offsets(self._open_epoch, began_with, offsets())
-            self._rehearsal.confirm(self._open_epoch, receipts)
             self._rehearsal.require_time(self._open_epoch)
         except Exception as error:
             self.abort({**receipts, **self._rehearsal.rejected}, because=error)
+            self._say_what_is_missing(error)
             raise
         self._decide(receipts, began_with)
         self._carry_out()
@@ -372,6 +375,14 @@ class Coordinator:
         if self._is_tracker_own:
             self.tracker.close()
 
+    def _say_what_is_missing(self, error: BaseException) -> None:
+        """Raise what a sink found, that its target went back, with what only the log knows."""
+        committer = (
+            self._targets.committers.get(error.sink) if isinstance(error, WentBack) else None
+        )
+        if isinstance(error, WentBack) and committer is not None:
+            require_not_back(self.state, error.sink, committer.newest())
+
     # Starting
 
     def _compare_marks(self, run: str | None) -> None:
@@ -447,6 +458,7 @@ class Coordinator:
         except BaseException as error:
             self.tracker.troubled(error)
             self._move(Move.FAIL)
+            self._say_what_is_missing(error)
             raise
         if self._lost:
             self._move(Move.FAIL)

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         Refused,
         RowRejected,
         TryAgain,
+        WentBack,
         copy_at_work,
+        require_still_committed,
     )
     from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret, Secret, env, file
     from epochal.kit.sink_base import CommitterBase, Dropped, Operable, Promises, Recount, SinkBase
@@ -65,7 +67,8 @@ _CONTRACT = (
 )  # fmt: skip
 _ERRORS = (
     "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
-    "PreparedLost", "Refused", "RowRejected", "TryAgain", "copy_at_work",
+    "PreparedLost", "Refused", "RowRejected", "TryAgain", "WentBack", "copy_at_work",
+    "require_still_committed",
 )  # fmt: skip
 _TERMS = (
     "Ability", "Claim", "EpochNumber", "Fingerprint", "Handle", "Identity", "InDoubt", "Json",
@@ -131,11 +134,13 @@ __all__ = [
     "Transaction",
     "TryAgain",
     "Uid",
+    "WentBack",
     "Writer",
     "copy_at_work",
     "env",
     "file",
     "handle_prefix",
+    "require_still_committed",
 ]
 
 

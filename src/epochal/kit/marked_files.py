@@ -46,7 +46,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
-from epochal.errors import EpochalError, PreparedLost, Refused, TryAgain, copy_at_work
+from epochal.contract import Begin
+from epochal.errors import (
+    EpochalError,
+    PreparedLost,
+    Refused,
+    TryAgain,
+    copy_at_work,
+    require_still_committed,
+)
 from epochal.kit.sink_base import CommitterBase
 from epochal.storage import Entry
 from epochal.terms import (
@@ -55,6 +63,7 @@ from epochal.terms import (
     Handle,
     Identity,
     InDoubt,
+    Json,
     Mark,
     Proof,
     Receipt,
@@ -246,8 +255,14 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
         self._trusts_rehearsal = trusts_rehearsal
         self._conflict_waits_s = conflict_waits_s
         self._rehearsed: tuple[EpochNumber, frozenset[Handle]] | None = None
+        self._after: EpochNumber | None = None
+        """The newest epoch that was committed here before the one at work."""
 
     # The contract
+
+    def begin(self, begin: Begin) -> Json:
+        self._after = begin.newest_committed
+        return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """See every prepared file from here, and that the target takes these rows as it is now."""
@@ -256,6 +271,7 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
             with self._reading(is_rehearsed=False) as ledger:
                 if ledger.is_done(epoch):
                     raise self._committed_by_others(epoch)
+                self._require_not_back(ledger)
                 self._require_seen(ledger, epoch, receipts)
                 self._require_acceptable(ledger, epoch, receipts)
             self._rehearsed = _key(epoch, receipts)
@@ -412,8 +428,14 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
             if self._is_committed(ledger, epoch, receipts):
                 return
             if not is_rehearsed:
+                self._require_not_back(ledger)
                 self._require_prepared(ledger, epoch, receipts)
             self._publish(ledger, epoch, receipts)
+
+    def _require_not_back(self, ledger: _Read) -> None:
+        """Raise where the ledger has lost the newest epoch that was committed here."""
+        if self._after is not None and not ledger.is_done(self._after):
+            require_still_committed(self._identity.sink, self._after, proven=None)
 
     def _is_discardable(self, ledger: _Read, receipt: Receipt) -> bool:
         is_named = ledger.names(receipt.handle)

@@ -7,6 +7,8 @@ of its target; the rules are here, once:
 
 - ledger first: an epoch that is recorded under these very handles was published, and is not
   published again; recorded under others, it was published by a copy of the epoch log: `Refused`;
+- where the ledger lacks the newest epoch that was committed here, the target was restored, or a
+  replica that lagged took over: `WentBack`;
 - else everything that the decision names must be staged, or `PreparedLost` with the handles;
 - publishing, clearing the staging and recording are one transaction;
 - a rehearsal is that transaction, left open: constraints refuse rows before the decision (I3);
@@ -41,7 +43,14 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from epochal.contract import Begin
-from epochal.errors import EpochalError, OutcomeUnknown, PreparedLost, TryAgain, copy_at_work
+from epochal.errors import (
+    EpochalError,
+    OutcomeUnknown,
+    PreparedLost,
+    TryAgain,
+    copy_at_work,
+    require_still_committed,
+)
 from epochal.kit.sink_base import CommitterBase, Dropped
 from epochal.terms import (
     EpochNumber,
@@ -103,6 +112,7 @@ class StagedCommitter(CommitterBase, Generic[T]):
         self.identity = identity
         self.limits = limits
         self._rehearsal: _Rehearsal[T] | None = None
+        self._after: EpochNumber | None = None
 
     # The verbs of the target
 
@@ -149,8 +159,9 @@ class StagedCommitter(CommitterBase, Generic[T]):
 
     # The verbs of a committer
 
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002  the target has nothing to get ready
+    def begin(self, begin: Begin) -> Json:
         self._give_up_rehearsal()
+        self._after = begin.newest_committed
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -240,6 +251,8 @@ class StagedCommitter(CommitterBase, Generic[T]):
         entries = self._own(transaction)
         if self._is_published(entries, epoch, names):
             return
+        newest = max(entries, default=None)
+        require_still_committed(self.identity.sink, self._after, proven=newest)
         staged = set(self.staged(transaction, handle_prefix(self.identity.uid)))
         lost = tuple(name for name in names if name not in staged)
         if lost:

@@ -32,9 +32,15 @@ And of the targets, by the newest epoch that each proves for this uid:
 
     target   log            what happened
     9        8 is next      the log was restored: the target has an epoch that the log lost
-    4        settled 7      the target was restored or emptied: 5 to 7 are gone there
+    4        committed 7    the target went back in time: 5 to 7 are gone there
     3, by    new            the checkpoint was reset, or two pipelines have the same name
     another uid
+
+The last but one is not only found at a start. A server may be replaced under a running driver, by a
+replica that lagged or from a backup, and it then lists handles of settled epochs as prepared again:
+a sweep would abort them. So this is compared before every sweep, and by each sink in every epoch.
+What was committed is counted by sink (`State.newest_committed`): an epoch that was given up was
+not, and the target of a sink that is new, retargeted or forked proves nothing yet.
 """
 
 from __future__ import annotations
@@ -43,9 +49,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from epochal.errors import Refused
+from epochal.errors import Refused, WentBack
 from epochal.protocol.state import State
 from epochal.terms import EpochNumber, Json, Mark, Offsets, SinkName, Uid
+
+_SHOWN_CHARS_MAX = 500
 
 
 class Admission(Enum):
@@ -256,10 +264,9 @@ def admit_marks(
     for sink, proven in marks.items():
         if proven is None:
             continue
-        own = max((mark.epoch for mark in proven if mark.uid == state.uid), default=None)
         _no_other_uid(state, sink, proven, run)
-        _log_not_older(state, sink, own)
-        _target_not_older(state, sink, own)
+        _log_not_older(state, sink, own_epoch(state, proven))
+        require_not_back(state, sink, proven)
 
 
 def _no_other_uid(state: State, sink: SinkName, proven: Sequence[Mark], run: str | None) -> None:
@@ -291,19 +298,91 @@ def _log_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> Non
         )
 
 
-def _target_not_older(state: State, sink: SinkName, own: EpochNumber | None) -> None:
-    last = state.last
-    if last is None or sink not in last.rows or sink in state.pending:
+def own_epoch(state: State, proven: Sequence[Mark]) -> EpochNumber | None:
+    """The newest epoch of this pipeline's own among what a target proves."""
+    return max((mark.epoch for mark in proven if mark.uid == state.uid), default=None)
+
+
+def is_back(state: State, sink: SinkName, proven: Sequence[Mark] | None) -> bool:
+    """
+    Whether a target proves less than was committed there.
+
+    More is no sign of it: an epoch that was given up may be there all the same, and that of a
+    decision whose reply was lost is.
+    """
+    committed = state.newest_committed.get(sink)
+    if committed is None or proven is None:
+        return False
+    own = own_epoch(state, proven)
+    return own is None or own < committed
+
+
+def require_not_back(state: State, sink: SinkName, proven: Sequence[Mark] | None) -> None:
+    """Refuse a target that went back in time, with what is missing there and the ways out."""
+    if proven is None or not is_back(state, sink, proven):
         return
-    if any(one.epoch == last.epoch and one.sink == sink for one in state.given_up):
-        return
-    if own is None or own < last.epoch:
-        raise Refused(
-            f"sink {sink!r} proves {'no epoch' if own is None else f'epochs up to {own}'}, the "
-            f"epoch log settled {last.epoch}: the target is older than the log",
-            "the target was restored or emptied: restore it to a later moment, or process again on "
-            'purpose on a fresh checkpoint with run="…"',
-        )
+    lost = lost_epochs(state, sink, own_epoch(state, proven))
+    raise WentBack(
+        f"sink {sink!r} proves {lost.proven_text}, and epoch {lost.through} was committed there: "
+        "the target went back in time, as a backup was restored or a replica that lagged behind "
+        f"took over. Missing there: {lost.text}",
+        "put the target back that has these epochs; or bring their rows back from the source, by "
+        'write(run="repair-…"), or do without them, and go on, on record: '
+        f"`epochal resolve accept PIPELINE --sink {sink} --because …`",
+        sink,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostEpochs:
+    """What a target that went back in time has lost."""
+
+    after: EpochNumber | None
+    """The newest epoch that the target still proves."""
+    through: EpochNumber
+    """The newest that was committed there."""
+    begins: tuple[str, ...] = ()
+    """Where the first of them begins in each source; empty where the log does not know it."""
+    ends: tuple[str, ...] = ()
+    """Where the last of them ends in each source."""
+
+    @property
+    def proven_text(self) -> str:
+        return "no epoch" if self.after is None else f"epochs up to {self.after}"
+
+    @property
+    def text(self) -> str:
+        """Which epochs, and where their rows are in the sources."""
+        if self.after is None:
+            epochs = f"all epochs up to {self.through}"
+        elif self.after + 1 == self.through:
+            epochs = f"epoch {self.through}"
+        else:
+            epochs = f"epochs {self.after + 1} to {self.through}"
+        if not self.ends:
+            return f"{epochs} (the log does not keep offsets that old)"
+        return f"{epochs}, in the source {_from(self.begins)}up to {_cut(self.ends)}"
+
+
+def _from(begins: Sequence[str]) -> str:
+    return f"from {_cut(begins)} " if begins else ""
+
+
+def _cut(offsets: Sequence[str]) -> str:
+    text = "; ".join(offsets)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"
+
+
+def lost_epochs(state: State, sink: SinkName, after: EpochNumber | None) -> LostEpochs:
+    """The epochs that were committed at a sink and are newer than what its target proves."""
+    through = state.newest_committed[sink]
+    ends = {end.epoch: end.sources for end in state.ends}
+    return LostEpochs(
+        after=after,
+        through=through,
+        begins=() if after is None else ends.get(after, ()),
+        ends=ends.get(through, ()),
+    )
 
 
 def admit_epoch(

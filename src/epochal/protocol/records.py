@@ -27,7 +27,17 @@ from epochal.protocol.receipts import (
     receipt_in,
     receipt_out,
 )
-from epochal.protocol.state import GivenUp, LastEpoch, Pause, Record, RecordKind, State, Total
+from epochal.protocol.state import (
+    Accepted,
+    EpochEnd,
+    GivenUp,
+    LastEpoch,
+    Pause,
+    Record,
+    RecordKind,
+    State,
+    Total,
+)
 from epochal.terms import (
     Claim,
     Decision,
@@ -191,9 +201,11 @@ def _state_out(state: State) -> dict[str, Any]:
         "done": sorted(state.done),
         "sinks": {sink: dict(described) for sink, described in state.sinks.items()},
         "given_up": [asdict(given_up) for given_up in state.given_up],
+        "accepted": [asdict(accepted) for accepted in state.accepted],
         "totals": _totals_out(state.totals),
         "newest_committed": dict(sorted(state.newest_committed.items())),
         "pause": None if state.pause is None else asdict(state.pause),
+        "ends": [[end.epoch, *end.sources] for end in state.ends],
         "is_stopped": state.is_stopped,
         "is_clear": state.is_clear,
     }
@@ -236,11 +248,16 @@ def _state_in(read: Mapping[str, Any], read_list: ReadList | None) -> State:
         done=frozenset(SinkName(sink) for sink in read["done"]),
         sinks={SinkName(sink): described for sink, described in read["sinks"].items()},
         given_up=tuple(GivenUp(**given_up) for given_up in read["given_up"]),
+        accepted=tuple(Accepted(**accepted) for accepted in read["accepted"]),
         totals=_totals_in(read["totals"]),
         newest_committed={
             SinkName(sink): EpochNumber(epoch) for sink, epoch in read["newest_committed"].items()
         },
         pause=None if read["pause"] is None else Pause(**read["pause"]),
+        ends=tuple(
+            EpochEnd(epoch=EpochNumber(epoch), sources=tuple(sources))
+            for epoch, *sources in read["ends"]
+        ),
         is_stopped=read["is_stopped"],
         is_clear=read["is_clear"],
     )

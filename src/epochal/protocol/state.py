@@ -45,6 +45,10 @@ from epochal.terms import (
 NO_GENERATION = Generation(0)
 CLAIMS_KEPT = 32
 """How many starts back a driver recognises what was prepared under this log."""
+ENDS_KEPT = 32
+"""Of how many epochs the log keeps where they end in the sources."""
+ENDS_CHARS_MAX = 32_768
+"""The text that these may take in a record; older ones are left out."""
 FIRST_EPOCH = EpochNumber(0)
 
 
@@ -65,6 +69,7 @@ class RecordKind(Enum):
     RESOLVED = "resolved"
     PAUSE = "pause"
     RESUME = "resume"
+    ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,15 @@ class LastEpoch:
     offsets: Offsets
     rows: Mapping[SinkName, int]
     decided_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnd:
+    """Where a decided epoch ends in each source, and the next one begins."""
+
+    epoch: EpochNumber
+    sources: tuple[str, ...]
+    """As the engine writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +117,19 @@ class Pause:
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since, UTC)
         return f"paused by {self.by} at {since:%Y-%m-%d %H:%M:%S} UTC: {self.because}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A person's decision to go on at a target that has lost epochs which were committed there."""
+
+    sink: SinkName
+    after: EpochNumber | None
+    """The newest epoch that the target still proved; None where it proved none."""
+    through: EpochNumber
+    """The newest that was committed there: those between are lost, or were brought back."""
+    by: str
+    because: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +168,7 @@ class State:
     """Sinks of `unsettled` that are proven done, whose own proof may expire meanwhile."""
     sinks: Mapping[SinkName, Mapping[str, Json]] = field(default_factory=dict)
     given_up: tuple[GivenUp, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     totals: Mapping[SinkName, Total] = field(default_factory=dict)
     newest_committed: Mapping[SinkName, EpochNumber] = field(default_factory=dict)
     """
@@ -148,6 +176,11 @@ class State:
     retargeted, forked or renamed, whose target proves nothing yet; giving up and adopting leave it.
     """
     pause: Pause | None = None
+    ends: tuple[EpochEnd, ...] = ()
+    """
+    Of the newest epochs, oldest first. By it rows are found in the source again that a target has
+    lost; the engine's own notes and older records of the log may be gone by then.
+    """
     is_stopped: bool = True
     """The driver of this generation has stopped, with everything that it decided carried out."""
     is_clear: bool = True
@@ -249,8 +282,31 @@ def decided(state: State, decision: Decision) -> State:
         rows={sink: sum_of(some).fingerprint.rows for sink, some in decision.receipts.items()},
         decided_at=decision.decided_at,
     )
-    totals = _counted(state, decision.epoch, decision.receipts)
-    return replace(state, last=last, unsettled=decision, done=frozenset(), totals=totals)
+    return replace(
+        state,
+        last=last,
+        unsettled=decision,
+        done=frozenset(),
+        totals=_counted(state, decision.epoch, decision.receipts),
+        ends=_with_end(state.ends, decision),
+    )
+
+
+def _with_end(ends: Sequence[EpochEnd], decision: Decision) -> tuple[EpochEnd, ...]:
+    """With the end of this epoch, as many of the newest as a record takes."""
+    offsets = decision.offsets
+    sources = offsets.sources or ((offsets.text,) if offsets.text else ())
+    if not sources:
+        return tuple(ends)
+    newest = EpochEnd(epoch=decision.epoch, sources=sources)
+    kept: list[EpochEnd] = []
+    chars = 0
+    for end in (newest, *reversed(ends[-ENDS_KEPT + 1 :])):
+        chars += sum(map(len, end.sources))
+        if chars > ENDS_CHARS_MAX:
+            break
+        kept.append(end)
+    return tuple(reversed(kept))
 
 
 def _counted(state: State, epoch: EpochNumber, receipts: Receipts) -> Mapping[SinkName, Total]:
@@ -310,6 +366,14 @@ def _uncounted(
     return {**state.totals, sink: less}
 
 
+def accepted(state: State, word: Accepted) -> State:
+    """From here on the target need not prove more than it did when a person looked."""
+    newest = {sink: epoch for sink, epoch in state.newest_committed.items() if sink != word.sink}
+    if word.after is not None:
+        newest[word.sink] = word.after
+    return replace(state, accepted=(*state.accepted, word), newest_committed=newest)
+
+
 def settled(state: State) -> State:
     """Everything the decision asked for is carried out."""
     if state.pending:
@@ -351,6 +415,7 @@ def forked(state: State, *, uid: Uid, location: str) -> State:
         unsettled=None,
         done=frozenset(),
         given_up=(),
+        accepted=(),
         totals={},
         newest_committed={},
         pause=None,

@@ -112,6 +112,19 @@ class GivenUpReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedReport:
+    """A target that went back in time, and is written to all the same."""
+
+    sink: str
+    after: int | None
+    """The newest epoch that it still proved then."""
+    through: int
+    """The newest that was committed there: those between were lost."""
+    by: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineReport:
     """One pipeline, from its log and its history only."""
 
@@ -136,6 +149,7 @@ class PipelineReport:
     in_doubt: Sequence[DoubtCount]
     sinks: Sequence[SinkReport]
     given_up: Sequence[GivenUpReport]
+    accepted: Sequence[AcceptedReport]
     pause: str | None
     """By whom and why the pipeline is paused."""
     record: int
@@ -305,23 +319,6 @@ class DropReport:
     left: Mapping[str, str]
     """What is kept and why, by sink."""
     log: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkCompaction:
-    files_before: int = 0
-    files_after: int = 0
-    is_failed: bool = False
-    result: str
-    """What was done, or why nothing was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactReport:
-    location: str
-    pipeline: str
-    is_dry_run: bool
-    sinks: Mapping[str, SinkCompaction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

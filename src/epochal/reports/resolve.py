@@ -10,8 +10,9 @@ from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
+from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.receipts import sum_of
-from epochal.protocol.state import GivenUp, State
+from epochal.protocol.state import Accepted, GivenUp, State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, require_no_driver
 from epochal.reports.model import ResolutionReport
@@ -122,6 +123,45 @@ def abort(
         epoch=None if handle is None else handle.epoch,
         evidence=evidence,
         step=_step(dry_run, f"abort {name} on {sink!r}", f"{name} on {sink!r} is aborted"),
+        dry_run=dry_run,
+    )
+
+
+def accept(
+    opened: OpenedTarget,
+    *,
+    sink: str,
+    by: str,
+    because: str,
+    dry_run: bool,
+    take_over: bool = False,
+) -> ResolutionReport:
+    """Go on at a target that went back in time, on record."""
+    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="accept")
+    declared = _declared(opened, sink)
+    with committer_of(declared, state, opened.limits) as committer:
+        marks = committer.newest()
+    if marks is None or not is_back(state, sink, marks):
+        step = f"sink {sink!r} proves all that was committed there: there is nothing to accept"
+        return _report(opened, action="accept", sink=sink, epoch=None, step=step, dry_run=dry_run)
+    lost = lost_epochs(state, sink, own_epoch(state, marks))
+    if not dry_run:
+        word = Accepted(sink=sink, after=lost.after, through=lost.through, by=by, because=because)
+        by_hand.accept(opened.require_log(), word)
+    return _report(
+        opened,
+        action="accept",
+        sink=sink,
+        epoch=lost.through,
+        evidence=[
+            f"the target proves {lost.proven_text}; epoch {lost.through} was committed there",
+            f"missing there: {lost.text}",
+        ],
+        step=_step(
+            dry_run,
+            f"accept that {sink!r} went back, and go on after {lost.proven_text}",
+            f"it is accepted that {sink!r} went back; the next start goes on there",
+        ),
         dry_run=dry_run,
     )
 

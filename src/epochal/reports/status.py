@@ -12,6 +12,7 @@ from epochal.protocol.state import State
 from epochal.reports.discover import find_logs
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
+    AcceptedReport,
     DoubtCount,
     DriverReport,
     GivenUpReport,
@@ -84,6 +85,16 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
                 evidence=one.evidence,
             )
             for one in state.given_up
+        ],
+        accepted=[
+            AcceptedReport(
+                sink=one.sink,
+                after=one.after,
+                through=one.through,
+                by=one.by,
+                because=one.because,
+            )
+            for one in state.accepted
         ],
         pause=None if state.pause is None else str(state.pause),
         record=newest.number,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.contract import Sink
+from epochal.contract import Begin, Sink
 from epochal.errors import (
     EpochalError,
     Misconfigured,
@@ -35,6 +35,7 @@ from epochal.errors import (
     PreparedLost,
     Refused,
     TryAgain,
+    WentBack,
 )
 from epochal.kit.sink_base import Cannot
 from epochal.protocol.receipts import receipt_in, receipt_out
@@ -109,6 +110,25 @@ class SinkConformance:
         trial.commit(0, *receipts)
         assert trial.ids() == [0, 1, 2, 3]
         assert not trial.handles()
+
+    def test_a_target_that_lost_a_committed_epoch_is_refused_before_the_decision(
+        self, trial: Trial
+    ) -> None:
+        committer = trial.committer()
+        trial.commit(0, trial.prepare(0, trial.batch(1)))
+        if committer.newest() is None:
+            return
+        committer.begin(Begin(epoch=EpochNumber(1), newest_committed=ZERO))
+        kept = trial.prepare(8, trial.batch(2))
+        receipt = trial.prepare(9, trial.batch(3))
+        nine = EpochNumber(9)
+        with pytest.raises(WentBack):  # noqa: PT012  either of the two may find it
+            committer.begin(Begin(epoch=nine, newest_committed=EpochNumber(8)))
+            committer.rehearse(nine, [receipt])
+        assert trial.ids() == [1]
+        assert {kept.handle, receipt.handle} <= trial.handles(), "prepared rows were thrown away"
+        trial.abort(8, kept)
+        trial.abort(9, receipt)
 
     # Every verb may be repeated
 

@@ -60,7 +60,7 @@ def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):
 
 
 def test_a_commit_that_proves_nothing_is_found_at_the_next_start(place, monkeypatch):
-    monkeypatch.setattr(Ledger, "claim_epoch", lambda *_: True)
-    monkeypatch.setattr(Ledger, "record", lambda *_: [])
+    monkeypatch.setattr(Ledger, "claim_epoch", lambda *_, **__: True)
+    monkeypatch.setattr(Ledger, "record_epoch", lambda *_: [])
     with pytest.raises(Refused, match="proves no epoch"):
         crash_at_every_call(settings_at(place), second=False)

@@ -181,8 +181,8 @@ def test_a_driver_that_is_frozen_while_it_records_an_epoch_without_rows_is_pushe
     is_inside, is_thawed = threading.Event(), threading.Event()
 
     class FrozenLedger(Ledger):
-        def claim_epoch(self, session, epoch, rows):
-            claimed = Ledger.claim_epoch(self, session, epoch, rows)
+        def claim_epoch(self, session, epoch, rows, *, after):
+            claimed = Ledger.claim_epoch(self, session, epoch, rows, after=after)
             is_inside.set()
             assert is_thawed.wait(60)
             return claimed

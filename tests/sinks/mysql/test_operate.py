@@ -52,8 +52,8 @@ def test_a_dropped_sink_leaves_its_rows_and_no_ledger(orders, some, strategy):
     neighbour.write(0, some(3))
     after = orders.keep(life.fresh(generation=2))
     (shown,) = dropped(after, is_dry_run=True)
-    # An epoch has a row of its own, beside its tasks'.
-    assert shown == f"2 rows of {orders.meta}.ledger"
+    # An epoch has two rows of its own, beside its tasks'.
+    assert shown == f"3 rows of {orders.meta}.ledger"
     assert ledger_uids(orders) == {life.uid, OTHER}
     assert dropped(after, is_dry_run=False) == [shown]
     assert ledger_uids(orders) == {OTHER}

@@ -15,8 +15,6 @@ from sinks.life import Life
 from epochal.logs import MemoryLog
 from epochal.terms import EpochNumber
 
-pytestmark = pytest.mark.products("mariadb", "mysql")
-
 
 class OnMariaDB(ParentAndChild):
     good = "ok"

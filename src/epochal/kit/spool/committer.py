@@ -25,6 +25,7 @@ from epochal.errors import (
     PreparedLost,
     Refused,
     copy_at_work,
+    require_still_committed,
 )
 from epochal.kit.sink_base import Dropped, Operable
 from epochal.kit.spool.ledger import Delivered, SpoolLedger
@@ -96,7 +97,9 @@ class SpoolCommitter(Operable):
         self._require_writable()
         return self._delivery.check(schema)
 
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:
+        newest = self._ledger.newest_epoch()
+        require_still_committed(self._identity.sink, begin.newest_committed, proven=newest)
         return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:

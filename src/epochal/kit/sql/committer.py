@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.errors import Refused, TryAgain, copy_at_work
+from epochal.errors import Refused, TryAgain, copy_at_work, require_still_committed
 from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
@@ -76,6 +76,8 @@ class SqlCommitter(Operable):
         self._checker = checker
         self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
         self._handout: Mapping[str, Json] | None = None
+        self._after: EpochNumber | None = None
+        """The newest epoch that was committed here before the one at work."""
         pool.act_for([identity])
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
@@ -95,6 +97,24 @@ class SqlCommitter(Operable):
 
     def close(self) -> None:
         self.pool.close()
+
+    def _begin_after(self, newest_committed: EpochNumber | None) -> None:
+        """Compare before anything is created here; the epoch is then taken only after this one."""
+        self._after = newest_committed
+        if newest_committed is not None:
+            self._ask("compare the ledger", self._require_not_back)
+
+    def _require_not_back(self, session: Session) -> None:
+        """Raise where the ledger has lost the newest epoch that was committed here."""
+        if self._after is None:
+            return
+        try:
+            newest = self._ledger.newest_epoch(session)
+        except self.dialect.errors as error:
+            if not self.dialect.is_missing(error):
+                raise
+            newest = None
+        require_still_committed(self.identity.sink, self._after, proven=newest)
 
     def _committed_by_others(self, epoch: EpochNumber) -> Refused:
         return copy_at_work(

@@ -1,8 +1,9 @@
 """The ledger: the server's proof of what was committed, written in the rows' transaction (I9).
 
 It has one row per handle, so that an attempt that lost never conflicts with the one that won (I6),
-and one row for the epoch itself (partition -1). Of two drivers that carry out the same epoch, the
-first to insert that row does it; the second waits for the first and then finds the epoch taken:
+and two for the epoch itself: that it is taken (partition -1), and that all of it is committed (-2).
+Of two drivers that carry out the same epoch, the first to insert the row "taken" does it; the
+second waits for the first and then finds the epoch taken:
 
     driver A: BEGIN  claim(7) ok      apply rows  COMMIT
     driver B:        BEGIN  claim(7) … waits …    taken: by the same handles?
@@ -10,12 +11,20 @@ first to insert that row does it; the second waits for the first and then finds 
 If the handles in the ledger are the very ones of B's decision, 7 is committed: A was an earlier
 driver of the same log, or a later one. If they are others, two logs decided 7, as one is a copy of
 the other; B's rows are not at the target, and B is refused. `owner` is the claim of an epoch's
-handles: where rows become visible transaction by transaction (`prepared`), the epoch's row comes
-before the first of them, when no handle's row can be read yet.
+handles: where rows become visible transaction by transaction (`prepared`), the row "taken" comes
+before the first of them, when no handle's row can be read yet, and the row "all" after the last.
+Elsewhere both are in the transaction of the rows.
 
 The newest epoch of a uid is never pruned, and a driver carries out no epoch but its log's newest;
-so one that finds only later epochs was superseded, or a copy has gone past it. A later comparison
-of the newest committed epoch with the epoch log reads `newest`, and `handles` which it was.
+so one that finds only later epochs was superseded, or a copy has gone past it.
+
+A server that was restored, or replaced by a replica that lagged, has lost the newest rows of its
+ledger. So an epoch is only taken where the one that was committed before it is there:
+
+    ledger           log: 7 is committed
+    … 6 7            taken(8) ok
+    … 6              taken(8) refused: the server went back in time, 7 is not there
+    … 6 7 8          these very handles are 8: committed, the reply was lost
 """
 
 from __future__ import annotations
@@ -39,7 +48,8 @@ from epochal.terms import (
     owner_of,
 )
 
-_WHOLE_EPOCH = -1
+_TAKEN = -1
+_ALL = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +59,53 @@ class Ledger(LedgerRows):
     # Writing
 
     def claim_epoch(
-        self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
+        self,
+        session: Session,
+        epoch: EpochNumber,
+        receipts: Sequence[Receipt],
+        *,
+        after: EpochNumber | None,
     ) -> bool:
         """
-        Insert the epoch's own row: False where it, or that of a later epoch, is there already.
+        Insert the row that an epoch is taken: False where it, or that of a later epoch, is there
+        already, or the epoch `after` which it comes is not committed here.
 
         Waits for another transaction that has inserted the same row, until the lock timeout.
         """
-        key = (self.identity.uid, self.identity.tag, epoch, _WHOLE_EPOCH, 0, 0, UNCLAIMED)
-        values = self._row(
-            key, owner_of(receipts, self.identity), sum(one.rows for one in receipts)
+        epochs = self._name("epoch")
+        unless = (
+            f"NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
+            f" AND l.{epochs} > {epoch})"
         )
-        claim = (
+        if after is not None:
+            unless += (
+                f" AND EXISTS (SELECT 1 FROM {self.table} b WHERE {self._mine('b')}"
+                f" AND b.{epochs} >= {after} AND b.{self._name('part')} = {_ALL})"
+            )
+        return self._insert(session, self._of_epoch(epoch, _TAKEN, receipts), unless)
+
+    def record_epoch(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> list[str]:
+        """Statements for the rows of these handles, and for the row that they are all."""
+        handles = [self._of_handle(receipt) for receipt in receipts]
+        return self._inserts([*handles, self._of_epoch(epoch, _ALL, receipts)])
+
+    def record_all(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """Insert the row that all of an epoch is committed. May be repeated."""
+        self._insert(session, self._of_epoch(epoch, _ALL, receipts), "1 = 1")
+
+    def _of_epoch(self, epoch: EpochNumber, part: int, receipts: Sequence[Receipt]) -> str:
+        key = (self.identity.uid, self.identity.tag, epoch, part, 0, 0, UNCLAIMED)
+        rows = sum(receipt.rows for receipt in receipts)
+        return self._row(key, owner_of(receipts, self.identity), rows)
+
+    def _insert(self, session: Session, values: str, condition: str) -> bool:
+        """Insert one row; False where the condition is false, or its key is there already."""
+        insert = (
             f"INSERT INTO {self.table} ({self._columns()}) SELECT {values}{self.dialect.dual}"
-            f" WHERE NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
-            f" AND l.{self._name('epoch')} > {epoch}){self.dialect.on_ledger_conflict}"
+            f" WHERE {condition}{self.dialect.on_ledger_conflict}"
         )
         try:
-            return session.execute(claim) == 1
+            return session.execute(insert) == 1
         except self.dialect.errors as error:
             if self.dialect.is_duplicate(error):
                 return False
@@ -89,7 +128,7 @@ class Ledger(LedgerRows):
             session.execute(
                 f"UPDATE {self.table} SET {owner} = {self.dialect.literal(mine)}"
                 f" WHERE {self._mine()} AND {self._name('epoch')} = {epoch}"
-                f" AND {self._name('part')} = {_WHOLE_EPOCH}"
+                f" AND {self._name('part')} = {_TAKEN}"
                 f" AND {owner} = {self.dialect.literal(owner_now)}"
             )
             == 1
@@ -97,7 +136,10 @@ class Ledger(LedgerRows):
 
     def prune(self, session: Session, below: EpochNumber) -> int:
         epoch = self._name("epoch")
-        newest = f"SELECT MAX(n.{epoch}) FROM {self.table} n WHERE {self._mine('n')}"
+        newest = (
+            f"SELECT MAX(n.{epoch}) FROM {self.table} n WHERE {self._mine('n')}"
+            f" AND n.{self._name('part')} = {_ALL}"
+        )
         return self._delete(session, f"{epoch} < {below} AND {epoch} < ({newest})")
 
     def forget(self, session: Session) -> int:
@@ -170,7 +212,7 @@ class Ledger(LedgerRows):
             )
             for part, generation, claim, attempt in rows
         ]
-        handles = frozenset(one for one in found if one.partition != _WHOLE_EPOCH)
+        handles = frozenset(one for one in found if one.partition >= 0)
         return handles if len(handles) < len(found) else None
 
     def owner(self, session: Session, epoch: EpochNumber) -> Claim | None:
@@ -178,12 +220,23 @@ class Ledger(LedgerRows):
         rows = session.query(
             f"SELECT {self._name('owner')} FROM {self.table}"
             f" WHERE {self._mine()} AND {self._name('epoch')} = {epoch}"
-            f" AND {self._name('part')} = {_WHOLE_EPOCH}"
+            f" AND {self._name('part')} = {_TAKEN}"
         )
         return Claim(rows[0][0]) if rows else None
 
+    def newest_epoch(self, session: Session) -> EpochNumber | None:
+        """The newest epoch of this sink of this uid that is committed as a whole."""
+        ((newest,),) = session.query(
+            f"SELECT MAX({self._name('epoch')}) FROM {self.table} WHERE {self._mine()}"
+            f" AND {self._name('part')} = {_ALL}"
+        )
+        return None if newest is None else EpochNumber(int(newest))
+
     def newest(self, session: Session) -> list[Mark]:
-        """Per uid that ever wrote under this pipeline's and this sink's name."""
+        """
+        Of each uid that ever wrote under this pipeline's and this sink's name, the newest epoch
+        that is committed as a whole.
+        """
         uid, epoch, run = (self._name(name) for name in ("uid", "epoch", "run"))
         who = self.identity
         rows = session.query(
@@ -191,7 +244,8 @@ class Ledger(LedgerRows):
             f" ROW_NUMBER() OVER (PARTITION BY l.{uid} ORDER BY l.{epoch} DESC) place"
             f" FROM {self.table} l WHERE l.{self._name('pipeline')} ="
             f" {self.dialect.literal(who.pipeline)} AND l.{self._name('sink_name')} ="
-            f" {self.dialect.literal(who.sink)}) q WHERE q.place = 1 ORDER BY q.{uid}"
+            f" {self.dialect.literal(who.sink)} AND l.{self._name('part')} = {_ALL}) q"
+            f" WHERE q.place = 1 ORDER BY q.{uid}"
         )
         return [
             Mark(uid=Uid(uid), epoch=EpochNumber(int(epoch)), run=run or None)

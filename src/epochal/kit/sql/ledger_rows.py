@@ -43,10 +43,12 @@ class LedgerRows:
 
     def record(self, receipts: Sequence[Receipt]) -> list[str]:
         """Statements that insert one row per handle, for the transaction that holds its rows."""
-        rows = [
-            self._row(key_of(receipt.handle), receipt.handle.claim, receipt.rows)
-            for receipt in receipts
-        ]
+        return self._inserts([self._of_handle(receipt) for receipt in receipts])
+
+    def _of_handle(self, receipt: Receipt) -> str:
+        return self._row(key_of(receipt.handle), receipt.handle.claim, receipt.rows)
+
+    def _inserts(self, rows: Sequence[str]) -> list[str]:
         return [
             f"INSERT INTO {self.table} ({self._columns()}) {self.dialect.values(some)}"
             for some in in_pieces(rows)

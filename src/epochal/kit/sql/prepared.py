@@ -9,8 +9,10 @@ is asked before the ledger.
                         "not found", x is listed     another session holds it: wait, try again
                         "not found", x not listed    the ledger proves committed, or rolled back
 
-The epoch's own row of the ledger comes first, in a transaction before them: where a copy of the
-epoch log is at work, both sides have transactions of this epoch, and only one may commit its own.
+Two rows of the ledger are the epoch's own. One comes first, in a transaction before them: where a
+copy of the epoch log is at work, both sides have transactions of this epoch, and only one may
+commit its own. The other comes last and proves the whole epoch: a server that went back in time to
+a moment between the two has a part of the epoch only.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ _HELD_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 class PreparedSqlCommitter(SqlCommitter):
-    def begin(self, begin: Begin) -> Json:  # noqa: ARG002
+    def begin(self, begin: Begin) -> Json:
+        self._begin_after(begin.newest_committed)
         return self.hand_out()
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Every constraint was met when a task prepared: only that all are still there is asked."""
+        """
+        Every constraint was met when a task prepared: only that all are still there is asked, and
+        that the server did not go back in time since the epoch began.
+        """
+        self._ask("compare the ledger", self._require_not_back)
         listed = {one.handle for one in self.in_doubt()}
         gone = [one.handle for one in receipts if has_rows(one) and one.handle not in listed]
         if gone:
@@ -57,6 +64,10 @@ class PreparedSqlCommitter(SqlCommitter):
                 "a person or a script rolled them back, or the server was restored",
                 handles=handles,
             )
+        self._in_transaction(
+            f"record epoch {epoch}",
+            lambda session: self._ledger.record_all(session, epoch, receipts),
+        )
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._read_again()
@@ -68,11 +79,16 @@ class PreparedSqlCommitter(SqlCommitter):
             lambda session: self.dialect.prepared(session, self.identity),
         )
 
-    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
+    def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
         def ask(session: Session) -> Proof:
             if self._is_listed(session, receipt.handle):
                 return Proof.UNKNOWN
-            return proven(receipt, self._ledger.proof(session, receipt.handle))
+            proof = proven(receipt, self._ledger.proof(session, receipt.handle))
+            if proof is not Proof.COMMITTED:
+                return proof
+            # The epoch's last row is its proof: without it `newest` does not show the epoch.
+            newest = self._ledger.newest_epoch(session)
+            return Proof.UNKNOWN if newest is None or newest < epoch else proof
 
         return self._ask("ask for proof", ask, missing=Proof.ABORTED)
 
@@ -137,7 +153,9 @@ class PreparedSqlCommitter(SqlCommitter):
         empty = [one for one in receipts if not has_rows(one)]
 
         def claim(session: Session) -> bool:
-            if not self._ledger.claim_epoch(session, epoch, receipts):
+            if not self._ledger.claim_epoch(session, epoch, receipts, after=self._after):
+                if self._ledger.owner(session, epoch) is None:
+                    self._require_not_back(session)
                 return self._ledger.take_over_epoch(session, epoch, receipts)
             for statement in self._ledger.record(empty):
                 session.execute(statement)

@@ -42,14 +42,16 @@ class StagedTable(SqlCommitter):
         """
         Insert the epoch's row of the ledger; False where these receipts are committed already.
 
-        Raises where the epoch was committed from others: that proves nothing of these.
+        Raises where the epoch was committed from others, which proves nothing of these, and where
+        the server went back in time.
         """
-        if self._ledger.claim_epoch(session, epoch, receipts):
+        if self._ledger.claim_epoch(session, epoch, receipts, after=self._after):
             return True
         handles = frozenset(receipt.handle for receipt in receipts)
-        if self._ledger.handles(session, epoch) != handles:
-            raise self._committed_by_others(epoch)
-        return False
+        if self._ledger.handles(session, epoch) == handles:
+            return False
+        self._require_not_back(session)
+        raise self._committed_by_others(epoch)
 
     def apply(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """
@@ -66,7 +68,7 @@ class StagedTable(SqlCommitter):
             self.read_apply(session, tables).run(session, epoch, rows)
             self._require_layout(session, layout)
         self.dialect.check_constraints(session)
-        for statement in self._ledger.record(receipts):
+        for statement in self._ledger.record_epoch(epoch, receipts):
             session.execute(statement)
         if tables and not self.dialect.ddl_commits:
             self.dialect.drop(session, self.sink.meta, list(tables))

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from epochal.contract import Begin
 from epochal.errors import (
     InvariantBroken,
     Misconfigured,
@@ -20,6 +21,7 @@ from epochal.errors import (
     PreparedLost,
     TryAgain,
     copy_at_work,
+    require_still_committed,
 )
 from epochal.kit.sink_base import CommitterBase, Dropped, Recount
 from epochal.sinks.http.check import check
@@ -77,6 +79,12 @@ class HttpCommitter(CommitterBase):
             content_type=self._form.content_type,
             part_bytes=self._part_bytes,
         )
+
+    def begin(self, begin: Begin) -> Json:
+        if begin.newest_committed is not None:
+            newest = self._newest_epoch()
+            require_still_committed(self._identity.sink, begin.newest_committed, proven=newest)
+        return None
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """The receiver, if it can, applies everything and takes it back."""

@@ -37,14 +37,10 @@ class Layout:
     """The table's data location, without a slash at its end."""
 
     def markers(self, files: TableFiles) -> Markers:
-        return Markers(files, self.marker_folder)
-
-    @property
-    def marker_folder(self) -> str:
-        return f"{self.data_path}/{_FOLDER}/in-doubt"
+        return Markers(files, f"{self.data_path}/{_FOLDER}/in-doubt")
 
     def marker(self, handle: Handle) -> str:
-        return f"{self.marker_folder}/{handle}"
+        return f"{self.data_path}/{_FOLDER}/in-doubt/{handle}"
 
     def folder(self, handle: Handle) -> str:
         return f"{self.data_path}/{_FOLDER}/{handle}"
@@ -84,13 +80,9 @@ class TableFiles:
         except FileNotFoundError:
             return None
 
-    def sizes(self, locations: Sequence[str]) -> list[int | None]:
-        """The size of each file; None where there is none."""
-        return at_once(self._size, locations)
-
     def missing(self, locations: Sequence[str]) -> list[str]:
-        found = self.sizes(locations)
-        return [where for where, size in zip(locations, found, strict=True) if size is None]
+        found = at_once(self._exists, locations)
+        return [where for where, is_there in zip(locations, found, strict=True) if not is_there]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete files; one that is gone already is no error."""
@@ -135,10 +127,9 @@ class TableFiles:
             sync(path)
             sync(path.parent)
 
-    def _size(self, location: str) -> int | None:
+    def _exists(self, location: str) -> bool:
         files, path = self._opened(location)
-        found = files.get_file_info(path)
-        return int(found.size or 0) if found.type == pafs.FileType.File else None
+        return bool(files.get_file_info(path).type == pafs.FileType.File)
 
     def _delete(self, location: str) -> None:
         with suppress(FileNotFoundError):

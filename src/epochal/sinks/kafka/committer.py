@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from epochal.contract import Begin, Deadline, Task
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, PreparedLost, copy_at_work
+from epochal.errors import (
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    PreparedLost,
+    copy_at_work,
+    require_still_committed,
+)
 from epochal.kafka.client import Client
 from epochal.kafka.cluster import Leader
 from epochal.kafka.codes import Code
@@ -59,6 +66,9 @@ _LANES = 8
 """Connections to each broker, which works on one request per connection at a time."""
 _LIMITS_AGE_MAX_S = 300.0
 """As often as other clients refresh their metadata: partitions may have been added."""
+_PROVEN_WITHIN_S = 2.0
+"""How long a group may show an older number after a transaction was committed."""
+_LOOK_EVERY_S = 0.02
 
 Prepared: TypeAlias = tuple[Receipt, OpenTransaction]
 
@@ -83,6 +93,8 @@ class KafkaCommitter(Operable):
         self._opened_s = 0.0
         """When the oldest of them was opened, by `time.monotonic`."""
         self._source_offsets: Offsets | None = None
+        self._committed: EpochNumber | None = None
+        """The last epoch that this committer has committed: the ledger shows it soon."""
         self.pinned_s = 0.0
         """About how long the transactions of the last epoch made readers wait."""
 
@@ -103,6 +115,7 @@ class KafkaCommitter(Operable):
                 "Kafka(spool=True): this pipeline has no folder of its own to keep rows in",
                 "name one that driver and executors share: spool=…",
             )
+        self._require_not_back(begin.newest_committed)
         if time.monotonic() - self._limits_read_s > _LIMITS_AGE_MAX_S:
             self._cluster_limits = None
             self._client.forget(Leader(self._sink.topic, 0))
@@ -112,6 +125,21 @@ class KafkaCommitter(Operable):
         self._epoch, self._began_s = begin.epoch, time.monotonic()
         self._source_offsets = begin.offsets
         return replace(self._handout(slots), value=self._value()).to_json()
+
+    def _require_not_back(self, committed: EpochNumber | None) -> None:
+        """A ledger that brokers have forgotten is no sign of it."""
+        proven = committed if committed is None else self._proven_epoch(committed)
+        if proven is not None:
+            require_still_committed(self._identity.sink, committed, proven=proven)
+
+    def _proven_epoch(self, awaited: EpochNumber) -> EpochNumber | None:
+        """The epoch in the ledger; asked again for a while, as commits show some time later."""
+        deadline_s = time.monotonic() + _PROVEN_WITHIN_S
+        while True:
+            found = self._ledger.at(self._client, self._ids.group)
+            if found is None or found >= awaited or time.monotonic() > deadline_s:
+                return found
+            time.sleep(_LOOK_EVERY_S)
 
     def _value(self) -> Json:
         if self._value_type is None:
@@ -173,6 +201,7 @@ class KafkaCommitter(Operable):
             transaction_status.await_visible(self._client, [txn for _, txn in opened])
             self.pinned_s = time.monotonic() - self._opened_s if self._opened_s else 0.0
         self._held.clear()
+        self._committed = epoch
         if self._spool is not None:
             self._spool.remove(receipt.handle for receipt in receipts)
 
@@ -226,6 +255,8 @@ class KafkaCommitter(Operable):
         None where no ledger is found: the pipeline is new, or the brokers have forgotten its
         ledger, and that must not look like a topic that was emptied.
         """
+        if self._committed is not None:
+            self._proven_epoch(self._committed)
         return self._ledger.newest(self._client) or None
 
     def prune(self, below: EpochNumber) -> None:

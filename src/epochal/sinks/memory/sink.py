@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from epochal.contract import Task
-from epochal.errors import Misconfigured
+from epochal.contract import Begin, Task
+from epochal.errors import Misconfigured, require_still_committed
 from epochal.kit.sink_base import CommitterBase, Dropped, Promises, Recount, SinkBase
 from epochal.sinks.memory.client import StoreReference
 from epochal.sinks.memory.store import Store
@@ -138,6 +138,12 @@ class MemoryCommitter(CommitterBase):
         self._identity = identity
         self._store = store
         self._replaces = replaces
+
+    def begin(self, begin: Begin) -> Json:
+        mine = [mark.epoch for mark in self.newest() if mark.uid == self._identity.uid]
+        newest = max(mine, default=None)
+        require_still_committed(self._identity.sink, begin.newest_committed, proven=newest)
+        return None
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:  # noqa: ARG002
         return [
