@@ -23,6 +23,7 @@ from epochal.coordinator import EpochFigures
 from epochal.errors import EpochalError, TaskFailed
 from epochal.protocol.machine import Phase
 from epochal.spark.active_runs import is_active, stop_query
+from epochal.spark.local_session import log_uncaught_exceptions
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.query_options import Trigger
 from epochal.telemetry.exporters import push_otlp
@@ -68,6 +69,7 @@ def run(
         declared = replace(declared, trigger=TriggerPart(available_now=True))
     spark = session_of(declared)
     spark.sparkContext.setLogLevel("ERROR")
+    log_uncaught_exceptions()
     try:
         stream = stream_of(declared, spark)
         pipeline = pipeline_of(declared, gates=gates_of(declared.gates, stream))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epochal.spark.versions import UNIX_SOCKETS
 
@@ -56,6 +56,18 @@ def quiet(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder.config(
         "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     )
+
+
+def log_uncaught_exceptions() -> None:
+    """
+    Let what ends a thread of the JVM go to Spark's log, and not to stderr with its stack trace: a
+    signal to the process group stops Spark's context before the threads that need it.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415  the same
+
+    jvm: Any = SparkContext._jvm
+    handler = jvm.org.apache.spark.util.SparkUncaughtExceptionHandler(False)
+    jvm.java.lang.Thread.setDefaultUncaughtExceptionHandler(handler)
 
 
 def local_session(name: str, *, threads: int) -> SparkSession:
