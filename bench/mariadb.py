@@ -35,7 +35,7 @@ _SETTINGS = {"innodb-flush-method": "fsync", "innodb-buffer-pool-size": "256M"}
 @contextmanager
 def mariadb_server() -> Iterator[Any]:
     sys.path.insert(0, str(TESTS))
-    from servers.mariadb import running_server  # noqa: PLC0415  of the tests, found above
+    from servers.mysql import running_server  # noqa: PLC0415  of the tests, found above
 
     with running_server(_SETTINGS) as server:
         execute(server, "CREATE DATABASE bench")

@@ -22,6 +22,7 @@ from typing import Any
 from typer.main import get_command
 
 import docs_sinks
+import docs_types
 from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
 from epochal.errors import EpochalError
@@ -164,6 +165,10 @@ def grants_page() -> str:
     return _page("Least privileges", *docs_sinks.grants())
 
 
+def types_page() -> str:
+    return _page("Types of columns", *docs_types.parts())
+
+
 def tested_page() -> str:
     return _page("Tested versions", *docs_sinks.tested())
 
@@ -182,6 +187,7 @@ PAGES = {
     "epoch.md": epoch_page,
     "errors.md": errors_page,
     "grants.md": grants_page,
+    "types.md": types_page,
     "invariants.md": invariants_page,
     "limits.md": limits_page,
     "metrics.md": metrics_page,

@@ -220,6 +220,19 @@ class Rejecting(Protocol):
         """
 
 
+@runtime_checkable
+class Confirming(Protocol):
+    """A committer, or a shared transaction, that holds a rehearsal open and may lose it."""
+
+    def confirm(self, epoch: EpochNumber, receipts: Any) -> None:
+        """
+        Ask whether what `rehearse` applied is still held, and apply it again where it is lost.
+        Called just before the decision, however long gates and other sinks took.
+
+        Raises what `rehearse` does: then there is no decision, and the epoch is aborted.
+        """
+
+
 class SharedTransaction(Protocol):
     """
     Several sinks of a pipeline whose rows become visible by one act of their target.

@@ -194,6 +194,24 @@ def test_a_session_is_paused_and_resumed_from_the_command_line(place, epochal):
     assert rows(place) == 9
 
 
+def test_small_files_are_compacted_and_what_can_not_be_is_said(place, epochal, monkeypatch):
+    import jobs
+
+    import epochal as ep
+
+    lake = ep.Delta(str(place / "lake"), create_table="if_missing", name="lake")
+    monkeypatch.setattr(jobs.pipeline, "sinks", (*jobs.sinks, lake))
+    jobs.sinks.append(lake)
+    with jobs.session() as session:
+        jobs.run(session, 3)
+    code, out, _ = epochal("compact", "jobs:pipeline", "--sink", "lake", "--dry-run")
+    assert (code, out) == (0, "lake: 3 files would become about 1\n")
+    code, out, _ = epochal("compact", "jobs:pipeline", "--json")
+    sinks = json.loads(out)["sinks"]
+    assert (code, sinks["lake"]["files_before"], sinks["lake"]["files_after"]) == (0, 3, 1)
+    assert "readers of a folder go by the files in it" in sinks["orders"]["result"]
+
+
 def test_the_log_is_exported_and_a_dropped_pipeline_leaves_its_rows(place, epochal):
     import jobs
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from servers.jvm import QUICK
-from servers.maven import ROOT, artifact
-from servers.programs import jdk_java
+from servers.maven import artifact
+from servers.programs import ROOT, jdk_java
 
 RELEASE = "2.3.232"
 _PROGRAM = ROOT / "tests" / "sinks" / "oracle" / "java" / "H2.java"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from servers.programs import program
+from servers.programs import fetched, program
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 _POM = (
     '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
     "<groupId>epochal.tests</groupId><artifactId>jars</artifactId><version>1</version>"
@@ -53,21 +50,8 @@ def artifact(name: str, coordinate: str) -> Path:
 
 
 def _once(name: str, fetch: Callable[[Path], None]) -> Path:
-    home = ROOT / ".cache" / name
-    home.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time():
-        if not (home / "complete").exists():
-            fetch(home)
-            (home / "complete").touch()
-    return home
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
     """Maven's own store of jars does not like two of it at work."""
-    with (ROOT / ".cache" / "maven.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return fetched(name, fetch, lock="maven")
 
 
 def _maven(home: Path, *words: str) -> None:

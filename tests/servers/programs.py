@@ -1,16 +1,28 @@
-"""Programs that no Python package brings: Debian's packages do, where they may be installed."""
+"""Programs that no Python package brings: Debian's packages do.
+
+Packages of this machine's own release are installed, where root runs the tests. Those of another
+suite are only unpacked, under `.cache/`, and run with the libraries unpacked beside them: nothing
+of the system changes.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = ROOT / ".cache"
 _LEAN = ("--no-install-recommends",)
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_FETCH_MAX_S = 900
 
 
 class NoProgram(RuntimeError):
@@ -37,9 +49,92 @@ def jdk_java() -> str:
 def _install(name: str, package: str) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise NoProgram(f"`{name}` is not on the path: install it (Debian's package: {package})")
-    with (Path(tempfile.gettempdir()) / "epochal-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, apt in one
+    with locked(Path(tempfile.gettempdir()) / "epochal-apt.lock"):  # apt in one process only
         for words in (["update", "-q"], ["install", "-q", "-y", *_LEAN, package]):
-            ran = subprocess.run(["apt-get", *words], capture_output=True, text=True, check=False)
-            if ran.returncode:
-                raise NoProgram(f"apt-get {' '.join(words)} failed: {ran.stderr[-500:]}")
+            _run(["apt-get", *words])
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Tests run in several processes: one of them at a time."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def fetched(name: str, fetch: Callable[[Path], None], *, lock: str) -> Path:
+    """A folder of `.cache/` that `fetch` fills, once on this machine."""
+    home = CACHE / name
+    CACHE.mkdir(exist_ok=True)
+    with locked(CACHE / f"{lock}.lock"):
+        if not (home / "complete").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
+            fetch(home)
+            (home / "complete").touch()
+    return home
+
+
+# Packages of another suite
+
+
+def unpack(package: str, suite: str, root: Path) -> None:
+    """A package of another suite of Debian, and everything that it needs, the C library too."""
+    if shutil.which("apt-get") is None:
+        raise NoProgram(f"apt-get is needed: {package} comes from Debian's suite {suite}")
+    with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
+        apt = _private_apt(Path(folder), suite)
+        _run([*apt, "update", "-q"])
+        _run([*apt, "install", "-q", "-y", *_LEAN, "--download-only", package])
+        for archive in sorted(Path(folder).glob("archives/*.deb")):
+            _run(["dpkg", "-x", str(archive), str(root)])
+
+
+def unpacked_command(root: Path, path: str) -> list[str]:
+    """The command that runs a program of `unpack`: by its own loader, with its own libraries."""
+    libraries = root / "usr/lib" / f"{platform.machine()}-linux-gnu"
+    (loader,) = libraries.glob("ld-linux*.so.*")
+    return [str(loader), "--library-path", str(libraries), str(root / path)]
+
+
+def _private_apt(folder: Path, suite: str) -> list[str]:
+    """
+    apt-get in a folder of its own, for which nothing is installed: it reads the machine's
+    configuration and touches none of its state.
+    """
+    for name in ("lists/partial", "archives/partial"):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    (folder / "sources.list").write_text(_source(suite), encoding="utf-8")
+    settings = {
+        "Dir::Etc::sourcelist": folder / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State::lists": folder / "lists",
+        "Dir::State::status": folder / "status",
+        "Dir::State::extended_states": folder / "extended_states",
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": folder / "archives",
+        # Where root runs it, another user could not enter the folder.
+        "APT::Sandbox::User": "root",
+        "Acquire::Languages": "none",
+    }
+    return ["apt-get", *(word for key, to in settings.items() for word in ("-o", f"{key}={to}"))]
+
+
+def _source(suite: str) -> str:
+    """A source entry for another suite, from where this machine has its own release from."""
+    release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    wanted = ("Created-By: Packages", f"Release: {release}", "Component: main")
+    listed = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted]).split()
+    if not listed:
+        raise NoProgram(f"apt has no source of the release {release!r} that leads to {suite}")
+    signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
+    return f"deb {signed}{listed[0]} {suite} main\n"
+
+
+def _run(words: Iterable[str]) -> str:
+    command = list(words)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_FETCH_MAX_S)
+    if ran.returncode:
+        raise NoProgram(f"{command[0]} {command[-1]} failed: {ran.stderr[-500:]}")
+    return ran.stdout

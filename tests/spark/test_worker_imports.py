@@ -24,7 +24,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
-from servers import mariadb, postgres
+from servers import mysql, postgres
 from servers.receiver import ReceiverServer
 
 import epochal as ep
@@ -122,7 +122,7 @@ def _postgres(folder: Path, stack: ExitStack) -> Sink:
 
 
 def _mysql(folder: Path, stack: ExitStack) -> Sink:
-    server = stack.enter_context(mariadb.running_server())
+    server = stack.enter_context(mysql.running_server())
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("CREATE DATABASE shop")
         cursor.execute(

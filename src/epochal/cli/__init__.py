@@ -38,6 +38,7 @@ VERBS = {
     "adopt": "identity:adopt",
     "fork": "identity:fork",
     "rename": "identity:rename",
+    "compact": "compact:compact",
     "drop": "drop:drop",
     "grants": "grants:grants",
     "log": "log:log",

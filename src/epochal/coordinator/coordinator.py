@@ -279,6 +279,7 @@ class Coordinator:
             self._rehearsal.examine(self.state, self._open_epoch, receipts, frame)
             receipts = {**receipts, **self._rehearsal.rejected}
             require_same_offsets(self._open_epoch, began_with, offsets())
+            self._rehearsal.confirm(self._open_epoch, receipts)
             self._rehearsal.require_time(self._open_epoch)
         except Exception as error:
             self.abort({**receipts, **self._rehearsal.rejected}, because=error)

@@ -93,6 +93,10 @@ class Rehearsal:
         self._deadlines = [*self._targets.rehearse_all(epoch, groups).items()]
         self.require_time(epoch)
 
+    def confirm(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        """Have targets show that they still hold what was rehearsed; the decision is next."""
+        self._targets.confirm_all(epoch, self._targets.groups(receipts))
+
     def require_time(self, epoch: EpochNumber) -> None:
         """Refuse to decide on rows that a target would drop before they can be committed."""
         for sinks, deadline in self._deadlines:

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import Begin, Committer, Deadline, SharedTransaction, SharesTransaction, Sink
+from epochal.contract import (
+    Begin,
+    Committer,
+    Confirming,
+    Deadline,
+    SharedTransaction,
+    SharesTransaction,
+    Sink,
+)
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.rejected_rows import check_schemas, reject_sinks
 from epochal.coordinator.retry import OnEnd, Result, StillRunning
@@ -161,6 +169,27 @@ class Targets:
         if sink in self.shared:
             return self.shared[sink].rehearse(epoch, group)
         return self.committers[sink].rehearse(epoch, group[sink])
+
+    def confirm_all(self, epoch: EpochNumber, groups: Sequence[Receipts]) -> None:
+        """Ask those that hold a rehearsal open whether they still do."""
+        self._at_once(
+            [
+                Call(sinks=tuple(group), run=confirm)
+                for group in groups
+                if (confirm := self._confirm(epoch, group)) is not None
+            ],
+            give_up_s=self._patience_s,
+        )
+
+    def _confirm(self, epoch: EpochNumber, group: Receipts) -> Callable[[], None] | None:
+        sink = next(iter(group))
+        shared = self.shared.get(sink)
+        if isinstance(shared, Confirming):
+            return partial(shared.confirm, epoch, group)
+        committer = self.committers[sink]
+        if shared is None and isinstance(committer, Confirming):
+            return partial(committer.confirm, epoch, group[sink])
+        return None
 
     def commit(self, epoch: EpochNumber, group: Receipts) -> None:
         sink = next(iter(group))

@@ -1,7 +1,8 @@
 """Hive's folder layout, `column=value/`, as Spark writes and reads it.
 
-A null is `__HIVE_DEFAULT_PARTITION__`, and so is an empty string: the layout has no other form for
-it, and Spark's own sink does the same. Characters that file systems or Hive don't allow are `%XX`.
+A null is `__HIVE_DEFAULT_PARTITION__`. An empty string and that very text have no form of their
+own: Spark's own sink lets both come back as null, and here they are refused. Characters that file
+systems or Hive don't allow are `%XX`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,13 @@ def _folder(columns: tuple[str, ...], values: tuple[str | None, ...]) -> str:
 
 
 def _segment(column: str, value: str | None) -> str:
-    segment = f"{escape(column)}={escape(value) if value else NULL}"
+    if value in ("", NULL):
+        raise RowRejected(
+            f"partition column {column!r} has the value {value!r}, which would come back as null: "
+            "a folder's name has no form for it",
+            f"nullif({column}, {value!r}) in the query writes a null on purpose",
+        )
+    segment = f"{escape(column)}={NULL if value is None else escape(value)}"
     if len(segment.encode()) > _NAME_BYTES_MAX:
         raise RowRejected(
             f"partition column {column!r} has a value that makes a folder's name of "

@@ -34,9 +34,10 @@ class Encoder:
         compression: str,
         dictionaries: Sequence[str],
     ) -> None:
+        self._schema = nullable_inside(schema)
         self._writer = pq.ParquetWriter(
             stream,
-            schema,
+            self._schema,
             compression=compression,
             version="2.6",
             use_dictionary=dictionaries,
@@ -44,6 +45,8 @@ class Encoder:
         )
 
     def write(self, rows: pa.Table) -> None:
+        if rows.schema != self._schema:
+            rows = rows.cast(self._schema)
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def close(self) -> pq.FileMetaData:
@@ -58,6 +61,32 @@ def encoder(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], En
     return lambda stream: Encoder(
         stream, sampled.schema, compression=compression, dictionaries=dictionaries
     )
+
+
+def nullable_inside(schema: pa.Schema) -> pa.Schema:
+    """
+    The same columns, with fields inside of others that take nulls. Where a struct is null, as one
+    side of an outer join or Debezium's `before`, its fields have no value either, and Arrow's
+    writer refuses them if they are declared to have one.
+    """
+    return pa.schema(
+        [column.with_type(_nullable(column.type)) for column in schema], metadata=schema.metadata
+    )
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    def relaxed(field: pa.Field) -> pa.Field:
+        return field.with_type(_nullable(field.type)).with_nullable(True)
+
+    if pa.types.is_struct(kind):
+        return pa.struct([relaxed(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, relaxed(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(relaxed(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(relaxed(kind.value_field), kind.list_size)
+    return pa.list_(relaxed(kind.value_field)) if pa.types.is_list(kind) else kind
 
 
 def sample(rows: pa.Table) -> pa.Table:

@@ -197,12 +197,23 @@ class Dropped:
     """What stays and why; empty where nothing does."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What became of a target's small files."""
+
+    files_before: int = 0
+    files_after: int = 0
+    """Files in the place of those; before a compaction, about as many."""
+    because: str = ""
+    """Why none was compacted; empty where some were, or where none is small."""
+
+
 @runtime_checkable
 class Operable(Protocol):
     """
-    A committer that answers the operator's commands (`verify`, `drop`, `doctor`). Optional: derive
-    from this class and define what the target can do; the defaults say that the rest is not
-    available. Nothing here takes part in an epoch.
+    A committer that answers the operator's commands (`verify`, `drop`, `compact`, `doctor`).
+    Optional: derive from this class and define what the target can do; the defaults say that the
+    rest is not available. Nothing here takes part in an epoch.
     """
 
     def recount(self) -> Recount:
@@ -230,6 +241,16 @@ class Operable(Protocol):
         """
         return Dropped(kept="what this kind of target remembers of old epochs")
 
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:  # noqa: ARG002
+        """
+        Put few large files in the place of many small ones, by one commit of the target's own, so
+        that every reader sees the same rows before and after.
+
+        Called at any time, also while a driver works, on a committer of its own. Looks at nothing
+        but what is visible. May be repeated.
+        """
+        return Compacted(because="this kind of target has no files that could be compacted")
+
     def server_time(self) -> float | None:
         """Seconds since 1970 by the target's clock; None where it has none to read."""
         return None
@@ -240,7 +261,8 @@ class CommitterBase(Operable, ABC):
     A committer without the verbs that every target must define for itself.
 
     `rehearse` and `check` have no default on purpose: an empty one breaks a promise that nothing
-    else keeps (I3). The operator's verbs (`recount`, `reread`, `drop`, `server_time`) are optional.
+    else keeps (I3). The operator's verbs (`recount`, `reread`, `drop`, `compact`,
+    `server_time`) are optional.
     """
 
     @abstractmethod

@@ -322,6 +322,23 @@ class DropReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCompaction:
+    files_before: int = 0
+    files_after: int = 0
+    is_failed: bool = False
+    result: str
+    """What was done, or why nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReport:
+    location: str
+    pipeline: str
+    is_dry_run: bool
+    sinks: Mapping[str, SinkCompaction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDiagnosis:
     sink: str
     described: Mapping[str, Json]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
-from epochal.errors import EpochalError, OutcomeUnknown, TryAgain
+from epochal.errors import EpochalError, OutcomeUnknown, RowRejected, TryAgain
 from epochal.logs import MemoryLog
+from epochal.session import Session
 from epochal.terms import EpochNumber, Limits, Proof
 from epochal.testing.driver import Checkpoint, Driver, JobFailed
 
@@ -155,6 +157,46 @@ def test_a_lost_reply_to_commit_is_settled_by_proof(
     assert orders.rows(columns="id") == [(1,), (2,), (3,)]
     assert {life.committer.outcome(EpochNumber(0), one) for one in receipts} == {Proof.COMMITTED}
     assert orders.leftovers() == []
+
+
+def test_a_rehearsal_that_was_lost_while_gates_ran_is_no_ground_for_a_decision(keyed, some):
+    def gate(epoch):
+        for number in keyed.open_transactions():
+            keyed.end_session(number)
+        if is_taken:
+            keyed.sql(f"INSERT INTO {keyed.schema}.orders (id) VALUES (2)")
+
+    rows, is_taken = some(1, 2), True
+    options = {"log": MemoryLog(), "schema": rows.schema, "gates": [gate], "limits": HURRY}
+    with Session("orders", sinks=[keyed.sink()], **options) as session:
+        session.begin(0)
+        session.write(rows)
+        with pytest.raises(RowRejected):
+            session.commit()
+        assert keyed.rows(columns="id") == [(2,)]
+        keyed.sql(f"DELETE FROM {keyed.schema}.orders")
+        is_taken = False
+        session.begin(0)
+        session.write(rows)
+        session.commit()
+    assert keyed.rows(columns="id") == [(1,), (2,)]
+    assert keyed.leftovers() == []
+
+
+def test_a_driver_that_is_gone_holds_rows_for_a_bounded_time(orders, some):
+    patience = Limits(retry_backoff_ms=(1,), decide_retry_max_s=0.5, commit_retry_max_s=0.5)
+    life = orders.life()
+    life.limits = patience
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    deadline_s = time.monotonic() + 20
+    while orders.open_transactions():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    life.committer.confirm(EpochNumber(0), receipts)
+    life.commit(0, receipts)
+    assert orders.rows(columns="id") == [(1,)]
 
 
 @BOTH

@@ -40,6 +40,13 @@ class Place:
     def url(self, **options: Any) -> str:
         raise NotImplementedError
 
+    def open_transactions(self) -> list[int]:
+        """The sessions that have one, of all users."""
+        raise NotImplementedError
+
+    def end_session(self, number: int) -> None:
+        raise NotImplementedError
+
     def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Any:
         name = options.pop("name", SinkName(f"{self.schema}.{table}"))
         defaults = {"meta_schema": self.meta, "pool_min": 1, "connect_timeout_s": 10, "name": name}
@@ -79,6 +86,6 @@ def orders(place: Any) -> Any:
 def keyed(place: Any) -> Any:
     place.sql(
         f"CREATE TABLE {place.schema}.orders"
-        f" (id bigint PRIMARY KEY, name {place.text}, note text DEFAULT 'untouched')"
+        f" (id bigint PRIMARY KEY, name {place.text}, note varchar(99) DEFAULT 'untouched')"
     )
     return place

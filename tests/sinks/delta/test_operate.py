@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
 
+from epochal.errors import TryAgain
 from epochal.kit.sink_base import Operable
 
 
@@ -100,3 +103,74 @@ def test_a_dropped_sink_leaves_rows_and_says_what_the_log_keeps(orders, some):
     assert f"epochal-{life.uid}-s" in shown.kept
     assert committer.drop(is_dry_run=False).removed == []
     assert orders.ids() == [1, 2]
+
+
+def test_small_files_become_few_and_what_is_prepared_is_left_alone(lake):
+    schema = pa.schema([("id", pa.int64()), ("area", pa.string())])
+    lake.made(schema, partition_by=["area"])
+    life = lake.life()
+    for epoch in range(4):
+        rows = {"id": [2 * epoch, 2 * epoch + 1], "area": ["a", "b"]}
+        life.write(epoch, pa.table(rows, schema=schema))
+    waiting = [life.prepare(pa.table({"id": [8], "area": ["a"]}, schema=schema), 4)]
+    table = DeltaTable(str(lake.folder))
+    operator = life.fresh().committer
+    planned = operator.compact(target_bytes=2**20, is_dry_run=True)
+    assert (planned.files_before, planned.files_after) == (8, 2)
+    done = operator.compact(target_bytes=2**20, is_dry_run=False)
+    assert (done.files_before, done.files_after) == (8, 2)
+    assert DeltaTable(str(lake.folder)).version() == table.version() + 1, "one commit"
+    assert lake.ids() == list(range(8))
+    life.rehearse(4, waiting)
+    life.commit(4, waiting)
+    assert lake.ids() == list(range(9))
+    assert operator.compact(target_bytes=2**20, is_dry_run=False).files_before == 2
+    life.write(5, pa.table({"id": [9], "area": ["b"]}, schema=schema))
+    assert lake.leftovers() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "merge", "keys": "id"}], ids=["append", "merge"])
+def test_readers_see_whole_epochs_while_epochs_are_written_and_files_compacted(
+    orders, some, options
+):
+    is_over = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            ids = orders.ids()
+            if ids != list(range(len(ids))) or len(ids) % 2:
+                wrong.append(ids)
+
+    def compact() -> int:
+        files = 0
+        while not is_over.is_set():
+            try:
+                done = life.fresh().committer.compact(target_bytes=2**20, is_dry_run=False)
+            except TryAgain:
+                continue  # a merge took files away that were being compacted
+            files += done.files_before
+        return files
+
+    life = orders.life(**options)
+    life.write(0, some(0, 1))
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(read), pool.submit(compact)]
+        for epoch in range(1, 15):
+            life.write(epoch, some(2 * epoch, 2 * epoch + 1))
+        is_over.set()
+        assert running[1].result() > 0 or options
+    assert not wrong
+    assert orders.ids() == list(range(30))
+    assert orders.leftovers() == []
+
+
+def test_the_driver_compacts_by_itself(orders, some):
+    life = orders.life()
+    for epoch in range(3):
+        life.write(epoch, some(epoch))
+    scheduled = orders.life(compact={"target_mb": 1, "every": "1h"})
+    scheduled.write(3, some(3))
+    scheduled.close()
+    assert len(DeltaTable(str(orders.folder)).file_uris()) == 1
+    assert orders.ids() == [0, 1, 2, 3]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, RowRejected
 from epochal.kit import json_lines
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.local import folder_beside
@@ -133,7 +133,6 @@ ODD = [
     "\x01\x1f\x7f",
     "007",
     "..",
-    "",
 ]
 
 
@@ -144,7 +143,7 @@ def test_odd_partition_values_come_back(drive, tmp_path, form):
         {
             "p": pa.array(values),
             "n": pa.array(range(len(values)), pa.int64()),
-            "odd=col": pa.array([1, None] * 6 + [7], pa.int32()),
+            "odd=col": pa.array([1, None] * 6, pa.int32()),
             "day": pa.array([dt.date(2026, 1, 31)] * len(values)),
             "flag": pa.array([True] * len(values)),
         }
@@ -155,15 +154,20 @@ def test_odd_partition_values_come_back(drive, tmp_path, form):
     driver.write(rows, 0)
     back = read_epochs(str(tmp_path)).to_table()
     assert back.schema == rows.schema
-    # The layout has one form for null and for the empty string, as under Spark's own sink.
-    expected = [{**row, "p": row["p"] or None} for row in rows.to_pylist()]
-    assert sorted(back.to_pylist(), key=lambda row: row["n"]) == expected
+    assert sorted(back.to_pylist(), key=lambda row: row["n"]) == rows.to_pylist()
+
+
+@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_partition_value_that_would_come_back_as_null_is_refused(drive, tmp_path, value):
+    driver = drive(Files(str(tmp_path), partition_by=["p"]))
+    with pytest.raises(RowRejected, match="which would come back as null"):
+        driver.prepare(pa.table({"p": ["a", value], "n": [1, 2]}), 0)
 
 
 def test_spark_reads_odd_partition_values_back(drive, tmp_path, spark):
     rows = pa.table({"p": pa.array([*ODD, None]), "n": pa.array(range(len(ODD) + 1), pa.int64())})
     drive(Files(str(tmp_path), partition_by=["p"])).write(rows, 0)
-    expected = {(row["p"] or None, row["n"]) for row in rows.to_pylist()}
+    expected = {(row["p"], row["n"]) for row in rows.to_pylist()}
     by_spark = spark.read.schema("n bigint, p string").parquet(str(tmp_path))
     assert {(row.p, row.n) for row in by_spark.collect()} == expected
     assert {(row.p, row.n) for row in read_epochs(str(tmp_path), spark=spark).collect()} == expected

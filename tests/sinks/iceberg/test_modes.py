@@ -12,7 +12,7 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, PreparedLost, Refused, RowRejected, TryAgain
 from epochal.sinks.iceberg import Iceberg
-from epochal.terms import EpochNumber, Proof
+from epochal.terms import EpochNumber, Proof, Uid
 
 E0, E1 = EpochNumber(0), EpochNumber(1)
 
@@ -52,7 +52,30 @@ def test_the_ledger_does_not_grow(warehouse, live, some):
     life = live(warehouse.sink(name))
     for epoch in range(5):
         life.write(epoch, some(epoch))
-    assert [key.rpartition(".")[2] for key in sorted(ledger(warehouse, name))] == ["3", "4"]
+    assert [key.rsplit(".", 1)[-1] for key in sorted(ledger(warehouse, name))] == ["3", "4"]
+
+
+def test_many_runs_leave_few_properties_and_each_is_still_proven(warehouse, live, some):
+    name = warehouse.create()
+    first = live(warehouse.sink(name))
+    first.write(0, some(0))
+    uids = [Uid(letter * 12) for letter in "abcdefghijklmnopqrstuvwxy"]
+    runs = {uid: f"backfill-{at}" for at, uid in enumerate(uids)}
+    receipts = {}
+    for at, (uid, run) in enumerate(runs.items()):
+        receipts[uid] = live(warehouse.sink(name), uid=uid, run=run).write(0, some(at + 1))
+    assert len(ledger(warehouse, name)) <= 10
+    marks = first.committer.newest()
+    assert {mark.uid: mark.run for mark in marks} == {**runs, first.uid: None}
+    loader = live(warehouse.sink(name), uid=uids[3], run=runs[uids[3]])
+    loader.commit(0, receipts[uids[3]])
+    assert loader.committer.outcome(E0, receipts[uids[3]][0]) is Proof.COMMITTED
+    assert warehouse.ids(name) == list(range(26))
+    loader.committer.drop(is_dry_run=False)
+    assert uids[3] not in {mark.uid for mark in first.committer.newest()}
+    assert len(first.committer.newest()) == 25
+    first.write(1, some(200))
+    assert [mark.epoch for mark in first.committer.newest() if mark.uid == first.uid] == [1]
 
 
 def test_a_thousand_winners_fit_into_one_short_property(warehouse, live):

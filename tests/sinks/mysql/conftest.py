@@ -1,18 +1,26 @@
-"""A real server, and a pipeline in miniature for each test, in databases of its own."""
+"""Real servers, and a pipeline in miniature for each test, in databases of its own.
+
+A test runs on MariaDB unless the marker `products`, of its module, its class or its own, says
+otherwise: what is sharp runs on both.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import pymysql
 import pytest
 from kit.sql import place as shared
 from kit.sql.place import keyed, orders, proxy  # noqa: F401  fixtures
-from servers.mariadb import MariaDBServer, NoServer, running_server
+from servers.mysql import DatabaseProcess, MariaDBServer, MySQLServer, running_server
+from servers.processes import NoServer
 from servers.tcp_proxy import Proxy
 
 from epochal.sinks.mysql import MySQL
@@ -20,13 +28,48 @@ from epochal.sinks.mysql import MySQL
 _numbers = itertools.count(1)
 
 
+_KINDS: Mapping[str, type[DatabaseProcess]] = {"mariadb": MariaDBServer, "mysql": MySQLServer}
+_ONCE = frozenset({"test_a_task_takes_less_than_100_mb_whatever_the_size_of_its_epoch"})
+"""Long tests of our own memory, which no server has a part in."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The products of a test; EPOCHAL_MYSQL=mysql runs everything there, and nowhere else."""
+    if "product" not in metafunc.fixturenames:
+        return
+    marked = metafunc.definition.get_closest_marker("products")
+    products = marked.args if marked is not None else ("mariadb",)
+    if metafunc.function.__name__ in _ONCE:
+        products = products[:1]
+    alone = os.environ.get("EPOCHAL_MYSQL")
+    metafunc.parametrize("product", [alone] if alone else products, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def product(request: pytest.FixtureRequest) -> str:
+    """`mariadb` or `mysql`."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[MariaDBServer]:
+def servers() -> Iterator[Callable[[str], DatabaseProcess]]:
+    """The server of a product, started at the first call and kept for the whole run."""
+    with ExitStack() as stack:
+        yield cache(lambda product: stack.enter_context(_running(product)))
+
+
+@contextmanager
+def _running(product: str) -> Iterator[DatabaseProcess]:
     try:
-        with running_server() as running:
+        with running_server(kind=_KINDS[product]) as running:
             yield running
     except NoServer as error:
-        pytest.fail(f"no MariaDB to prove anything on: {error}", pytrace=False)
+        pytest.fail(f"no {product} to prove anything on: {error}", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def server(servers: Callable[[str], DatabaseProcess], product: str) -> DatabaseProcess:
+    return servers(product)
 
 
 @dataclass(kw_only=True)
@@ -36,7 +79,7 @@ class Place(shared.Place):
     text: ClassVar[str] = "longtext"
     altered: ClassVar[str] = "MODIFY COLUMN {} {}"
 
-    server: MariaDBServer
+    server: DatabaseProcess
     admin: pymysql.Connection[Any]
     kind: type[MySQL] = MySQL
 
@@ -46,7 +89,32 @@ class Place(shared.Place):
             return list(cursor.fetchall())
 
     def url(self, **options: Any) -> str:
-        return self.server.url(database=self.schema, **options)
+        """Without TLS through a proxy, which looks at what passes."""
+        plain = "?ssl_disabled=true" if "port" in options else ""
+        return self.server.url(database=self.schema, **options) + plain
+
+    @property
+    def is_mariadb(self) -> bool:
+        return isinstance(self.server, MariaDBServer)
+
+    def make_account(self, name: str, password: str = "") -> None:
+        """A new account of this name, without rights."""
+        self.sql(f"DROP USER IF EXISTS {name}")
+        self.sql(f"CREATE USER {name} IDENTIFIED BY '{password}'")
+
+    def open_transactions(self) -> list[int]:
+        # The server reads its list again only if nobody has read it for 0.1 s.
+        time.sleep(0.15)
+        rows = self.sql(
+            "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx"
+            " WHERE trx_mysql_thread_id <> 0"
+        )
+        return [number for (number,) in rows]
+
+    def end_session(self, number: int) -> None:
+        self.sql(f"KILL CONNECTION {number}")
+        while number in self.open_transactions():
+            pass
 
     def reconnect(self) -> None:
         """After the server was killed."""
@@ -62,11 +130,12 @@ class Place(shared.Place):
         return [name for (name,) in staged] + self.prepared()
 
     def prepared(self) -> list[str]:
-        return [data.decode() for *_, data in self.sql("XA RECOVER")]
+        listed = [data for *_, data in self.sql("XA RECOVER")]
+        return [one if isinstance(one, str) else one.decode() for one in listed]
 
 
 @contextmanager
-def make_place(server: MariaDBServer) -> Iterator[Place]:
+def make_place(server: DatabaseProcess) -> Iterator[Place]:
     number = next(_numbers)
     place = Place(server=server, schema=f"t{number}", meta=f"m{number}", admin=server.connect())
     place.sql(f"CREATE DATABASE {place.schema}")
@@ -83,15 +152,15 @@ def make_place(server: MariaDBServer) -> Iterator[Place]:
 
 
 @pytest.fixture
-def place(server: MariaDBServer) -> Iterator[Place]:
+def place(server: DatabaseProcess) -> Iterator[Place]:
     with make_place(server) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[tuple[Place, Proxy]]:
+def mortal(product: str) -> Iterator[tuple[Place, Proxy]]:
     """A server that may be killed, with a proxy before it."""
-    with running_server() as doomed, make_place(doomed) as made:
+    with _running(product) as doomed, make_place(doomed) as made:
         made.sql(f"CREATE TABLE {made.schema}.orders (id bigint, name longtext)")
         between = Proxy(doomed.port)
         yield made, between

@@ -19,13 +19,14 @@ class _Conformance(TableConformance):
 
     def make(self, tmp_path: Path) -> Target:
         place = self._place
-        place.sql(f"CREATE OR REPLACE USER etl IDENTIFIED BY '{SECRET}'")
+        place.make_account("etl", SECRET)
         place.sql("GRANT ALL ON *.* TO etl")
         url = place.url(user=f"etl:{SECRET}")
         nowhere = "mysql://etl:x@127.0.0.1:1/shop"
         return self.target(place, url, nowhere=nowhere, wrong=url.replace(SECRET, "wrong"))
 
 
+@pytest.mark.products("mysql")
 class TestStagedAppend(_Conformance):
     options = MappingProxyType({"strategy": "staged"})
 
@@ -35,10 +36,12 @@ class TestStagedWithRejects(_Conformance):
     cannot = MappingProxyType({"refuse rows": "refused rows go to another sink"})
 
 
+@pytest.mark.products("mariadb", "mysql")
 class TestPreparedAppend(_Conformance):
     options = MappingProxyType({"strategy": "prepared"})
 
 
+@pytest.mark.products("mysql")
 class TestUpsert(_Conformance):
     options = MappingProxyType({"mode": "upsert", "keys": ["id"]})
     key = "PRIMARY KEY"

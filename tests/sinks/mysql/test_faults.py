@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.faults import Wire
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
+
+pytestmark = pytest.mark.products("mariadb", "mysql")
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +73,42 @@ def test_the_haste_of_one_verb_is_not_that_of_the_next(orders, some):
     assert patience == [(17, 17)]
 
 
+def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
+    own = ("idle_transaction_timeout", "idle_write_transaction_timeout")
+    limits = ("wait_timeout", *(own if orders.is_mariadb else ()))
+    before = orders.sql(f"SELECT {', '.join(f'@@global.{name}' for name in limits)}")[0]
+    orders.sql("SET GLOBAL " + ", ".join(f"{name} = 1" for name in limits))
+    try:
+        life = orders.life()
+        life.start(some(1))
+        receipts = [life.prepare(some(1), 0)]
+        life.rehearse(0, receipts)
+        (held,) = orders.open_transactions()
+        other = orders.server.connect()
+        with other.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {orders.schema}.orders")
+        listed = f"SELECT 1 FROM information_schema.processlist WHERE id = {other.thread_id()}"
+        while orders.sql(listed):
+            time.sleep(0.02)
+        assert orders.open_transactions() == [held]
+        life.commit(0, receipts)
+    finally:
+        changed = zip(limits, before, strict=True)
+        orders.sql("SET GLOBAL " + ", ".join(f"{name} = {value}" for name, value in changed))
+    assert orders.rows(columns="id") == [(1,)]
+
+
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
-    trigger(orders, "SET @waited = SLEEP(5)")
+    trigger(orders, "SET @waited = SLEEP(30)")
     life = orders.life(statement_timeout_s=0.2)
     life.start(some(1))
     with pytest.raises(TryAgain, match="statement_timeout_s"):
         life.rehearse(0, [life.prepare(some(1), 0)])
     assert orders.rows() == []
+    # Nor does the server go on with it: no transaction is left that holds locks.
+    deadline = time.monotonic() + 3
+    while orders.sql("SELECT trx_id FROM information_schema.innodb_trx"):
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

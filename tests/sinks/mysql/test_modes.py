@@ -9,6 +9,8 @@ from kit.sql.keyed_modes import KEYED, changes
 
 from epochal.errors import Misconfigured, RowRejected
 
+pytestmark = pytest.mark.products("mariadb", "mysql")
+
 
 def test_an_upsert_that_another_unique_index_makes_ambiguous_is_refused(place, some):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name varchar(9) UNIQUE)")

@@ -15,6 +15,8 @@ from sinks.life import Life
 from epochal.logs import MemoryLog
 from epochal.terms import EpochNumber
 
+pytestmark = pytest.mark.products("mariadb", "mysql")
+
 
 class OnMariaDB(ParentAndChild):
     good = "ok"

@@ -12,6 +12,8 @@ from epochal.sinks.mysql import check, client, writer
 from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import EpochNumber, Proof
 
+pytestmark = pytest.mark.products("mariadb", "mysql")
+
 # Staged
 
 
@@ -45,6 +47,7 @@ def test_litter_of_a_committed_epoch_is_proven_committed_and_goes_with_its_next_
 # Prepared
 
 
+@pytest.mark.products("mariadb")
 def test_a_connection_that_holds_its_prepared_rows_is_waited_for(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
@@ -98,12 +101,35 @@ def test_rows_can_be_committed_as_soon_as_they_are_prepared(orders, some, monkey
     link.close()
 
 
+@pytest.mark.products("mariadb")
 def test_prepared_is_refused_where_an_account_may_not_detach(orders, some, monkeypatch):
     monkeypatch.setattr(check, "DETACH_AT_PREPARE", "SET GLOBAL max_connections = 120")
-    orders.sql("CREATE OR REPLACE USER lowly")
+    orders.make_account("lowly")
     orders.sql(f"GRANT ALL ON {orders.schema}.* TO lowly")
     with pytest.raises(Misconfigured, match=r"needs SET GLOBAL .* denied"):
         orders.life(strategy="prepared", url=orders.url(user="lowly")).start(some(1))
+
+
+@pytest.mark.products("mysql")
+def test_prepared_is_refused_where_an_account_may_not_list_transactions(orders, some):
+    orders.make_account("lowly")
+    life = orders.life(strategy="prepared", url=orders.url(user="lowly"))
+    for statement in life.sink.grants():
+        if "XA_RECOVER_ADMIN" not in statement:
+            orders.sql(statement)
+    with pytest.raises(Misconfigured, match="XA RECOVER") as raised:
+        life.start(some(1))
+    assert "GRANT XA_RECOVER_ADMIN ON *.*" in raised.value.hint
+
+
+@pytest.mark.products("mysql")
+def test_prepared_is_refused_where_the_server_keeps_transactions_with_their_sessions(orders, some):
+    orders.sql("SET GLOBAL xa_detach_on_prepare = OFF")
+    try:
+        with pytest.raises(Misconfigured, match="xa_detach_on_prepare is OFF"):
+            orders.life(strategy="prepared").start(some(1))
+    finally:
+        orders.sql("SET GLOBAL xa_detach_on_prepare = ON")
 
 
 def test_prepared_transactions_that_vanished_are_reported(orders, some):

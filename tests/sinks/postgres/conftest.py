@@ -66,6 +66,13 @@ class Place(shared.Place):
     def url(self, **options: Any) -> str:
         return self.server.url(**options)
 
+    def open_transactions(self) -> list[int]:
+        rows = self.sql("SELECT pid FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")
+        return [pid for (pid,) in rows]
+
+    def end_session(self, number: int) -> None:
+        self.sql(f"SELECT pg_terminate_backend({number}, 10000)")
+
     def reconnect(self) -> None:
         """After the server was killed."""
         self.admin.close()

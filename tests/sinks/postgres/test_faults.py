@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from urllib.parse import quote
+
 import psycopg
 import psycopg_pool.base
 import pytest
 from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.faults import Wire
 
-from epochal.errors import Misconfigured, OutcomeUnknown, RowRejected, TryAgain
+from epochal.errors import OutcomeUnknown, RowRejected, TryAgain
 from epochal.sinks.postgres.errors import ERRORS
 
 
@@ -49,6 +52,26 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
     assert len(orders.rows()) == 1
 
 
+def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
+    short = "-c idle_in_transaction_session_timeout=300 -c transaction_timeout=300"
+    url = f"{orders.server.url()}?options={quote(short)}"
+    life = orders.life(url=url)
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    (held,) = orders.open_transactions()
+    other = psycopg.connect(url)
+    other.execute("SELECT 1")
+    while set(orders.open_transactions()) > {held}:
+        time.sleep(0.02)
+    with pytest.raises(psycopg.Error, match="terminat"):
+        other.execute("SELECT 1")
+    other.close()
+    assert orders.open_transactions() == [held]
+    life.commit(0, receipts)
+    assert orders.rows(columns="id") == [(1,)]
+
+
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
     trigger(orders, "PERFORM pg_sleep(5)")
     life = orders.life(statement_timeout_s=0.2)
@@ -59,7 +82,7 @@ def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
 
 @pytest.mark.parametrize(
     ("state", "error"),
-    [("53100", TryAgain), ("53200", TryAgain), ("40001", TryAgain), ("42501", Misconfigured)],
+    [("53100", TryAgain), ("53200", TryAgain), ("40001", TryAgain), ("42501", RowRejected)],
 )
 def test_errors_are_sorted_by_what_may_be_done_next(orders, some, state, error):
     trigger(orders, f"RAISE EXCEPTION 'no' USING ERRCODE = '{state}'")

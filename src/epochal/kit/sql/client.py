@@ -56,8 +56,14 @@ class Session(Protocol):
 
     def query(self, statement: str) -> list[tuple[Any, ...]]: ...
 
-    def begin(self, *, lock_wait_s: float | None = None) -> None:
-        """Begin a transaction, READ COMMITTED, that waits this long for locks."""
+    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
+        """
+        Begin a transaction, READ COMMITTED, that waits this long for locks.
+
+        Where `idle_max_s` is given, the server ends it, and not before, once it hears nothing for
+        so long, whatever limit it has of its own. A driver whose machine is gone frees its locks
+        after that time at the latest.
+        """
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
         """Change the lock timeout, until the session is given back; None is the declared one."""

@@ -93,6 +93,19 @@ class EpochTransaction:
             part.table.apart.begin(epoch, part.receipts)
         retry_transient(lambda: self._rehearse(epoch, parts), self._limits)
 
+    def confirm(self, epoch: EpochNumber, receipts: Receipts) -> None:
+        """Apply again what was lost since, so that the decision is on rows that the tables take."""
+        parts, open_ = self._parts(receipts), self._open
+        if open_ is not None and self._is_held(open_):
+            return
+        apart = [len(part.table.apart) for part in parts]
+        self.rehearse(epoch, receipts)
+        if [len(part.table.apart) for part in parts] != apart:
+            raise TryAgain(
+                self._first.doing(f"epoch {epoch} was applied again, and more rows are refused"),
+                "the epoch is tried again whole",
+            )
+
     def commit(self, epoch: EpochNumber, receipts: Receipts) -> None:
         parts = self._parts(receipts)
         open_ = self._open
@@ -107,6 +120,22 @@ class EpochTransaction:
         if self._dialect.ddl_commits:
             for part in parts:
                 self.drop_staged(f"clear up after epoch {epoch}", part.table, part.receipts)
+
+    @property
+    def _held_max_s(self) -> float:
+        """
+        How long a rehearsed transaction may wait for gates, or for the log to take the decision.
+
+        Gates may take longer: then it is applied again (`confirm`).
+        """
+        return self._limits.decide_retry_max_s + self._limits.commit_retry_max_s
+
+    def _is_held(self, open_: _Open) -> bool:
+        try:
+            open_.session.query(f"SELECT 1{self._dialect.dual}")
+        except self._dialect.errors:
+            return False
+        return True
 
     def give_up(self) -> None:
         """Roll a rehearsed transaction back that will not be committed; any member may ask."""
@@ -180,7 +209,7 @@ class EpochTransaction:
 
     def _claim(self, session: Session, epoch: EpochNumber, parts: Sequence[_Part]) -> list[_Part]:
         """The parts that are not committed yet, their epoch rows inserted in the ledgers."""
-        session.begin(lock_wait_s=HOLDER_WAIT_S)
+        session.begin(lock_wait_s=HOLDER_WAIT_S, idle_max_s=self._held_max_s)
         claimed = [part for part in parts if part.table.claim_epoch(session, epoch, part.receipts)]
         if claimed:
             session.wait_for_locks()
@@ -287,6 +316,9 @@ class StagedSqlCommitter(StagedTable):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self.transaction.rehearse(epoch, {self.identity.sink: receipts})
+
+    def confirm(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        self.transaction.confirm(epoch, {self.identity.sink: receipts})
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self.transaction.commit(epoch, {self.identity.sink: receipts})

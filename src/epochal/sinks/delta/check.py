@@ -15,7 +15,7 @@ from epochal.kit.hive_partitions import check_columns
 from epochal.sinks.delta.merge import IS_DELETE, require_one_winner, winners
 from epochal.sinks.delta.prepared_rows import ROWS, PreparedRows, no_rows, prepared_rows, quoted
 from epochal.sinks.delta.table_files import TableFiles, files_of
-from epochal.sinks.delta.types import Fit, Rule, delta_schema, fit
+from epochal.sinks.delta.types import Fit, Rule, columns_digest, delta_schema, fit
 from epochal.terms import Ability, EpochNumber, Json, Receipt
 
 if TYPE_CHECKING:
@@ -50,12 +50,15 @@ class WritePlan:
 
     partition_by: tuple[str, ...]
     stats_columns: int
+    columns: str
+    """The digest of the table's columns."""
     fit: Fit | None
 
     def handout(self) -> Json:
         return {
             "partition_by": list(self.partition_by),
             "stats_columns": self.stats_columns,
+            "columns": self.columns,
             "types": {} if self.fit is None else dict(self.fit.wider),
         }
 
@@ -94,7 +97,10 @@ def plan_for(sink: Delta, table: DeltaTable, schema: pa.Schema | None) -> WriteP
         _require_rules(sink, fitted, pa.schema(table.schema()))
     indexed = int(metadata.configuration.get("delta.dataSkippingNumIndexedCols", "32"))
     return WritePlan(
-        partition_by=columns, stats_columns=indexed if indexed >= 0 else 10_000, fit=fitted
+        partition_by=columns,
+        stats_columns=indexed if indexed >= 0 else 10_000,
+        columns=columns_digest(table),
+        fit=fitted,
     )
 
 

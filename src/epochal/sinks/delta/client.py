@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -194,6 +196,21 @@ def add_of(file: Mapping[str, Any]) -> AddAction:
         data_change=True,
         stats=file["stats"],
     )
+
+
+def small_files(table: DeltaTable, target_bytes: int) -> list[int]:
+    """How many files of each partition are below a size, where that is more than one."""
+    listed = table.get_add_actions(flatten=True)
+    names = [name for name in listed.schema.names if name.startswith("partition.")]
+    partitions = zip(*(_plain(listed.column(name)) for name in names), strict=True)
+    counted = Counter(
+        partition
+        for partition, size in zip(
+            partitions if names else repeat(()), _plain(listed.column("size_bytes")), strict=False
+        )
+        if size < target_bytes
+    )
+    return [count for count in counted.values() if count > 1]
 
 
 def removals(

@@ -9,9 +9,9 @@ repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from deltalake.transaction import RemoveAction
 
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.kit.compaction import compactor_of
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -30,7 +31,8 @@ from epochal.kit.marked_files import (
     is_of,
     rows_by_epoch,
 )
-from epochal.kit.sink_base import Dropped, Recount
+from epochal.kit.parquet import nullable_inside
+from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.delta.check import (
     Rehearsal,
     WritePlan,
@@ -47,12 +49,13 @@ from epochal.sinks.delta.client import (
     commit_properties,
     hooks,
     removals,
+    small_files,
 )
 from epochal.sinks.delta.errors import translate_errors
 from epochal.sinks.delta.ledger import Ledger, ledger_id
 from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.table_files import TableFiles, files_of, handle_in, require_ours
-from epochal.sinks.delta.types import delta_schema
+from epochal.sinks.delta.types import columns_digest, delta_schema, misfit
 from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._table = Table(self._files)
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
+        self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         self._schema = schema
@@ -86,6 +90,15 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         if self._plan is None:
             self._plan = self._made_ready()
         return self._plan.handout()
+
+    def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        super().commit(epoch, receipts)
+        if self._compactor is not None:
+            self._compactor.after_commit()
+
+    def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._plan = None  # the next attempt is written for the table as it is then
@@ -113,6 +126,23 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             epochs=epochs,
             is_alone=epochs is not None,
             faults=[fault for fault in counted if isinstance(fault, str)],
+        )
+
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:
+        """By delta-rs, in one version that changes no row. Prepared files are not in it."""
+        table = self._table.require()
+        with self._errors("compact"):
+            small = small_files(table, target_bytes)
+            if is_dry_run or not small:
+                return Compacted(files_before=sum(small), files_after=len(small))
+            before = table.version()
+            try:
+                done = table.optimize.compact(target_size=target_bytes)
+            except CommitFailedError as error:
+                raise TryAgain(f"{self._doing('compact')}: {error}") from error
+        self._table.make_durable(before)
+        return Compacted(
+            files_before=int(done["numFilesRemoved"]), files_after=int(done["numFilesAdded"])
         )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
@@ -156,7 +186,9 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         plan = plan_for(self._sink, table, self._schema)
         if plan.fit is None or not plan.fit.new or self._schema is None:
             return plan
-        new = pa.schema([self._schema.field(name).with_nullable(True) for name in plan.fit.new])
+        new = nullable_inside(
+            pa.schema([self._schema.field(name).with_nullable(True) for name in plan.fit.new])
+        )
         try:
             with self._errors("add columns"):
                 table.alter.add_columns(list(delta_schema(new).fields))
@@ -182,7 +214,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             with self._errors("create the table"):
                 DeltaTable.create(
                     self._files.uri,
-                    delta_schema(pa.schema(written)),
+                    delta_schema(nullable_inside(pa.schema(written))),
                     mode="ignore",
                     partition_by=list(self._sink.partition_by or ()),
                     storage_options=self._files.options,
@@ -197,29 +229,46 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self, ledger: Ledger, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> None:
         """
-        See every file from here, in the partitions that the table has: a commit would take others,
-        and no reader would find the rows, or their values, again.
+        See every file from here, in the partitions and with the columns that the table has: a
+        commit would take others, and no reader would find the rows, or their values, again.
         """
-        wanted = [(receipt, file) for receipt in receipts for file in files_of(receipt)]
         with self._errors("look for prepared files"):
-            sizes = self._files.sizes([file["path"] for _, file in wanted])
-        is_staged = self._sink.mode == "merge"
-        columns = set() if is_staged else set(ledger.table.metadata().partition_columns)
-        lost = {
-            str(receipt.handle)
-            for (receipt, file), size in zip(wanted, sizes, strict=True)
-            if size != file["bytes"] or file["partition"].keys() != columns
-        }
+            found = at_once(lambda one: self._lost(ledger.table, one), receipts)
+        lost = {str(one.handle): why for one, why in zip(receipts, found, strict=True) if why}
         if lost:
             self._plan = None  # rows that are written again are written for the table as it is now
             raise PreparedLost(
-                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are not below "
-                f"{self._target} as their tasks wrote them, or are of other partitions than the "
-                "table has now, and the log does not prove them committed",
-                "somebody removed them (VACUUM with a short retention does), or partitioned the "
-                "table anew, or driver and executors don't see the same folder",
+                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts can't be "
+                f"committed: {next(iter(lost.values()))}; and the log of {self._target} does not "
+                "prove them committed",
+                "somebody removed them (VACUUM with a short retention does), or gave the table "
+                "other partitions or columns, or driver and executors don't see the same folder",
                 handles=tuple(sorted(lost)),
             )
+
+    def _lost(self, table: DeltaTable, receipt: Receipt) -> str | None:
+        """Why the table can't have the files of a receipt; None where it can."""
+        files = files_of(receipt)
+        has_these_columns = receipt.token.get("columns") == columns_digest(table)
+        is_staged = self._sink.mode == "merge"
+        columns = set() if is_staged else set(table.metadata().partition_columns)
+        sizes = self._files.sizes([file["path"] for file in files])
+        for file, size in zip(files, sizes, strict=True):
+            if size is None:
+                return f"{file['path']} is not there"
+            if size != file["bytes"]:
+                return f"{file['path']} has {size} bytes, and was prepared with {file['bytes']}"
+            if file["partition"].keys() != columns:
+                return f"{file['path']} is of other partitions than the table has now"
+            if not has_these_columns and (why := self._misfit(table, receipt, file)):
+                return f"{file['path']} is of other columns than the table has now: {why}"
+        return None
+
+    def _misfit(self, table: DeltaTable, receipt: Receipt, file: Mapping[str, Any]) -> str | None:
+        with self._files.open(file["path"]) as stream:
+            written = pq.read_schema(stream)
+        nulls: Any = receipt.token["nulls"]
+        return misfit(written, table, partition=file["partition"], nulls=nulls)
 
     def _require_acceptable(
         self, ledger: Ledger, epoch: EpochNumber, receipts: Sequence[Receipt]

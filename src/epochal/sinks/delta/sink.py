@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
+from epochal.kit.compaction import CompactOption, parse_schedule
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.sinks.delta.table_files import TableFiles, local_folder, not_installed
@@ -83,6 +84,8 @@ class Delta(SinkBase):
     open_files_max: int = 64
     recovery_window_s: float = 3 * 24 * 3600.0
     """How long a pipeline may be down and still go on: the table must remember it that long."""
+    compact: CompactOption | None = None
+    """`{"target_mb": 128, "every": "1h"}`: the driver compacts small files now and then."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", _address(self.table))
@@ -116,6 +119,8 @@ class Delta(SinkBase):
                     f"Delta: {option} with mode={self.mode!r}, which looks at no key",
                     f"mode='merge', or no {option}",
                 )
+        if self.compact is not None:
+            parse_schedule("Delta", self.compact)
         for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max"):
             if getattr(self, option) < 1:
                 raise Misconfigured(f"Delta: {option}={getattr(self, option)}", "a number above 0")
@@ -166,6 +171,7 @@ class Delta(SinkBase):
             types=_types(task.schema, handout.get("types")),
             compression=self.compression,
             stats_columns_max=int(str(handout.get("stats_columns", 32))),
+            columns=str(handout.get("columns", "")),
         )
         return DeltaWriter(task, self.table_files(), shape)
 

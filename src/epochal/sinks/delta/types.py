@@ -7,9 +7,10 @@ reason.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -74,6 +75,50 @@ def columns_of(schema: DeltaSchema) -> dict[str, Column]:
         )
         for one in json.loads(schema.to_json())["fields"]
     }
+
+
+def columns_digest(table: DeltaTable) -> str:
+    """What changes when a table gets other columns, or columns of other types."""
+    kinds = {
+        name: [_plain(column.kind), column.is_nullable]
+        for name, column in columns_of(table.schema()).items()
+    }
+    return hashlib.sha256(json.dumps(kinds, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def misfit(
+    written: pa.Schema,
+    table: DeltaTable,
+    *,
+    partition: Mapping[str, str | None],
+    nulls: Collection[str],
+) -> str | None:
+    """
+    Why readers of a table, as it is now, can't read a file; None where they can. Columns that were
+    added or taken away since are no reason: readers know columns by name.
+    """
+    fields = columns_of(delta_schema(written))
+    types = pa.schema(table.schema())
+    for name, column in columns_of(table.schema()).items():
+        if name in partition:
+            if not _is_text_of(partition[name], types.field(name).type):
+                return f"its partition column {name!r} is {_type_text(column.kind)} now"
+        elif name in fields:
+            if _plain(fields[name].kind) != _plain(column.kind):
+                return f"its column {name!r} is {_type_text(column.kind)} now"
+        elif not column.is_nullable:
+            return f"it lacks column {name!r}, which takes no null"
+        if not column.is_nullable and (name in nulls or partition.get(name, "") is None):
+            return f"its column {name!r} takes no null any more"
+    return None
+
+
+def _is_text_of(text: str | None, kind: pa.DataType) -> bool:
+    try:
+        pa.array([text], pa.string()).cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def delta_schema(schema: pa.Schema) -> DeltaSchema:

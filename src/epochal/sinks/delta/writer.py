@@ -44,6 +44,8 @@ class FileShape:
     """The table's own types, where they are wider than what arrives."""
     compression: str
     stats_columns_max: int
+    columns: str
+    """The digest of the table's columns."""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class DeltaWriter:
                     for file, size in zip(made, sizes, strict=True)
                 ],
                 "nulls": sorted(nulls),
+                "columns": self._shape.columns,
             },
         )
 

@@ -19,7 +19,7 @@ from epochal.contract import Begin, Rows
 from epochal.errors import Misconfigured, Refused
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
-from epochal.kit.sink_base import Dropped, Recount
+from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.files.backend import Staging
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
@@ -83,6 +83,13 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         from epochal.sinks.files.reader import read_manifests  # noqa: PLC0415  loads pandas
 
         return read_manifests(self._staging.stores, list(self._ledger.all()), engine)
+
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:  # noqa: ARG002
+        return Compacted(
+            because="readers of a folder go by the files in it, and would see rows twice or not at "
+            "all while one file takes the place of others; where files are too small: Delta or "
+            "Iceberg, or a longer trigger"
+        )
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from epochal.contract import Task
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
+from epochal.kit.parquet import nullable_inside
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import Attempt
 from epochal.sinks.files.formats import Encoder, Format
@@ -67,7 +68,7 @@ class FileWriter:
         token: dict[str, Json] = {"files": []}
         sealed: list[dict[str, Json]] = []
         if made:
-            token["schema"] = _keep_schema(self._attempt.ours, self._task.schema)
+            token["schema"] = _keep_schema(self._attempt.ours, nullable_inside(self._task.schema))
             sealed = self._attempt.seal([file.relative for file in made])
             token["files"] = [
                 {**fields, "rows": file.rows} for file, fields in zip(made, sealed, strict=True)

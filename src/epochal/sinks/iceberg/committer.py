@@ -17,25 +17,27 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
-from pyiceberg.table.update import RemovePropertiesUpdate
+from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
 from epochal.contract import Begin
-from epochal.errors import PreparedLost, TryAgain
+from epochal.errors import InvariantBroken, PreparedLost, TryAgain
+from epochal.kit.compaction import compactor_of
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
     MarkedFilesCommitter,
-    at_once,
     rows_by_epoch,
 )
-from epochal.kit.sink_base import Dropped, Recount
+from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
-from epochal.sinks.iceberg.data_files import is_for, locations_in
+from epochal.sinks.iceberg.compact import TableCompaction
+from epochal.sinks.iceberg.data_files import locations_in, misfit, sizes_in
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
-from epochal.sinks.iceberg.snapshot_plan import SnapshotPlanner
+from epochal.sinks.iceberg.snapshot_plan import SnapshotPlan, SnapshotPlanner
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
+from epochal.sinks.iceberg.types import unknown_columns
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _CONFLICT_WAIT_S = 0.02
 class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     """One sink's decisions on one table."""
 
-    def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:  # noqa: ARG002
+    def __init__(self, sink: Iceberg, identity: Identity, limits: Limits) -> None:
         waits_s = [_CONFLICT_WAIT_S * conflicts for conflicts in range(_CONFLICTS_MAX - 1)]
         # The commit asserts that table and branch are those of the rehearsal.
         super().__init__(
@@ -64,8 +66,11 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         self._catalog: Catalog | None = None
         self._known: Table | None = None
         self._rehearsed_table: Table | None = None
+        self._planned: SnapshotPlan | None = None
+        """Of the rehearsal: its manifests are written, and it was never sent."""
         self._schema: pa.Schema | None = None
         self._planner = SnapshotPlanner(sink, identity)
+        self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         with self._errors("check"):
@@ -87,8 +92,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         super().commit(epoch, receipts)
-        with self._errors("remove expired files"):
-            self._planner.clean_up(self._newest_known())
+        if self._compactor is not None:
+            self._compactor.after_commit()
 
     def prune(self, below: EpochNumber) -> None:
         """Nothing to do: each commit removes the proofs below its own."""
@@ -122,24 +127,43 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             faults=[f"{where} is in the table and not there" for where in missing],
         )
 
+    def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:
+        with self._errors("compact"):
+            self._load()
+            if self._catalog is None:
+                raise InvariantBroken("a table was loaded without a catalog")
+            compaction = TableCompaction(
+                self._sink, self._identity, self._catalog, target_bytes=target_bytes
+            )
+            return compaction.run(is_dry_run=is_dry_run)
+
     def drop(self, *, is_dry_run: bool) -> Dropped:
         """Remove this uid's proofs from the table's properties; rows and snapshots stay."""
         with self._errors("drop"):
             for _ in range(_CONFLICTS_MAX):
                 table = self._load()
-                keys = Ledger(self._identity, table.metadata.properties).keys()
-                if is_dry_run or not keys:
+                dropping = Ledger(self._identity, table.metadata.properties).dropping()
+                if is_dry_run or not dropping.removed:
                     break
+                change = private.properties_only(
+                    table,
+                    SetPropertiesUpdate(updates=dict(dropping.written)),
+                    RemovePropertiesUpdate(removals=list(dropping.removed)),
+                )
                 try:
-                    removal = RemovePropertiesUpdate(removals=keys)
-                    private.send(table, private.properties_only(table, removal))
+                    private.send(table, change)
                 except (CommitFailedException, private.Stale):
                     continue
                 break
-        return Dropped(removed=[f"property {key} of {self._sink.address}" for key in keys])
+        return Dropped(
+            removed=[f"property {key} of {self._sink.address}" for key in dropping.removed]
+        )
 
     def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
         self._rehearsed = None
+        self._planned = None
         self._rehearsed_table = None
         self._known = None
         if self._catalog is not None:
@@ -189,16 +213,16 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     def _require_prepared(
         self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> None:
-        gone = _missing(ledger.table, receipts)
-        if gone:
+        lost = _lost(ledger.table, receipts)
+        if lost:
             raise PreparedLost(
-                f"epoch {epoch}: files of {len(gone)} of {len(receipts)} receipts are not there, "
-                f"or were written for a table that was dropped, such as "
-                f"{next(iter(gone.values()))[0]}, and the ledger of {self._target} "
+                f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts can't be "
+                f"committed: {next(iter(lost.values()))}; and the ledger of {self._target} "
                 "does not prove the epoch committed",
                 "driver and executors must reach the same storage; orphan files may be removed "
-                "only when they are older than any epoch that is still to be committed",
-                handles=tuple(gone),
+                "only when they are older than any epoch that is still to be committed; columns "
+                "may be replaced only while nothing is",
+                handles=tuple(lost),
             )
 
     def _require_acceptable(
@@ -206,12 +230,22 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     ) -> None:
         if self._schema is not None:
             check_schema(self._sink, ledger.table, self._schema)
+            if gone := unknown_columns(self._schema, ledger.table.schema()):
+                raise TryAgain(
+                    f"{self._target}: column {', '.join(gone)} was dropped while rows were written",
+                    "the epoch is tried again whole, as the table is now",
+                )
         self._planner.rehearse(ledger.table, epoch, receipts)
+        self._planned = self._planner.plan(ledger, epoch, receipts)
+        self._planned.make_durable(TableFiles(ledger.table.io))
         self._rehearsed_table = ledger.table
 
     def _forget_rehearsal(self) -> None:
         super()._forget_rehearsal()
         self._rehearsed_table = None
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            planned.discard(TableFiles(self._newest_known().io))
         if self._sink.audit_branch is not None:
             self._planner.drop_audit_branch(self._load())
 
@@ -221,9 +255,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> None:
         table = ledger.table
-        plan = self._planner.plan(ledger, epoch, receipts)
-        files = TableFiles(table.io)
-        at_once(files.make_durable, plan.change.written)
+        plan = self._plan_for(ledger, epoch, receipts)
         conflict = Conflict(
             TryAgain(
                 f"{self._target}: epoch {epoch}: others committed {_CONFLICTS_MAX} times while "
@@ -240,9 +272,24 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
                 # Not a clear refusal, so nothing is undone: the ledger is read again, and files
                 # that the driver wrote have a marker.
                 raise conflict from error
+        files = TableFiles(table.io)
         files.make_durable(table.metadata_location)
         self._known = table
         _layout(table).markers(files).delete(plan.handles)
+        plan.clean_up(table)
+
+    def _plan_for(
+        self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> SnapshotPlan:
+        """The rehearsal's, where this is the table as it was then. It is sent once at most."""
+        planned, self._planned = self._planned, None
+        if planned is not None and ledger.table is self._rehearsed_table:
+            return planned
+        if planned is not None:
+            planned.discard(TableFiles(ledger.table.io))
+        plan = self._planner.plan(ledger, epoch, receipts)
+        plan.make_durable(TableFiles(ledger.table.io))
+        return plan
 
     # Markers
 
@@ -275,19 +322,21 @@ def _layout_for(table: Table, receipt: Receipt) -> Layout:
     return _layout(table) if folder is None else layout_around(str(folder))
 
 
-def _missing(table: Table, receipts: Sequence[Receipt]) -> dict[str, list[str]]:
-    """Files that this table can't have, by handle: they are gone, or carry another table's ids."""
+def _lost(table: Table, receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Why this table can't have the files of some receipts, by handle."""
     locations = [where for receipt in receipts for where in locations_in(receipt)]
-    gone = set(TableFiles(table.io).missing(locations))
-    found = {
-        str(receipt.handle): [
-            where
-            for where in locations_in(receipt)
-            if where in gone or not is_for(receipt, table.metadata)
-        ]
-        for receipt in receipts
-    }
-    return {handle: lost for handle, lost in found.items() if lost}
+    sizes = dict(zip(locations, TableFiles(table.io).sizes(locations), strict=True))
+    found = {}
+    for receipt in receipts:
+        why = misfit(receipt, table.metadata)
+        for where, size in zip(locations_in(receipt), sizes_in(receipt), strict=True):
+            if sizes[where] is None:
+                why = f"{where} is not there"
+            elif sizes[where] != size:
+                why = f"{where} has {sizes[where]} bytes, and was prepared with {size}"
+        if why is not None:
+            found[str(receipt.handle)] = why
+    return found
 
 
 def _handle_of(location: str) -> Handle | None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
-from pyiceberg.types import NestedField, PrimitiveType
+from pyiceberg.types import PrimitiveType
 
 from epochal.errors import InvariantBroken
+from epochal.sinks.iceberg.partitions import partition_types, schema_of_spec
+from epochal.sinks.iceberg.types import replaced_columns
 from epochal.terms import Json, Receipt
 
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
@@ -27,7 +30,7 @@ def files_out(
     files: Sequence[DataFile], folder: str, metadata: TableMetadata
 ) -> list[dict[str, Json]]:
     """The files of a receipt; their place is the receipt's folder, so only their names are kept."""
-    kinds = _partition_types(metadata, metadata.default_spec_id)
+    kinds = partition_types(metadata, metadata.default_spec_id)
     return [_file_out(file, file.file_path[len(folder) + 1 :], kinds) for file in files]
 
 
@@ -55,52 +58,76 @@ def _file_out(file: DataFile, name: str, kinds: Sequence[PrimitiveType]) -> dict
 
 def files_in(receipt: Receipt, metadata: TableMetadata) -> list[DataFile]:
     """The data files that a receipt names, for the manifest of a snapshot."""
-    listed: Any = receipt.token.get("files", ())
+    listed = _listed(receipt)
     if not listed:
         return []
-    require_fitting(receipt, metadata)
-    folder, spec_id = _folder_and_spec(receipt)
-    kinds = _partition_types(metadata, spec_id)
-    return [_file_in(fields, folder, spec_id, kinds) for fields in listed]
+    wrote = _written_for(receipt)
+    if str(receipt.handle) != wrote.folder.rsplit("/", 1)[-1]:
+        raise InvariantBroken(f"the receipt of {receipt.handle} names files in {wrote.folder}")
+    kinds = partition_types(metadata, wrote.spec_id, schema_id=wrote.schema_id)
+    return [_file_in(fields, wrote.folder, wrote.spec_id, kinds) for fields in listed]
 
 
-def require_fitting(receipt: Receipt, metadata: TableMetadata) -> None:
-    """Refuse files that are not this attempt's own, or were written for another table."""
-    if not receipt.token.get("files"):
-        return
-    folder, spec_id = _folder_and_spec(receipt)
-    if str(receipt.handle) != folder.rsplit("/", 1)[-1]:
-        raise InvariantBroken(f"the receipt of {receipt.handle} names files in {folder}")
-    if spec_id not in metadata.specs():
-        raise InvariantBroken(
-            f"{receipt.handle} wrote for partition spec {spec_id}, which the table no longer has",
-            "was the table dropped and made again under the same name?",
-        )
-
-
-def is_for(receipt: Receipt, metadata: TableMetadata) -> bool:
+def misfit(receipt: Receipt, metadata: TableMetadata) -> str | None:
     """
-    False for a table of the same name that was made later: what its columns' numbers mean is its
-    own affair, so that rows would come back under other names.
+    Why a table, as it is now, can't take the files of a receipt; None where it can.
+
+    Files name columns by number: another table's numbers, or columns that were replaced since,
+    would show the rows under other names, or without their values.
     """
-    wrote_for = receipt.token.get("table")
-    return wrote_for is None or wrote_for == str(metadata.table_uuid)
+    listed = _listed(receipt)
+    if not listed:
+        return None
+    wrote = _written_for(receipt)
+    if wrote.table != str(metadata.table_uuid):
+        return "they were written for a table that was dropped"
+    schema = next((one for one in metadata.schemas if one.schema_id == wrote.schema_id), None)
+    if schema is None or wrote.spec_id not in metadata.specs():
+        return "the table has forgotten the columns or the partitions that they were written for"
+    if schema_of_spec(metadata, wrote.spec_id, schema_id=wrote.schema_id) is None:
+        return "the table has forgotten the columns that it was partitioned by"
+    if schema.schema_id == metadata.current_schema_id:
+        return None
+
+    def may_be_null(field_id: int) -> bool:
+        counts = (fields["null_value_counts"].get(str(field_id)) for fields in listed)
+        return any(count is None or count > 0 for count in counts)
+
+    return next(replaced_columns(schema, metadata.schema(), may_be_null), None)
 
 
 def locations_in(receipt: Receipt) -> list[str]:
     """Where the files of a receipt are."""
-    listed: Any = receipt.token.get("files", ())
-    return [f"{receipt.token['folder']}/{fields['name']}" for fields in listed]
+    return [f"{receipt.token['folder']}/{fields['name']}" for fields in _listed(receipt)]
 
 
-def _folder_and_spec(receipt: Receipt) -> tuple[str, int]:
+def sizes_in(receipt: Receipt) -> list[int]:
+    """How many bytes each of them had when it was prepared."""
+    return [int(fields["bytes"]) for fields in _listed(receipt)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WrittenFor:
+    """What a table was when a task wrote for it."""
+
+    folder: str
+    table: str
+    schema_id: int
+    spec_id: int
+
+
+def _written_for(receipt: Receipt) -> _WrittenFor:
     fields: Any = receipt.token
-    return str(fields["folder"]), int(fields["spec"])
+    return _WrittenFor(
+        folder=str(fields["folder"]),
+        table=str(fields["table"]),
+        schema_id=int(fields["schema"]),
+        spec_id=int(fields["spec"]),
+    )
 
 
-def _partition_types(metadata: TableMetadata, spec_id: int) -> list[PrimitiveType]:
-    fields = metadata.specs()[spec_id].partition_type(metadata.schema()).fields
-    return [_primitive(field) for field in fields]
+def _listed(receipt: Receipt) -> Any:
+    return receipt.token.get("files", ())
 
 
 def _file_in(fields: Any, folder: str, spec_id: int, kinds: Sequence[PrimitiveType]) -> DataFile:
@@ -127,12 +154,6 @@ def _file_in(fields: Any, folder: str, spec_id: int, kinds: Sequence[PrimitiveTy
     )
     file.spec_id = spec_id
     return file
-
-
-def _primitive(field: NestedField) -> PrimitiveType:
-    if not isinstance(field.field_type, PrimitiveType):
-        raise InvariantBroken(f"a partition by {field.name}, which is {field.field_type}")
-    return field.field_type
 
 
 def _values(record: Record) -> list[Any]:

@@ -6,14 +6,21 @@ Properties outlive the expiry of snapshots and any compaction. There is a key fo
 one that is overwritten, because a catalog compares and swaps a branch's snapshot but never a
 property: a driver that wakes up late may set the key of an old epoch again, which changes nothing,
 and can't set back what a newer driver wrote.
+
+Every run has a uid of its own, and what it proves is kept for good: a run is loaded once. So that a
+hundred runs don't leave a hundred properties, a commit folds the entries of other uids into one,
+once there are several. Its key is the digest of what it holds: of two commits that fold at the same
+time, neither writes over what the other one has taken in and removed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyiceberg.table import Table
@@ -24,8 +31,12 @@ from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Uid
 _KEY = re.compile(r"epochal\.(?P<uid>[a-z2-7]{12})\.(?P<tag>[0-9a-f]{8})\.(?P<epoch>\d{1,19})")
 
 _FORMAT = 1
+_LOOSE_MAX = 8
+"""How many entries of other uids stay as properties of their own."""
 DRIVER = 9_999_999
 """The partition number in handles of files that the driver writes: no stage has so many tasks."""
+DRIVER_ATTEMPT_BITS = 46
+"""Of its attempts, which have no counter: as many as the number in a handle takes."""
 Winner = tuple[str, int, int, int]
 """Claim, generation, partition, attempt: what distinguishes the handles of one epoch of a sink."""
 
@@ -46,6 +57,14 @@ class Entry:
         return winner(handle) in self.winners
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folding:
+    """Properties that take the place of others: the same entries in fewer of them."""
+
+    written: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[str] = ()
+
+
 class Ledger:
     """The ledger of one sink of one pipeline, read from a table's properties."""
 
@@ -55,19 +74,13 @@ class Ledger:
         self._found: dict[EpochNumber, Entry] = {}
         """Entries that were read: one may name ten thousand handles, and each is looked up."""
 
-    @property
-    def newest(self) -> Entry | None:
-        """The newest epoch of this uid that the table proves."""
-        mine = self._keys()
-        return (
-            _entry(max(mine), self._properties[mine[max(mine)]], self._identity) if mine else None
-        )
-
     def find(self, epoch: EpochNumber) -> Entry | None:
-        key = self._key(epoch)
-        if epoch not in self._found and key in self._properties:
-            self._found[epoch] = _entry(epoch, self._properties[key], self._identity)
-        return self._found.get(epoch)
+        if epoch not in self._found:
+            fields = self._fields(epoch)
+            if fields is None:
+                return None
+            self._found[epoch] = _entry(epoch, fields, self._identity)
+        return self._found[epoch]
 
     def names(self, handle: Handle) -> bool | None:
         entry = self.find(handle.epoch)
@@ -80,27 +93,19 @@ class Ledger:
 
     def is_done(self, epoch: EpochNumber) -> bool:
         """Whether this epoch or a later one is committed: then this one was, before it."""
-        return any(known >= epoch for known in self._keys())
+        folded = self._folded.get(self._identity.uid, {})
+        return any(known >= epoch for known in (*self._keys(), *folded))
 
     def marks(self) -> list[Mark]:
         """The newest epoch of every uid that wrote under this pipeline's and this sink's name."""
-        newest: dict[Uid, Mark] = {}
-        for key, value in self._properties.items():
-            found = _KEY.fullmatch(key)
-            if found is None or found["tag"] != self._identity.tag:
-                continue
-            fields = _fields(value)
-            if (fields["pipeline"], fields["sink"]) != (
-                self._identity.pipeline,
-                self._identity.sink,
-            ):
-                continue
-            mark = Mark(
-                uid=Uid(found["uid"]), epoch=EpochNumber(int(found["epoch"])), run=fields["run"]
-            )
-            if mark.uid not in newest or newest[mark.uid].epoch < mark.epoch:
-                newest[mark.uid] = mark
-        return list(newest.values())
+        epochs = {uid: dict(known) for uid, known in self._folded.items()}
+        for key, uid, epoch in self._loose():
+            epochs.setdefault(uid, {})[epoch] = _read(self._properties[key])
+        return [
+            Mark(uid=uid, epoch=max(known), run=known[max(known)]["run"])
+            for uid, known in epochs.items()
+            if self._is_of_this_name(known[max(known)])
+        ]
 
     def written(self, epoch: EpochNumber, handles: Iterable[Handle]) -> dict[str, str]:
         """The property that proves an epoch."""
@@ -118,20 +123,75 @@ class Ledger:
         """The properties of older epochs, all settled before this one began; the last is kept."""
         return sorted(key for known, key in self._keys().items() if known < epoch - 1)
 
-    def keys(self) -> list[str]:
-        """Every property of this uid and this sink."""
-        return sorted(self._keys().values())
+    def folding(self) -> Folding:
+        """The entries of other uids in one property, where there are too many of them."""
+        others = [one for one in self._loose() if one[1] != self._identity.uid]
+        if len(others) < _LOOSE_MAX:
+            return Folding()
+        epochs = {uid: dict(known) for uid, known in self._folded.items()}
+        for key, uid, epoch in others:
+            epochs.setdefault(uid, {})[epoch] = _read(self._properties[key])
+        return self._refolded(epochs, [key for key, _, _ in others])
+
+    def dropping(self) -> Folding:
+        """All properties without the entries of this uid and this sink."""
+        uid, keys = self._identity.uid, sorted(self._keys().values())
+        if uid not in self._folded:
+            return Folding(removed=keys)
+        return self._refolded(
+            {one: known for one, known in self._folded.items() if one != uid}, keys
+        )
+
+    def _refolded(
+        self, epochs: Mapping[Uid, Mapping[EpochNumber, Any]], removed: Sequence[str]
+    ) -> Folding:
+        entries = [
+            [uid, epoch, known[epoch]]
+            for uid, known in sorted(epochs.items())
+            for epoch in sorted(known)[-2:]
+        ]
+        text = json.dumps({"format": _FORMAT, "entries": entries}, separators=(",", ":"))
+        key = f"{self._folded_prefix}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        gone = [*removed, *(one for one in self._properties if one.startswith(self._folded_prefix))]
+        return Folding(
+            written={key: text} if entries else {}, removed=[one for one in gone if one != key]
+        )
+
+    @property
+    def _folded_prefix(self) -> str:
+        return f"epochal.folded.{self._identity.tag}."
+
+    @cached_property
+    def _folded(self) -> dict[Uid, dict[EpochNumber, Any]]:
+        """The entries that were folded, of this sink's tag."""
+        found: dict[Uid, dict[EpochNumber, Any]] = {}
+        for key, text in self._properties.items():
+            if key.startswith(self._folded_prefix):
+                for uid, epoch, fields in _read(text)["entries"]:
+                    found.setdefault(Uid(uid), {})[EpochNumber(epoch)] = fields
+        return found
+
+    def _loose(self) -> Iterable[tuple[str, Uid, EpochNumber]]:
+        """The entries that are a property each, of this sink's tag."""
+        for key in self._properties:
+            found = _KEY.fullmatch(key)
+            if found is not None and found["tag"] == self._identity.tag:
+                yield key, Uid(found["uid"]), EpochNumber(int(found["epoch"]))
+
+    def _fields(self, epoch: EpochNumber) -> Any | None:
+        text = self._properties.get(self._key(epoch))
+        return self._folded.get(self._identity.uid, {}).get(epoch) if text is None else _read(text)
+
+    def _is_of_this_name(self, fields: Mapping[str, Any]) -> bool:
+        names = self._identity.pipeline, self._identity.sink
+        return (fields["pipeline"], fields["sink"]) == names
 
     def _key(self, epoch: EpochNumber) -> str:
         return f"epochal.{self._identity.uid}.{self._identity.tag}.{epoch}"
 
     def _keys(self) -> dict[EpochNumber, str]:
-        prefix = f"epochal.{self._identity.uid}.{self._identity.tag}."
-        return {
-            EpochNumber(int(key[len(prefix) :])): key
-            for key in self._properties
-            if key.startswith(prefix) and key[len(prefix) :].isdigit()
-        }
+        mine = (one for one in self._loose() if one[1] == self._identity.uid)
+        return {epoch: key for key, _, epoch in mine}
 
 
 class TableLedger(Ledger):
@@ -146,8 +206,7 @@ def winner(handle: Handle) -> Winner:
     return handle.claim, int(handle.generation), handle.partition, handle.attempt
 
 
-def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
-    fields = _fields(value)
+def _entry(epoch: EpochNumber, fields: Mapping[str, Any], identity: Identity) -> Entry:
     return Entry(
         uid=identity.uid,
         epoch=epoch,
@@ -159,7 +218,7 @@ def _entry(epoch: EpochNumber, value: str, identity: Identity) -> Entry:
     )
 
 
-def _fields(value: str) -> dict[str, Any]:
+def _read(value: str) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(value)
     require_known_format("the property of an epoch in the table", fields.get("format"), _FORMAT)
     return fields

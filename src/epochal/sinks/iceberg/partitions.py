@@ -2,6 +2,9 @@
 
 Iceberg's transforms are computed on columns where Arrow can do it, and otherwise once for each
 distinct value. Groups are cut from sorted rows, so the cost does not grow with their number.
+
+The type of a partition value is that of its source column. Where that column was dropped since, an
+older schema of the table still has it.
 """
 
 from __future__ import annotations
@@ -15,14 +18,45 @@ import pyarrow.compute as pc
 from pyiceberg import transforms
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.typedef import Record
-from pyiceberg.types import IcebergType, StringType
+from pyiceberg.types import IcebergType, PrimitiveType, StringType
 
+from epochal.errors import InvariantBroken
 from epochal.kit.groups import grouped
 
 _HOUR_US = 3_600_000_000
 _FIRST_YEAR = 1970
+
+
+def schema_of_spec(
+    metadata: TableMetadata, spec_id: int, *, schema_id: int | None = None
+) -> Schema | None:
+    """
+    A schema that has every source column of a partition spec: this one or the current one where it
+    has them, else the newest that does. None where the table's metadata has none any more.
+    """
+    sources = {field.source_id for field in metadata.specs()[spec_id].fields}
+    first = metadata.current_schema_id if schema_id is None else schema_id
+    newest_first = sorted(
+        metadata.schemas, key=lambda one: (one.schema_id == first, one.schema_id), reverse=True
+    )
+    return next((one for one in newest_first if sources <= one.field_ids), None)
+
+
+def partition_types(
+    metadata: TableMetadata, spec_id: int, *, schema_id: int | None = None
+) -> list[PrimitiveType]:
+    """The types of a spec's partition values in files that were written under this schema."""
+    schema = schema_of_spec(metadata, spec_id, schema_id=schema_id)
+    if schema is None:
+        raise InvariantBroken(f"no schema of the table has the columns of partition spec {spec_id}")
+    fields = metadata.specs()[spec_id].partition_type(schema).fields
+    kinds = [field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)]
+    if len(kinds) < len(fields):
+        raise InvariantBroken(f"partition spec {spec_id} is by a column that is nested")
+    return kinds
 
 
 def split(rows: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Record, pa.Table]]:
@@ -86,10 +120,10 @@ def _direction(*, is_rising: bool) -> str:
 def _transformed(
     rows: pa.Table, schema: Schema, source_id: int, transform: transforms.Transform[Any, Any]
 ) -> pa.Array:
+    if isinstance(transform, transforms.VoidTransform):
+        return pa.nulls(rows.num_rows, type=pa.int32())  # its column may be gone
     kind = schema.find_field(source_id).field_type
     column = _column(rows, schema.find_column_name(source_id) or "")
-    if isinstance(transform, transforms.VoidTransform):
-        return pa.nulls(rows.num_rows, type=_physical(column).type)
     if isinstance(transform, transforms.IdentityTransform):
         return _physical(column)
     if isinstance(transform, transforms.TimeTransform):

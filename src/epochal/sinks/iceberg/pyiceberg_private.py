@@ -9,10 +9,11 @@ are made here, for one snapshot, and sent once; what to do after a conflict is t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyiceberg.expressions.visitors import manifest_evaluator
 from pyiceberg.io.pyarrow import ParquetFormatWriter
 from pyiceberg.manifest import (
     DataFile,
@@ -21,13 +22,23 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
+    write_manifest,
 )
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import (
+    Operation,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
+    AssertCurrentSchemaId,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
@@ -36,10 +47,12 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 from pyiceberg.table.update.snapshot import _FastAppendFiles, _ManifestMergeManager, _OverwriteFiles
-from pyiceberg.typedef import Record
+from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
-from epochal.kit.parquet import DICTIONARY_BYTES_MAX
+from epochal.errors import Misconfigured
+from epochal.kit.parquet import DICTIONARY_BYTES_MAX, nullable_inside
+from epochal.sinks.iceberg.partitions import schema_of_spec
 
 RELEASE = "0.12."
 """The release that this module was written for; a test compares it with what is installed."""
@@ -82,7 +95,68 @@ class _ReadOnly(Transaction):
 
 
 class _EverySpec:
-    """Adds files of whichever partition spec they were written for, and merges manifests."""
+    """
+    Adds files of whichever partition spec they were written for, and merges manifests.
+
+    A spec may be by a column that was dropped since. pyiceberg then does not know the type of its
+    values, and writes manifests that nobody can read: so each spec is used with a schema that has
+    its columns, and manifests of a spec that has none any more are left as they are.
+    """
+
+    is_replacement = False
+
+    def _schema_of(self: Any, spec_id: int) -> Schema | None:
+        return schema_of_spec(self._transaction.table_metadata, spec_id)
+
+    def new_manifest_writer(self: Any, spec: PartitionSpec) -> ManifestWriter:
+        schema = self._schema_of(spec.spec_id)
+        if schema is None:
+            raise Misconfigured(
+                f"manifests of partition spec {spec.spec_id} would have to be rewritten, which is "
+                "by a column that was dropped, and the table has forgotten its type",
+                "rewrite the files of that spec first (rewrite_data_files)",
+            )
+        return write_manifest(
+            format_version=self._transaction.table_metadata.format_version,
+            spec=spec,
+            schema=schema,
+            output_file=self.new_manifest_output(),
+            snapshot_id=self._snapshot_id,
+            avro_compression=self._compression,
+        )
+
+    def _build_manifest_evaluator(self: Any, spec_id: int) -> Callable[[ManifestFile], bool]:
+        schema = self._schema_of(spec_id)
+        if schema is None:
+            return lambda manifest: any(
+                file.spec_id == manifest.partition_spec_id for file in self._deleted_data_files
+            )
+        return manifest_evaluator(
+            self.spec(spec_id), schema, self.partition_filters[spec_id], self._case_sensitive
+        )
+
+    def _summary(self: Any, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        """As pyiceberg's, with each file in the partition that its own spec names."""
+        metadata = self._transaction.table_metadata
+        limit = metadata.properties.get(TableProperties.WRITE_PARTITION_SUMMARY_LIMIT)
+        collected = SnapshotSummaryCollector(
+            int(limit or TableProperties.WRITE_PARTITION_SUMMARY_LIMIT_DEFAULT)
+        )
+        for files, count in (
+            (self._added_data_files, collected.add_file),
+            (self._deleted_data_files, collected.remove_file),
+        ):
+            for file in files:
+                schema = self._schema_of(file.spec_id) or self.schema()
+                count(file, schema=schema, partition_spec=self.spec(file.spec_id))
+        parent = metadata.snapshot_by_id(self._parent_snapshot_id or -1)
+        summary = update_snapshot_summaries(
+            Summary(operation=self._operation, **collected.build(), **snapshot_properties),
+            previous_summary=parent.summary if parent else None,
+        )
+        if not self.is_replacement:
+            return summary
+        return Summary(operation=Operation.REPLACE, **summary.additional_properties)
 
     def _manifests(self: Any) -> list[ManifestFile]:
         self._build_delete_files_partition_predicate()
@@ -124,9 +198,13 @@ class _EverySpec:
             ),
             snapshot_producer=self,
         )
-        data = [manifest for manifest in manifests if manifest.content == 0]
-        deletes = [manifest for manifest in manifests if manifest.content != 0]
-        return merging.merge_manifests(data) + deletes
+        kept = [
+            manifest
+            for manifest in manifests
+            if manifest.content != 0 or self._schema_of(manifest.partition_spec_id) is None
+        ]
+        data = [manifest for manifest in manifests if manifest not in kept]
+        return merging.merge_manifests(data) + kept
 
 
 class _Append(_EverySpec, _FastAppendFiles):
@@ -145,11 +223,12 @@ def snapshot(
     remove: Sequence[DataFile] = (),
     summary: Mapping[str, str],
     parent_of: str | None = None,
+    is_replacement: bool = False,
 ) -> Change:
     """
     One snapshot on a branch that adds files and removes others; the branch must not have moved.
 
-    A branch that is not there yet begins where `parent_of` is.
+    A branch that is not there yet begins where `parent_of` is. A replacement has the same rows.
     """
     base = (
         table
@@ -165,6 +244,7 @@ def snapshot(
         snapshot_properties=dict(summary),
         branch=branch,
     )
+    producer.is_replacement = is_replacement
     for file in add:
         producer.append_data_file(file)
     for file in remove:
@@ -174,6 +254,10 @@ def snapshot(
         updates=tuple(updates),
         requirements=(
             AssertTableUUID(uuid=table.metadata.table_uuid),
+            # Files are looked at anew where the columns are others than they were seen to fit.
+            AssertCurrentSchemaId.model_validate(
+                {"current-schema-id": table.metadata.current_schema_id}
+            ),
             *_unmoved(table, branch),
         ),
         written=[*producer._written_manifests, *producer._written_manifest_lists],
@@ -230,7 +314,7 @@ class ParquetFile:
 
     def write(self, rows: Any) -> None:
         self.arrow_bytes += rows.nbytes
-        self._writer.write(rows)
+        self._writer.write(rows.cast(nullable_inside(rows.schema)))
 
     def close(self, *, sort_order_id: int | None) -> DataFile:
         statistics = self._writer.close()

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured
+from epochal.kit.compaction import CompactOption, parse_schedule
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.terms import Identity, Json, Limits, SinkName
@@ -80,6 +81,8 @@ class Iceberg(SinkBase):
     """How much a task holds in memory; up to two files' worth where the table has a sort order."""
     open_files_max: int = 64
     """How many files a task keeps open; one more closes the one that rested longest."""
+    compact: CompactOption | None = None
+    """`{"target_mb": 128, "every": "1h"}`: the driver compacts small files now and then."""
 
     address: TableAddress = field(init=False, repr=False)
 
@@ -118,6 +121,8 @@ class Iceberg(SinkBase):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise Misconfigured(f"Iceberg: {option}={value}", "give a number above zero")
+        if self.compact is not None:
+            parse_schedule("Iceberg", self.compact)
         if self.audit_branch in (self.branch, _MAIN, ""):
             raise Misconfigured(
                 f"Iceberg: audit_branch={self.audit_branch!r}, which is where readers are",

@@ -22,9 +22,10 @@ from pyiceberg.table.update import (
 )
 
 from epochal.errors import Misconfigured, TryAgain
+from epochal.kit.marked_files import at_once
 from epochal.sinks.iceberg import pyiceberg_private as private
-from epochal.sinks.iceberg.data_files import files_in, require_fitting
-from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
+from epochal.sinks.iceberg.data_files import files_in
+from epochal.sinks.iceberg.ledger import DRIVER, DRIVER_ATTEMPT_BITS, Ledger, TableLedger
 from epochal.sinks.iceberg.merge import merged, require_mergeable
 from epochal.sinks.iceberg.table_files import TableFiles, layout_of
 from epochal.sinks.iceberg.writer import Attempt, file_limits
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epochal")
 
-_ATTEMPT_BITS = 46
-"""Of the driver's own attempts, which have no counter: as many as the number in a handle takes."""
 _KEEP_METADATA = "write.metadata.delete-after-commit.enabled"
 
 
@@ -48,6 +47,17 @@ class SnapshotPlan:
     attempt: Attempt | None = None
     handles: list[Handle] = field(default_factory=list)
     """Of files that the driver wrote."""
+    expired: list[_Expired] = field(default_factory=list)
+    """Snapshots that go with the change, and with them their manifest lists."""
+
+    def make_durable(self, files: TableFiles) -> None:
+        at_once(files.make_durable, self.change.written)
+
+    def discard(self, files: TableFiles) -> None:
+        """Remove what was written for a change that was never sent."""
+        files.delete(self.change.written)
+        if self.attempt is not None:
+            self.attempt.discard()
 
     def undo(self, table: Table) -> None:
         """
@@ -56,9 +66,19 @@ class SnapshotPlan:
         """
         if self.change.is_in(table.catalog.load_table(table.name()).metadata):
             return
-        TableFiles(table.io).delete(self.change.written)
-        if self.attempt is not None:
-            self.attempt.discard()
+        self.discard(TableFiles(table.io))
+
+    def clean_up(self, table: Table) -> None:
+        """
+        Remove the manifest lists of expired snapshots: each belongs to one snapshot alone. A
+        courtesy, so never fatal.
+        """
+        try:
+            TableFiles(table.io).delete(one.manifest_list for one in self.expired)
+        except OSError as error:
+            logger.warning(
+                "%s: manifest lists of expired snapshots are left: %s", table.name(), error
+            )
 
 
 class SnapshotPlanner:
@@ -67,7 +87,6 @@ class SnapshotPlanner:
     def __init__(self, sink: Iceberg, identity: Identity) -> None:
         self._sink = sink
         self._identity = identity
-        self._expired: list[_Expired] = []
 
     def handout(self, table: Table) -> Json:
         """What a task must know of the table, without its history and without our ledger."""
@@ -78,8 +97,6 @@ class SnapshotPlanner:
 
     def rehearse(self, table: Table, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Raise what the table could refuse by content, before the decision (I3)."""
-        for receipt in receipts:
-            require_fitting(receipt, table.metadata)
         if self._sink.mode == "upsert":
             require_mergeable(self._sink, table, epoch, self._files(table, receipts))
         if self._sink.audit_branch is not None and any(receipt.rows for receipt in receipts):
@@ -97,12 +114,12 @@ class SnapshotPlanner:
             # No rows, no snapshot (I8): the ledger alone is written.
             plan = SnapshotPlan(change=private.properties_only(table))
         winners = [*(receipt.handle for receipt in receipts), *plan.handles]
-        plan.change.also(
-            SetPropertiesUpdate(updates=self._properties(table, ledger, epoch, winners))
-        )
-        outdated = ledger.outdated(epoch)
-        if outdated:
-            plan.change.also(RemovePropertiesUpdate(removals=outdated))
+        folding = ledger.folding()
+        written = {**self._properties(table, ledger, epoch, winners), **folding.written}
+        plan.change.also(SetPropertiesUpdate(updates=written))
+        removals = [*ledger.outdated(epoch), *folding.removed]
+        if removals:
+            plan.change.also(RemovePropertiesUpdate(removals=removals))
         self._drop_audit(table, plan)
         self._expire(table, plan)
         return plan
@@ -118,12 +135,6 @@ class SnapshotPlanner:
         except (CommitFailedException, private.Stale) as error:
             # The next epoch takes the branch's place, or its commit removes it.
             logger.warning("%s: an audit branch is left for now: %s", self._sink.address, error)
-
-    def clean_up(self, table: Table) -> None:
-        """Remove files that only expired snapshots used."""
-        gone, self._expired = self._expired, []
-        if gone:
-            _remove_manifest_lists(table, gone)
 
     def _files(self, table: Table, receipts: Sequence[Receipt]) -> list[DataFile]:
         return [file for receipt in receipts for file in files_in(receipt, table.metadata)]
@@ -156,7 +167,9 @@ class SnapshotPlanner:
 
     def _own_attempt(self, table: Table, epoch: EpochNumber) -> tuple[Handle, Attempt]:
         """Files that the driver writes have a handle and a marker of their own, like a task's."""
-        handle = self._identity.handle(epoch, partition=DRIVER, attempt=getrandbits(_ATTEMPT_BITS))
+        handle = self._identity.handle(
+            epoch, partition=DRIVER, attempt=getrandbits(DRIVER_ATTEMPT_BITS)
+        )
         attempt = Attempt(
             handle,
             metadata=table.metadata,
@@ -220,11 +233,9 @@ class SnapshotPlanner:
     def _expire(self, table: Table, plan: SnapshotPlan) -> None:
         if self._sink.snapshots_kept is None or not plan.change.written:
             return
-        self._expired = _expired_snapshots(
-            table, self._identity, kept=self._sink.snapshots_kept - 1
-        )
-        if self._expired:
-            ids = [one.snapshot_id for one in self._expired]
+        plan.expired = _expired_snapshots(table, self._identity, kept=self._sink.snapshots_kept - 1)
+        if plan.expired:
+            ids = [one.snapshot_id for one in plan.expired]
             plan.change.also(private.without_snapshots(ids))
 
 
@@ -282,11 +293,3 @@ def _expired_snapshots(table: Table, identity: Identity, *, kept: int) -> list[_
     return [
         _Expired(one.snapshot_id, one.manifest_list) for one in old if one.snapshot_id not in named
     ]
-
-
-def _remove_manifest_lists(table: Table, gone: Sequence[_Expired]) -> None:
-    """Remove the manifest lists: each belongs to one snapshot alone. A courtesy, so never fatal."""
-    try:
-        TableFiles(table.io).delete(one.manifest_list for one in gone)
-    except OSError as error:
-        logger.warning("%s: manifest lists of expired snapshots are left: %s", table.name(), error)

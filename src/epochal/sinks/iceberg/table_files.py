@@ -37,10 +37,14 @@ class Layout:
     """The table's data location, without a slash at its end."""
 
     def markers(self, files: TableFiles) -> Markers:
-        return Markers(files, f"{self.data_path}/{_FOLDER}/in-doubt")
+        return Markers(files, self.marker_folder)
+
+    @property
+    def marker_folder(self) -> str:
+        return f"{self.data_path}/{_FOLDER}/in-doubt"
 
     def marker(self, handle: Handle) -> str:
-        return f"{self.data_path}/{_FOLDER}/in-doubt/{handle}"
+        return f"{self.marker_folder}/{handle}"
 
     def folder(self, handle: Handle) -> str:
         return f"{self.data_path}/{_FOLDER}/{handle}"
@@ -80,9 +84,13 @@ class TableFiles:
         except FileNotFoundError:
             return None
 
+    def sizes(self, locations: Sequence[str]) -> list[int | None]:
+        """The size of each file; None where there is none."""
+        return at_once(self._size, locations)
+
     def missing(self, locations: Sequence[str]) -> list[str]:
-        found = at_once(self._exists, locations)
-        return [where for where, is_there in zip(locations, found, strict=True) if not is_there]
+        found = self.sizes(locations)
+        return [where for where, size in zip(locations, found, strict=True) if size is None]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete files; one that is gone already is no error."""
@@ -127,9 +135,10 @@ class TableFiles:
             sync(path)
             sync(path.parent)
 
-    def _exists(self, location: str) -> bool:
+    def _size(self, location: str) -> int | None:
         files, path = self._opened(location)
-        return bool(files.get_file_info(path).type == pafs.FileType.File)
+        found = files.get_file_info(path)
+        return int(found.size or 0) if found.type == pafs.FileType.File else None
 
     def _delete(self, location: str) -> None:
         with suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ its values are checked instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,11 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id, index_name_by_id
 
 from epochal.errors import RowRejected
 
 _UUID_BYTES = 16
+_PROMOTED = {
+    (iceberg.IntegerType, iceberg.LongType),
+    (iceberg.FloatType, iceberg.DoubleType),
+}
 _INTEGER_BITS_MAX = 32
 _LONG_BITS_MAX = 64
 
@@ -34,6 +38,56 @@ def unknown_columns(rows: pa.Schema, table: Schema) -> list[str]:
     """Columns of the rows that the table does not have."""
     known = {field.name for field in table.fields}
     return [column.name for column in rows if column.name not in known]
+
+
+def replaced_columns(
+    written: Schema, now: Schema, may_be_null: Callable[[int], bool]
+) -> Iterator[str]:
+    """
+    Why files that were written for one schema can't be read by another, later one. Columns that
+    were added, dropped, renamed or widened are no reason: readers know columns by number.
+    """
+    wrote, there = index_by_id(written), index_by_id(now)
+    names, names_now = index_name_by_id(written), index_name_by_id(now)
+    for number, field in wrote.items():
+        found = there.get(number)
+        if found is None:
+            if names[number] in names_now.values():
+                yield f"column {names[number]} was dropped and added again since"
+        elif not _is_read_as(field.field_type, found.field_type):
+            yield f"column {names_now[number]} is {found.field_type} now"
+        elif found.required and not field.required and may_be_null(number):
+            yield f"column {names_now[number]} takes no null any more"
+    for field in _added(written.as_struct(), now.as_struct()):
+        if field.required and field.initial_default is None:
+            yield f"column {names_now[field.field_id]} was added since, and takes no null"
+
+
+def _added(written: iceberg.IcebergType, now: iceberg.IcebergType) -> Iterator[iceberg.NestedField]:
+    """Fields that are new in a struct that was there before."""
+    before = {field.field_id: field for field in _inner(written)}
+    for field in _inner(now):
+        if field.field_id not in before:
+            yield field
+        else:
+            yield from _added(before[field.field_id].field_type, field.field_type)
+
+
+def _inner(kind: iceberg.IcebergType) -> Sequence[iceberg.NestedField]:
+    if isinstance(kind, iceberg.ListType):
+        return [kind.element_field]
+    if isinstance(kind, iceberg.MapType):
+        return [kind.key_field, kind.value_field]
+    return kind.fields if isinstance(kind, iceberg.StructType) else ()
+
+
+def _is_read_as(file: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
+    """Whether Iceberg lets a column's type become the other one."""
+    if isinstance(file, iceberg.DecimalType) and isinstance(table, iceberg.DecimalType):
+        return file.scale == table.scale and file.precision <= table.precision
+    if isinstance(file, iceberg.PrimitiveType):
+        return file == table or (type(file), type(table)) in _PROMOTED
+    return type(file) is type(table)
 
 
 def has_structs_in_lists(kind: iceberg.IcebergType) -> bool:

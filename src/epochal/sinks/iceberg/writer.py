@@ -142,6 +142,7 @@ class IcebergWriter:
         token: dict[str, Json] = {
             "folder": folder,
             "table": str(self._metadata.table_uuid),
+            "schema": self._metadata.current_schema_id,
             "spec": self._metadata.default_spec_id,
             "files": [*files_out(files, folder, self._metadata)],
         }
@@ -225,14 +226,18 @@ class Attempt:
         for partition, some in split(rows, self._metadata.spec(), self._schema):
             self._write(partition, some)
         # A file is sorted only as a whole, so what comes next belongs in another one.
-        for key in list(self._open) if self.is_sorted else ():
+        if self.is_sorted:
+            self.close_files()
+
+    def close_files(self) -> None:
+        """Rows that come from here on are written to other files."""
+        for key in list(self._open):
             self._close(key)
 
     def finish(self) -> list[DataFile]:
         """Make all files durable; afterwards the attempt is prepared."""
         try:
-            for key in list(self._open):
-                self._close(key)
+            self.close_files()
             is_aborted = self._is_marked and not self._is_still_marked()
         except FileNotFoundError:
             is_aborted = True

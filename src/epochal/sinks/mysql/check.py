@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
 
 _DENIED = frozenset({1044, 1142, 1143, 1227})
+_XA_REFUSED = 1401
+"""What MySQL answers to XA RECOVER without the right to it."""
 _KEY_CHARS = 255
 _META_RIGHTS = "CREATE, DROP, SELECT, INSERT, DELETE"
 
@@ -58,6 +60,8 @@ class MySQLChecker(Checker[Table, Sent]):
             about.require_detachable(sink)
             if about.is_mariadb:
                 self._require_detaching(session)
+            else:
+                self._require_listing(session)
             if there is not None:
                 self._require_no_unique(there)
         return [*self._abilities(about), exact_values(planned)]
@@ -94,7 +98,8 @@ class MySQLChecker(Checker[Table, Sent]):
             asked.append(f"DELETE FROM {target} WHERE {DIALECT.quote(keys[0])} IS NULL")
         for statement in asked:
             try:
-                session.query(f"EXPLAIN {statement}")
+                # MySQL draws no tree, its default, of a write to a view.
+                session.query(f"EXPLAIN FORMAT=TRADITIONAL {statement}")
             except DIALECT.errors as error:
                 if DIALECT.code_of(error) not in _DENIED:
                     raise
@@ -112,6 +117,26 @@ class MySQLChecker(Checker[Table, Sent]):
             raise Misconfigured(
                 f"strategy='prepared' needs {DETACH_AT_PREPARE}: {DIALECT.text_of(error)}",
                 "GRANT BINLOG REPLAY ON *.*; strategy='staged' (the default) needs none of this",
+            ) from error
+
+    def _require_listing(self, session: Session) -> None:
+        """MySQL lists prepared transactions only to accounts with a right of its own."""
+        detaching = session.query("SHOW GLOBAL VARIABLES LIKE 'xa_detach_on_prepare'")
+        if any(value == "OFF" for _, value in detaching):
+            raise Misconfigured(
+                f"strategy='prepared' on {self._sink.place}, where xa_detach_on_prepare is OFF: a "
+                "prepared transaction stays with its session",
+                "SET PERSIST xa_detach_on_prepare = ON; strategy='staged' (the default) needs none "
+                "of this",
+            )
+        try:
+            DIALECT.prepared_names(session)
+        except DIALECT.errors as error:
+            if DIALECT.code_of(error) not in {*_DENIED, _XA_REFUSED}:
+                raise
+            raise Misconfigured(
+                f"strategy='prepared' needs XA RECOVER: {DIALECT.text_of(error)}",
+                f"{self._sink.grants()[-1]}; strategy='staged' (the default) needs none of this",
             ) from error
 
     def _require_no_unique(self, table: Table) -> None:

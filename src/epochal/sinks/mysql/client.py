@@ -39,6 +39,8 @@ _PARAMETERS = frozenset(
 )
 _SLACK_S = 10.0
 """How much longer than the server the client waits: the server's answer is more precise."""
+_SLACK_MYSQL_S = 1.0
+"""The same on MySQL, whose max_execution_time limits SELECT alone: the client limits the rest."""
 _WRONG = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 2054, 2059, 2061, 3118, 3955})
 """Numbers of failed connections that no waiting repairs."""
 
@@ -111,6 +113,29 @@ class MySQLConnection(Connection):
     """
 
     is_mariadb: bool = False
+    server: Server | None = None
+
+    def limit_statements(self, server: Server) -> None:
+        """From now on the client waits for an answer, too, and ends a session that gives none."""
+        self.server = server
+        slack_s = _SLACK_S if self.is_mariadb else _SLACK_MYSQL_S
+        wire: Any = self  # the library's types leave its private attributes out
+        wire._read_timeout = server.statement_timeout_s + slack_s
+
+    def _read_bytes(self, num_bytes: int) -> bytes:
+        """The server does not notice that a client gave up: its statement would run on."""
+        try:
+            data: bytes = Connection._read_bytes(self, num_bytes)  # type: ignore[attr-defined]
+        except pymysql.err.OperationalError as error:
+            if self.server is None or not isinstance(error.__context__, TimeoutError):
+                raise
+            _end_session(self.server, self.thread_id())  # type: ignore[no-untyped-call]
+            raise pymysql.err.OperationalError(
+                2013,
+                f"no answer within statement_timeout_s ({self.server.statement_timeout_s} s); the "
+                "session is ended",
+            ) from error
+        return data
 
     def _create_ssl_ctx(self, given: Any) -> ssl.SSLContext:
         """Without a CA nothing is verified: then reading the system's CAs anew costs 50 ms."""
@@ -163,7 +188,7 @@ def connect(server: Server) -> MySQLConnection:
             autocommit=True,
             client_flag=CLIENT.LOCAL_FILES,
             connect_timeout=max(1, round(server.connect_timeout_s)),
-            read_timeout=server.statement_timeout_s + _SLACK_S,
+            read_timeout=server.connect_timeout_s,
             write_timeout=server.statement_timeout_s + _SLACK_S,
             **_options(dict(server.parameters)),
         )
@@ -185,6 +210,17 @@ def connect(server: Server) -> MySQLConnection:
     return connection
 
 
+def _end_session(server: Server, number: int) -> None:
+    """Where that fails, the server ends it when it next writes to it."""
+    with suppress(EpochalError, *ERRORS.errors):
+        other = connect(server)
+        try:
+            with other.cursor() as cursor:
+                cursor.execute(f"KILL CONNECTION {number}")
+        finally:
+            close(other)
+
+
 def _options(parameters: Mapping[str, str]) -> dict[str, Any]:
     flags = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
     return {
@@ -201,6 +237,7 @@ def _prepare_session(connection: MySQLConnection, server: Server) -> None:
             "the url must reach the primary",
         )
     connection.is_mariadb = "mariadb" in version.lower()
+    connection.limit_statements(server)
     limit = (
         f"max_statement_time = {server.statement_timeout_s}"
         if connection.is_mariadb

@@ -21,6 +21,8 @@ from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import Identity
 
 _RETURNED = "epochal returned at"
+_IDLE_IN_TRANSACTION = ("idle_transaction_timeout", "idle_write_transaction_timeout")
+"""MariaDB's own limits, which may be shorter than that of the session."""
 
 
 class MySQLSession:
@@ -37,6 +39,7 @@ class MySQLSession:
         self._locks = [DIALECT.literal(lock) for lock in locks]
         self._is_named = False
         self._has_own_timeout = False
+        self._has_own_idle = False
 
     def execute(self, statement: str) -> int:
         with self._pooled.cursor() as cursor:
@@ -47,7 +50,10 @@ class MySQLSession:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
-    def begin(self, *, lock_wait_s: float | None = None) -> None:
+    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
+        if idle_max_s is not None:
+            self._has_own_idle = True
+            self._limit_idle(str(max(1, round(idle_max_s))), "0")
         self.wait_for_locks(lock_wait_s)
         self.query("SELECT " + ", ".join(f"GET_LOCK({lock}, 0)" for lock in self._locks))
         self._is_named = True
@@ -59,6 +65,13 @@ class MySQLSession:
         self.execute(f"SET SESSION {self._server.lock_settings(wait_s)}")
         self._has_own_timeout = wait_s < declared
 
+    def _limit_idle(self, session_s: str, transaction_s: str) -> None:
+        limits = {"wait_timeout": session_s}
+        if self._pooled.is_mariadb:
+            limits |= dict.fromkeys(_IDLE_IN_TRANSACTION, transaction_s)
+        changed = ", ".join(f"{name} = {seconds}" for name, seconds in limits.items())
+        self.execute(f"SET SESSION {changed}")
+
     def commit(self) -> None:
         self.execute("COMMIT")
 
@@ -67,7 +80,7 @@ class MySQLSession:
             self.execute("ROLLBACK")
         except DIALECT.errors:
             # The server releases the locks of a connection that is closed.
-            self._is_named = self._has_own_timeout = False
+            self._is_named = self._has_own_timeout = self._has_own_idle = False
             self._pooled.invalidate()
 
     def give_back(self) -> None:
@@ -75,6 +88,8 @@ class MySQLSession:
         with suppress(*DIALECT.errors, exc.SQLAlchemyError):
             if self._is_named:
                 self.execute("DO " + ", ".join(f"RELEASE_LOCK({lock})" for lock in self._locks))
+            if self._has_own_idle:
+                self._limit_idle("DEFAULT", "DEFAULT")
             if self._has_own_timeout:
                 self.wait_for_locks()
         self._pooled.close()

@@ -22,7 +22,7 @@ except ImportError as error:
 
 
 PROMISES = (
-    replace(STAGED, sink="`MySQL`, staged", limits=["tested with MariaDB only"]),
+    replace(STAGED, sink="`MySQL`, staged"),
     replace(PREPARED, sink="`MySQL`, XA"),
 )
 

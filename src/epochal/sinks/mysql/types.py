@@ -87,6 +87,11 @@ def _hex(values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), text, scalar(None, TEXT)) if values.null_count else text
 
 
+def _shortest(values: pa.Array) -> pa.Array:
+    """The fewest digits that tell a float from all others of its size."""
+    return _plain(values.cast(pa.float32()) if pa.types.is_float16(values.type) else values)
+
+
 _TO_TEXT: Mapping[str, Convert] = {
     "bool": lambda values: _plain(values.cast(pa.int8())),
     # Through double: the digits of a float's own shortest form would be rounded twice.
@@ -162,6 +167,8 @@ def changed(sent: Sent, column: Column, values: pa.Array) -> Iterator[tuple[pa.A
     if sent.family in {"timestamp", "time"} and is_cut:
         steps = not_in_steps(microseconds(values), 10 ** (_MICROS - column.scale))
         yield steps, f"{written}, which would truncate the second"
+    if sent.family in {"integer", "decimal"} and kind == "bit":
+        yield pc.match_substring_regex(values.cast(TEXT), "^-"), f"{written}, which has no sign"
     if sent.family == "integer" and kind == "year":
         yield pc.less(values, scalar(100, values.type)), f"{written}, and adds a century"
     if sent.family == "binary" and kind == "binary":
@@ -187,7 +194,7 @@ def _changed_texts(kind: str, column: Column) -> Iterator[tuple[str, str]]:
     if kind in _WHOLE:
         yield r"\.\d*[1-9]|[eE]-", "which would round it"
     if kind == "year":
-        yield r"^\s*\d{1,3}\s*$", "and adds a century"
+        yield r"^.{0,3}$|^.{5,}$|\D", "which takes four digits as they are"
 
 
 def _members(ddl: str) -> list[str]:
@@ -299,6 +306,8 @@ def _planned(name: str, sent: Sent, column: Column | None, problems: Problems) -
             f'field "{name}": {expression.because} (column "{column.name}")', expression.hint
         )
         expression = None
+    if sent.family == "float" and column.data_type not in _BITS:
+        sent = replace(sent, convert=_shortest)
     return Planned(field=name, arrives_as=name, sent=sent, column=column, expression=expression)
 
 

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.check import Checker, ExpectedColumns, abilities, must_not_collide
+from epochal.kit.sql.check import (
+    Checker,
+    ExpectedColumns,
+    abilities,
+    exact_values,
+    must_not_collide,
+)
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.columns import no_key
 from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.sinks.oracle import client
 from epochal.sinks.oracle.dialect import DIALECT, XID_FORMAT
-from epochal.sinks.oracle.types import Arriving, Column, Table, plan, sent_fields
+from epochal.sinks.oracle.types import Arriving, Column, Planned, Table, plan, sent_fields
 from epochal.terms import NO_ROWS, Ability, EpochNumber, Handle, Identity, Receipt
 
 if TYPE_CHECKING:
@@ -41,14 +47,15 @@ class OracleChecker(Checker[Table, Arriving]):
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
+        planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
-            plan(expected.sent, table, sink)
+            planned = plan(expected.sent, table, sink)
         self.require_delete_when(session)
         if there is not None and sink.strategy == "prepared":
             self._require_no_unique(self._unique(session))
         if there is not None and sink.mode == "upsert":
             self._require_key(self._unique(session))
-        return abilities(sink)
+        return [*abilities(sink), exact_values(planned)]
 
     def _require_no_unique(self, unique: dict[str, set[str]]) -> None:
         for index in unique:

@@ -117,7 +117,7 @@ class OracleSession:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
-    def begin(self, *, lock_wait_s: float | None = None) -> None:
+    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:  # noqa: ARG002  only a profile limits it
         self._connection.rollback()
         self.wait_for_locks(lock_wait_s)
 

@@ -64,6 +64,28 @@ def mismatch(sent: Sent, data_type: str, scale: int | None) -> str:
     return ""
 
 
+_EXACT_IN_BITS: Mapping[str, frozenset[str]] = {
+    "BINARY_FLOAT": frozenset({"NUMBER(1)", "NUMBER(3)", "NUMBER(5)", "BINARY_FLOAT"}),
+    "BINARY_DOUBLE": frozenset(
+        {"NUMBER(1)", "NUMBER(3)", "NUMBER(5)", "NUMBER(10)", "BINARY_FLOAT", "BINARY_DOUBLE"}
+    ),
+    "FLOAT": frozenset({"NUMBER(1)"}),
+}
+"""What columns of so many bits keep as it is."""
+
+
+def rounding(sent: Sent, column: Column) -> str:
+    """How a column may round what arrives; empty where it keeps or refuses every value."""
+    kind = column.data_type
+    if kind in _EXACT_IN_BITS:
+        return "" if sent.ddl in _EXACT_IN_BITS[kind] else f"{column.ddl} keeps fewer digits"
+    is_scaled = kind == "NUMBER" and column.scale is not None
+    return f"{column.ddl} rounds to its scale" if is_scaled and sent.family in _ANY_SCALE else ""
+
+
+_ANY_SCALE = frozenset({"float", "text"})
+
+
 # The plan of a write: the table, and which field goes into which of its columns.
 # A field is known by its name in capitals, as Oracle reads a name without quotes.
 
@@ -98,6 +120,11 @@ class Planned:
     """The field's own name, case kept."""
     sent: Sent
     column: Column | None
+
+    @property
+    def rounding(self) -> str:
+        """For `check()`: how the column may round the field."""
+        return "" if self.column is None else rounding(self.sent, self.column)
 
     @property
     def staging_ddl(self) -> str:

@@ -40,6 +40,10 @@ _DEFAULTS: Mapping[str, str] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
+_SERVER_KEEPALIVES = "".join(
+    f", set_config('tcp_keepalives_{name}', '{value}', true)"
+    for name, value in {"idle": 30, "interval": 10, "count": 3}.items()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +80,18 @@ class Server(DatabaseServer):
             }
         )
 
-    def begin(self, *, lock_wait_s: float | None = None) -> str:
+    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> str:
         """BEGIN, with every setting that matters, for this transaction only."""
-        settings = self.settings(lock_wait_s=lock_wait_s)
+        settings = self.settings(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s)
         return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {settings}"
 
-    def settings(self, *, lock_wait_s: float | None = None) -> str:
+    def settings(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> str:
         """
         Limits of this transaction, with this lock timeout, at most the declared one.
 
         A weaker synchronous_commit than `on` would forget what was reported as durable, and fewer
         digits of floats would be lost on their way through text.
+        The server looks after its client, too: a machine that is gone keeps no locks.
         """
         declared = self.lock_timeout_s
         wait_s = declared if lock_wait_s is None else min(lock_wait_s, declared)
@@ -97,7 +102,19 @@ class Server(DatabaseServer):
             " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
             " WHEN 'off' THEN 'on'"
             " ELSE current_setting('synchronous_commit') END, true)"
+            f"{_SERVER_KEEPALIVES}{_idle_settings(idle_max_s)}"
         )
+
+
+def _idle_settings(idle_max_s: float | None) -> str:
+    """`transaction_timeout` came with version 17."""
+    if idle_max_s is None:
+        return ""
+    return (
+        f", set_config('idle_in_transaction_session_timeout', '{round(idle_max_s * 1000)}', true),"
+        " CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL"
+        " THEN set_config('transaction_timeout', '0', true) END"
+    )
 
 
 def parse_url(kind: str, url: str, password: Secret | None) -> tuple[dict[str, str], Secret | None]:
@@ -131,8 +148,8 @@ class PostgresSession:
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement.encode()).fetchall()
 
-    def begin(self, *, lock_wait_s: float | None = None) -> None:
-        self.execute(self._server.begin(lock_wait_s=lock_wait_s))
+    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
+        self.execute(self._server.begin(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s))
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
         self.execute(self._server.settings(lock_wait_s=seconds))

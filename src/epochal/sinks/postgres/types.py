@@ -215,7 +215,24 @@ def _takers(base: str) -> frozenset[str]:
 
 
 def _from_text(target: Type) -> Cast:
+    if not target.is_array and target.base in _DROPPED:
+        # The second cast is reached by what is to be refused, and fails with the text.
+        kept, dropped = _DROPPED[target.base]
+        fails = f"(x || ' has {dropped}')::{target.written}"
+        return Cast(
+            before=f"(SELECT CASE WHEN {kept} THEN x::{target.written} ELSE {fails} END"
+            " FROM (SELECT ",
+            after=") q(x))",
+        )
     return Cast(after=f"::{target.written}")
+
+
+_DROPPED = {
+    "date": ("x::timestamp = x::date", "a time of day"),
+    "time": ("x !~ '[+-]'", "a date or a zone"),
+    "timestamp": ("x::timestamptz AT TIME ZONE 'UTC' = x::timestamp", "another zone than UTC"),
+}
+"""Text of which a cast would drop a part: which is taken whole, and what the rest has."""
 
 
 def _array_cast(source: Type, target: Type) -> Cast | Mismatch:
