@@ -277,8 +277,7 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
             self._rehearsed = _key(epoch, receipts)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        is_rehearsed = self._trusts_rehearsal and self._rehearsed == _key(epoch, receipts)
-        self._rehearsed = None
+        is_rehearsed = self._take_rehearsal(epoch, receipts)
         with self._errors(f"commit epoch {epoch}"):
             for wait_s in (*self._conflict_waits_s, None):
                 try:
@@ -420,6 +419,11 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
         self._rehearsed = None
 
     # The rules
+
+    def _take_rehearsal(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
+        """Whether these very receipts were rehearsed a moment ago; true at most once."""
+        rehearsed, self._rehearsed = self._rehearsed, None
+        return self._trusts_rehearsal and rehearsed == _key(epoch, receipts)
 
     def _commit_once(
         self, epoch: EpochNumber, receipts: Sequence[Receipt], *, is_rehearsed: bool

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import requests
+from pyiceberg.exceptions import CommitFailedException
 from servers.iceberg import RestCatalog, running_rest_catalog
 from servers.postgres import running_server
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kit.secrets import env
+from epochal.session import Session
 from epochal.sinks.iceberg import Iceberg
+from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.terms import EpochNumber, Proof
 
 E2, E3 = EpochNumber(2), EpochNumber(3)
@@ -87,6 +91,132 @@ def test_a_catalog_that_is_killed_is_asked_again_when_it_is_back(rest, on_rest, 
     assert life.committer.outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
     life.committer.commit(EpochNumber(0), [receipt])
     assert on_rest.ids(name) == [1]
+
+
+@pytest.fixture
+def pair(on_rest, live, monkeypatch):
+    """Two tables, the committers of both as one transaction, and the requests that it sends."""
+    names = [on_rest.create(), on_rest.create()]
+    lives = [live(on_rest.sink(name)) for name in names]
+    sent: list[int] = []
+    plain = private.send_together
+
+    def counted(catalog, changes):
+        sent.append(len(changes))
+        plain(catalog, changes)
+
+    monkeypatch.setattr(private, "send_together", counted)
+    return names, lives, sent
+
+
+def rehearsed(lives, rows, epoch):
+    """One epoch's receipts by sink, and the transaction that was rehearsed with them."""
+    for life in lives:
+        life.start(rows)
+    receipts = {life.sink.name: [life.prepare(rows, epoch)] for life in lives}
+    shared = lives[0].committer.share([life.committer for life in lives])
+    shared.rehearse(epoch, receipts)
+    return shared, receipts
+
+
+def test_several_tables_of_a_rest_catalog_are_committed_by_one_request(
+    on_rest, live, some, pair, tmp_path
+):
+    names, lives, sent = pair
+    sinks = [on_rest.sink(name, name=f"sink {name}") for name in names]
+    log = str(tmp_path / "log")
+    with Session("both", sinks=sinks, schema=some(1).schema, log=log) as session:
+        for epoch in range(3):
+            session.begin(epoch)
+            session.write(some(2 * epoch, 2 * epoch + 1).to_pylist())
+            session.commit()
+    assert sent == [2, 2, 2]
+    assert [on_rest.ids(name) for name in names] == [list(range(6))] * 2
+    assert [on_rest.leftovers(name) for name in names] == [[], []]
+    (told,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
+    assert told.granted
+
+
+def test_tables_that_others_wrote_meanwhile_get_the_epoch_once(on_rest, some, pair):
+    names, lives, sent = pair
+    shared, receipts = rehearsed(lives, some(1, 2), 0)
+    on_rest.load(names[1]).append(some(50))
+    shared.commit(0, receipts)
+    assert sent == [2, 2]
+    assert [on_rest.ids(name) for name in names] == [[1, 2], [1, 2, 50]]
+    shared.commit(0, receipts)
+    assert len(sent) == 2
+    assert [on_rest.leftovers(name) for name in names] == [[], []]
+
+
+def test_only_tables_that_do_not_have_the_epoch_are_sent_again(on_rest, some, pair, monkeypatch):
+    """A catalog that commits table after table may refuse the second when it has the first."""
+    names, lives, sent = pair
+    shared, receipts = rehearsed(lives, some(1, 2), 0)
+    plain = private.send_together
+
+    def half(catalog, changes):
+        plain(catalog, changes[:1])
+        monkeypatch.setattr(private, "send_together", plain)
+        raise CommitFailedException("the second one was written by others")
+
+    monkeypatch.setattr(private, "send_together", half)
+    shared.commit(0, receipts)
+    assert sent == [1, 1]
+    assert [on_rest.ids(name) for name in names] == [[1, 2], [1, 2]]
+    assert [len(on_rest.history(name)) for name in names] == [1, 1]
+    assert [on_rest.leftovers(name) for name in names] == [[], []]
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["after", "before"])
+def test_a_lost_answer_for_several_tables_is_settled_by_their_ledgers(
+    on_rest, some, pair, monkeypatch, is_done
+):
+    names, lives, sent = pair
+    shared, receipts = rehearsed(lives, some(1, 2), 0)
+    plain = private.send_together
+
+    def lost(catalog, changes):
+        if is_done:
+            plain(catalog, changes)
+        raise requests.ConnectionError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private, "send_together", lost)
+        with pytest.raises(OutcomeUnknown, match="the answer is lost"):
+            shared.commit(0, receipts)
+    shared.commit(0, receipts)
+    assert sent == [2]
+    assert [on_rest.ids(name) for name in names] == [[1, 2], [1, 2]]
+
+
+def test_a_catalog_that_takes_one_table_at_a_time_is_told_and_used(
+    on_rest, some, pair, monkeypatch
+):
+    names, lives, sent = pair
+    monkeypatch.setattr(private, "can_send_together", lambda _: False)
+    (told,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
+    assert (told.granted, "one after the other" in told.because) == (False, True)
+    shared, receipts = rehearsed(lives, some(1, 2), 0)
+    shared.commit(0, receipts)
+    assert sent == []
+    assert [on_rest.ids(name) for name in names] == [[1, 2], [1, 2]]
+
+
+def test_sinks_of_one_table_or_of_other_accounts_do_not_share_a_request(on_rest, some, pair):
+    names, lives, sent = pair
+    again = lives[0].fresh(sink=on_rest.sink(names[0], name="again"))
+    shared, receipts = rehearsed([*lives, again], some(1), 0)
+    shared.commit(0, receipts)
+    assert sent == [2]
+    assert [on_rest.ids(name) for name in names] == [[1, 1], [1]]
+    again.close()
+    key = lives[0].sink.transaction_key
+    assert key == lives[1].sink.transaction_key
+    other = Iceberg("lake.shop.x", properties={**on_rest.properties, "token": "s3cret"})
+    assert other.transaction_key not in (None, key)
+    assert "s3cret" not in str(other.transaction_key)
+    assert Iceberg("lake.shop.x", properties={"type": "sql", "uri": "x"}).transaction_key is None
 
 
 def test_a_password_is_shown_nowhere(live, monkeypatch):

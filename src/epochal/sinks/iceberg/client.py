@@ -6,6 +6,8 @@ variables, on the driver and on executors alike). A value may be a secret that i
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +56,16 @@ class TableAddress:
                     "properties={'type': 'rest' | 'sql' | 'glue' | 'hive', 'uri': …}, or the same "
                     "in pyiceberg's own configuration",
                 ) from None
+
+    @property
+    def server_key(self) -> str | None:
+        """Which REST server this is, and by which account it is asked; no secret. Else None."""
+        given = merge_config(Config().get_catalog_config(self.catalog) or {}, self._revealed())
+        uri = str(given.get("uri", ""))
+        if str(given.get("type", "rest" if uri.startswith("http") else "")).lower() != "rest":
+            return None
+        digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
+        return f"{self.catalog} {digest.hexdigest()[:16]}"
 
     def load(self, catalog: Catalog) -> Table:
         with translate_errors(f"load {self}", scrub=self.scrub):

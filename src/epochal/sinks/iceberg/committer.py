@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
 from epochal.contract import Begin
-from epochal.errors import InvariantBroken, PreparedLost, TryAgain
+from epochal.errors import PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
@@ -31,14 +31,26 @@ from epochal.kit.marked_files import (
 from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
+from epochal.sinks.iceberg.client import TableAddress
 from epochal.sinks.iceberg.compact import TableCompaction
 from epochal.sinks.iceberg.data_files import locations_in, misfit, sizes_in
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
+from epochal.sinks.iceberg.multi_table import TablesTransaction, together_with_others
 from epochal.sinks.iceberg.snapshot_plan import SnapshotPlan, SnapshotPlanner
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
 from epochal.sinks.iceberg.types import unknown_columns
-from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Limits,
+    Receipt,
+    SinkName,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -76,7 +88,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         with self._errors("check"):
             abilities = check_table(self._sink, self._load(), schema)
         self._schema = schema
-        return abilities
+        together = together_with_others(self._sink, self.catalog)
+        return [*abilities, *([] if together is None else [together])]
 
     def begin(self, begin: Begin) -> Json:
         """Add missing columns where that is wanted, and hand the table's shape to the tasks."""
@@ -129,11 +142,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
 
     def compact(self, *, target_bytes: int, is_dry_run: bool) -> Compacted:
         with self._errors("compact"):
-            self._load()
-            if self._catalog is None:
-                raise InvariantBroken("a table was loaded without a catalog")
             compaction = TableCompaction(
-                self._sink, self._identity, self._catalog, target_bytes=target_bytes
+                self._sink, self._identity, self.catalog, target_bytes=target_bytes
             )
             return compaction.run(is_dry_run=is_dry_run)
 
@@ -181,9 +191,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
 
     def _load(self) -> Table:
         """The table as it is now; a proof is never read from what was known before (I9)."""
-        if self._catalog is None:
-            self._catalog = self._sink.address.open()
-        self._known = self._sink.address.load(self._catalog)
+        self._known = self._sink.address.load(self.catalog)
         return self._known
 
     def _newest_known(self) -> Table:
@@ -272,11 +280,59 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
                 # Not a clear refusal, so nothing is undone: the ledger is read again, and files
                 # that the driver wrote have a marker.
                 raise conflict from error
+        self._published(table, plan)
+
+    def _published(self, table: Table, plan: SnapshotPlan) -> None:
+        """Make a change durable that the catalog has taken, and remove what was only for it."""
         files = TableFiles(table.io)
         files.make_durable(table.metadata_location)
         self._known = table
         _layout(table).markers(files).delete(plan.handles)
         plan.clean_up(table)
+
+    # Several tables by one request: see `multi_table`
+
+    def share(self, members: Sequence[IcebergCommitter]) -> TablesTransaction:
+        return TablesTransaction(members)
+
+    @property
+    def address(self) -> TableAddress:
+        return self._sink.address
+
+    @property
+    def sink_name(self) -> SinkName:
+        return self._identity.sink
+
+    @property
+    def catalog(self) -> Catalog:
+        """Opened, if it is not open yet."""
+        if self._catalog is None:
+            self._catalog = self._sink.address.open()
+        return self._catalog
+
+    def planned(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt]
+    ) -> tuple[Table, SnapshotPlan] | None:
+        """The change that commits an epoch to the table as it is now; None where it has it."""
+        is_rehearsed = self._take_rehearsal(epoch, receipts)
+        with (
+            self._errors(f"commit epoch {epoch}"),
+            self._reading(is_rehearsed=is_rehearsed) as ledger,
+        ):
+            if self._is_committed(ledger, epoch, receipts):
+                self._clear(receipts)
+                return None
+            if not is_rehearsed:
+                self._require_prepared(ledger, epoch, receipts)
+            return ledger.table, self._plan_for(ledger, epoch, receipts)
+
+    def taken(self, epoch: EpochNumber, plan: SnapshotPlan, receipts: Sequence[Receipt]) -> None:
+        """After the catalog took a plan together with those of other tables."""
+        with self._errors(f"commit epoch {epoch}"):
+            self._published(self._load(), plan)
+            self._clear(receipts)
+        if self._compactor is not None:
+            self._compactor.after_commit()
 
     def _plan_for(
         self, ledger: TableLedger, epoch: EpochNumber, receipts: Sequence[Receipt]

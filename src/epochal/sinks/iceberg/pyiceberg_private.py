@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.expressions.visitors import manifest_evaluator
 from pyiceberg.io.pyarrow import ParquetFormatWriter
 from pyiceberg.manifest import (
@@ -27,7 +28,13 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table import (
+    CommitTableRequest,
+    Table,
+    TableIdentifier,
+    TableProperties,
+    Transaction,
+)
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import (
@@ -50,12 +57,16 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _ManifestMergeMana
 from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
-from epochal.errors import Misconfigured
+from epochal.errors import InvariantBroken, Misconfigured
 from epochal.kit.parquet import DICTIONARY_BYTES_MAX, nullable_inside
 from epochal.sinks.iceberg.partitions import schema_of_spec
 
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
 RELEASE = "0.12."
 """The release that this module was written for; a test compares it with what is installed."""
+_TOGETHER = "POST /v1/{prefix}/transactions/commit"
 _OWN_DEFAULTS = {TableProperties.PARQUET_DICT_SIZE_BYTES: str(DICTIONARY_BYTES_MAX)}
 """How files are written where the table has no property for it."""
 
@@ -288,6 +299,50 @@ def send(table: Table, change: Change) -> None:
         table._do_commit(updates=change.updates, requirements=change.requirements)
     except (KeyError, ValueError) as error:
         raise Stale(f"{type(error).__name__}: {error}") from error
+
+
+def can_send_together(catalog: Catalog) -> bool:
+    """Whether a catalog says that it commits several tables by one request."""
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415  tasks do without it
+
+    return isinstance(catalog, RestCatalog) and _TOGETHER in {
+        str(one) for one in catalog._supported_endpoints
+    }
+
+
+def send_together(catalog: Catalog, changes: Sequence[tuple[Table, Change]]) -> None:
+    """
+    Commit several tables by one request, without retries. The answer has no tables: load them.
+
+    Raises `CommitFailedException` where the catalog refuses. That it has then changed none of them
+    is the catalog's word: ask each.
+    """
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415  tasks do without it
+    from pyiceberg.catalog.rest.response import _handle_non_200_response  # noqa: PLC0415
+    from requests import HTTPError  # noqa: PLC0415
+
+    if not isinstance(catalog, RestCatalog):
+        raise InvariantBroken("only a REST catalog commits several tables by one request")
+    requests = [
+        CommitTableRequest(
+            identifier=TableIdentifier.model_validate(
+                {"namespace": table.name()[:-1], "name": table.name()[-1]}
+            ),
+            requirements=change.requirements,
+            updates=change.updates,
+        )
+        for table, change in changes
+    ]
+    body = ",".join(one.model_dump_json() for one in requests)
+    answer = catalog._session.post(
+        catalog.url("transactions/commit", prefixed=True),
+        data=f'{{"table-changes":[{body}]}}'.encode(),
+    )
+    try:
+        answer.raise_for_status()
+    except HTTPError as error:
+        unknown = dict.fromkeys((500, 502, 503, 504), CommitStateUnknownException)
+        _handle_non_200_response(error, {409: CommitFailedException, **unknown})
 
 
 class ParquetFile:

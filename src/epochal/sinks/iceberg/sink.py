@@ -29,7 +29,8 @@ _MAIN = "main"
 PROMISES = (
     Promises(
         sink="`Iceberg`",
-        at_one_instant="a whole epoch: one snapshot",
+        at_one_instant="a whole epoch: one snapshot; of several tables of one REST catalog too, "
+        "if it offers multi-table commits",
         proof="a property of the table",
         append="yes, and overwrite_partitions",
         by_key="upsert",
@@ -132,6 +133,12 @@ class Iceberg(SinkBase):
     @property
     def target(self) -> str:
         return str(self.address) if self.branch == _MAIN else f"{self.address}@{self.branch}"
+
+    @property
+    def transaction_key(self) -> str | None:
+        """One account of one REST catalog, which may commit several tables by one request."""
+        server = self.address.server_key
+        return None if server is None else f"{self.kind} {server}"
 
     @property
     def output_modes(self) -> frozenset[str]:
