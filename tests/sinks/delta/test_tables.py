@@ -214,6 +214,25 @@ def test_a_feature_that_is_not_known_here_is_refused(lake):
         lake.life().committer.check(ORDERS)
 
 
+@pytest.mark.parametrize("feature", ["catalogManaged", "catalogOwned-preview"])
+def test_a_table_that_a_catalog_manages_is_refused_with_the_way_out(lake, feature):
+    lake.made(ORDERS)
+
+    def change(action: dict) -> None:
+        if "protocol" in action:
+            action["protocol"] |= {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": [feature],
+                "writerFeatures": [feature, "inCommitTimestamp"],
+            }
+
+    rewritten_metadata(lake, change)
+    with pytest.raises(Misconfigured, match="a catalog manages the table") as refused:
+        lake.life().committer.check(ORDERS)
+    assert "DROP FEATURE" in refused.value.hint
+
+
 def test_deletion_vectors_that_were_switched_off_again_are_still_refused_but_for_append(lake):
     lake.made(ORDERS)
 

@@ -262,6 +262,16 @@ def test_a_branch_is_written_and_main_stays(warehouse, live, some):
     assert sorted(on_branch.column("id").to_pylist()) == [1, 2]
 
 
+@pytest.mark.parametrize("option", ["branch", "audit_branch"])
+def test_a_tag_is_not_taken_for_a_branch(warehouse, live, some, option):
+    name = warehouse.create()
+    live(warehouse.sink(name)).write(0, some(1))
+    table = warehouse.load(name)
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "release").commit()
+    with pytest.raises(Misconfigured, match="'release' is a tag"):
+        live(warehouse.sink(name, **{option: "release"})).start(some(2))
+
+
 def test_own_old_snapshots_are_expired_and_others_stay(warehouse, live, some):
     name = warehouse.create()
     warehouse.load(name).append(some(100))

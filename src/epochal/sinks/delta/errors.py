@@ -15,6 +15,9 @@ from deltalake.exceptions import (
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
 
+_CATALOG_MANAGED = "catalog-managed"
+"""In the error of deltalake's kernel where it opens such a table; it has no class of its own."""
+
 
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
@@ -28,4 +31,11 @@ def translate_errors(doing: str) -> Iterator[None]:
             f"{doing}: {error}", "the table asks for what deltalake can't do"
         ) from error
     except (DeltaError, OSError) as error:
+        if _CATALOG_MANAGED in str(error):
+            raise Misconfigured(
+                f"{doing}: a catalog manages the table (the feature catalogManaged, as Unity "
+                "Catalog has it): its versions are decided there, and deltalake can't take part",
+                "a table without that feature (ALTER TABLE … DROP FEATURE catalogManaged), or one "
+                "at a location of its own",
+            ) from error
         raise TryAgain(f"{doing}: {error}") from error

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
 
 from epochal.errors import Misconfigured
 from epochal.sinks.iceberg.types import has_structs_in_lists, mismatches, unknown_columns
@@ -36,6 +37,8 @@ def check_table(sink: Iceberg, table: Table, schema: pa.Schema | None) -> list[A
             f"{sink.address} has no branch {sink.branch!r}",
             f"create it first: ALTER TABLE … CREATE BRANCH {sink.branch}",
         )
+    for option in ("branch", "audit_branch"):
+        _require_no_tag(sink, table, option)
     if sink.mode == "upsert":
         _require_rewritable(sink, table)
     if schema is not None:
@@ -71,6 +74,15 @@ def add_columns(table: Table, schema: pa.Schema) -> None:
     new = unknown_columns(schema, table.schema())
     with table.update_schema() as update:
         update.union_by_name(pa.schema([schema.field(name).with_nullable(True) for name in new]))
+
+
+def _require_no_tag(sink: Iceberg, table: Table, option: str) -> None:
+    found = table.refs().get(getattr(sink, option) or "")
+    if found is not None and found.snapshot_ref_type != SnapshotRefType.BRANCH:
+        raise Misconfigured(
+            f"{sink.address}: {option}={getattr(sink, option)!r} is a tag, which stays where it is",
+            "name a branch: ALTER TABLE … CREATE BRANCH",
+        )
 
 
 def _require_rewritable(sink: Iceberg, table: Table) -> None:
