@@ -24,6 +24,8 @@ class Place:
 
     text: ClassVar[str] = "text"
     """The type of a column of text."""
+    hashed: ClassVar[str] = "WITH (fillfactor = 70)"
+    """Options of a table that are no columns."""
     altered: ClassVar[str] = "ALTER COLUMN {} TYPE {}"
     """What ALTER TABLE does to give a column another type."""
 

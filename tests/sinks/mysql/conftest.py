@@ -77,6 +77,7 @@ class Place(shared.Place):
     """Two databases of one test: the user's and ours."""
 
     text: ClassVar[str] = "longtext"
+    hashed: ClassVar[str] = "PARTITION BY HASH (id) PARTITIONS 2"
     altered: ClassVar[str] = "MODIFY COLUMN {} {}"
 
     server: DatabaseProcess

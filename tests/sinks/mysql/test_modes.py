@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from kit.sql.change_modes import *  # noqa: F403  the same
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.keyed_modes import KEYED, changes
 
@@ -45,6 +46,21 @@ def test_keys_are_compared_as_the_column_compares_them(place):
     life = place.life(mode="upsert", keys="id", order_by="name")
     life.write(0, pa.table({"id": ["KEY", "key"], "name": ["a", "b"]}))
     assert [(key.lower(), name) for key, name in place.rows()] == [("key", "b")]
+
+
+def test_a_row_that_changes_nothing_is_not_written(place):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name varchar(9),"
+        " at timestamp(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6))"
+    )
+    life = place.life(mode="upsert", keys="id", skip_unchanged=True)
+
+    def write(epoch: int, *names: str | None) -> list:
+        life.write(epoch, pa.table({"id": range(len(names)), "name": names}))
+        return [at for (at,) in place.sql(f"SELECT at FROM {place.schema}.orders ORDER BY id")]
+
+    first, second = write(0, "a", None, "c"), write(1, "a", None, "C")
+    assert [old == new for old, new in zip(first, second, strict=True)] == [True, True, False]
 
 
 def test_triggers_see_every_row_once(keyed, some):

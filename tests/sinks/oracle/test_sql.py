@@ -6,6 +6,7 @@ import time
 
 import pyarrow as pa
 import pytest
+from kit.sql import change_modes
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
 from sinks.life import Life
 
@@ -13,6 +14,11 @@ from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.memory import Memory
 from epochal.terms import EpochNumber, Proof
 
+OFFERED = [
+    name
+    for name, options in change_modes.MODES.items()
+    if "tombstones" not in options and "skip_unchanged" not in options
+]
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
 
 
@@ -30,6 +36,18 @@ def test_rows_are_invisible_until_they_are_committed_and_then_there_once(orders,
     assert orders.leftovers() == []
     assert {life.committer.outcome(EpochNumber(0), one) for one in receipts} == {Proof.COMMITTED}
     assert [mark.epoch for mark in life.committer.newest()] == [0]
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_a_change_stream_leaves_what_row_by_row_sql_leaves(place, name):
+    change_modes.judge_stream(place, name)
+
+
+def test_complete_replaces_all_rows_also_by_none(orders, some):
+    life = orders.life(mode="complete")
+    for epoch, ids in enumerate([(1, 2), (3,), ()]):
+        life.write(epoch, some(*ids))
+        assert orders.rows(columns="id") == [(one,) for one in ids]
 
 
 def test_a_row_that_the_table_refuses_is_named(place, some):

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from kit.sql.change_modes import *  # noqa: F403  the same
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
 
 from epochal.errors import Misconfigured, RowRejected
@@ -121,6 +122,40 @@ def test_partitioned_tables_take_upserts(place, some):
     assert place.rows() == [(1, "again1"), (11, "n11"), (12, "again12")]
     with pytest.raises(RowRejected, match="no partition of relation"):
         life.write(2, some(5, 99))
+
+
+def test_a_row_that_changes_nothing_is_not_written_whatever_its_types(place):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders"
+        " (id bigint PRIMARY KEY, note json, area box, name text)"
+    )
+    life = place.life(mode="upsert", keys="id", skip_unchanged=True)
+
+    def write(epoch: int, *rows: tuple) -> dict[int, str]:
+        ids, notes, areas, names = zip(*rows, strict=True)
+        life.write(epoch, pa.table({"id": ids, "note": notes, "area": areas, "name": names}))
+        return dict(place.sql(f"SELECT id, xmin::text FROM {place.schema}.orders ORDER BY id"))
+
+    square, flat = "(1,1),(0,0)", "(2,0.5),(0,0)"
+    first = write(0, (1, "{}", square, "a"), (2, "{}", square, None), (3, "{}", square, "c"))
+    # Boxes of one area are equal to PostgreSQL, and two json are never compared.
+    second = write(1, (1, "{}", square, "a"), (2, "{}", square, None), (3, "{}", flat, "c"))
+    assert [first[key] == second[key] for key in (1, 2, 3)] == [True, True, False]
+    third = write(2, (1, "{ }", square, "a"), (2, "{}", square, ""), (3, "{}", flat, "c"))
+    assert [second[key] == third[key] for key in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_table_may_be_emptied_by_truncate(orders, some):
+    life = orders.life(mode="complete", truncate=True)
+    life.write(0, some(1, 2))
+    receipts = [life.prepare(some(3), 1)]
+    life.rehearse(1, receipts)
+    life.committer.abort(1, receipts)
+    assert orders.rows(columns="id") == [(1,), (2,)]
+    life.write(1, some(4))
+    assert orders.rows(columns="id") == [(4,)]
+    with pytest.raises(Misconfigured, match="truncate with mode='append'"):
+        orders.sink(truncate=True)
 
 
 def test_triggers_see_every_row_once(keyed, some):

@@ -8,6 +8,9 @@ of one task the last to arrive. An epoch that does not determine that row is ref
     1    12        3              this one is written
     2    10        0, twice       the later of the two is written
     2    10        0 and 1        refused: no order between tasks
+
+With `newer`, that row then changes or deletes the table's only where it is higher; a null is lower
+than everything. What the database compares is the value as its column keeps it.
 """
 
 from __future__ import annotations
@@ -23,14 +26,33 @@ from epochal.terms import quantity
 
 KEYS_NAMED_MAX = 5
 _SAVEPOINT = "epochal_apply"
+_NULL_KEY = "23502"
+_NO_ROW = "02000"
 
 
-class NullKeys(Exception):
-    """Rows of an epoch have no key."""
+def is_newer(there: str, come: str) -> str:
+    """A null is older than everything."""
+    return f"({come} > {there} OR ({there} IS NULL AND {come} IS NOT NULL))"
+
+
+class UnwritableRows(Exception):
+    """An epoch has rows that this mode can't write, whatever the table says."""
 
     def __init__(self, refusal: RowRejected) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwritable:
+    """A kind of such rows."""
+
+    condition: str
+    """Finds them among staged rows, called `s`."""
+    sqlstate: str
+    because: str
+    """What is said of a row: `its key …`."""
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +100,36 @@ class Apply:
         if not self.mode.is_keyed:
             return [self._append(source) for source in self.sources]
         if self.mode.mode == "replace":
-            return [self.dialect.delete(self, marked_only=False), self.insert()]
-        if self.mode.delete_when is not None:
-            return [self.dialect.delete(self, marked_only=True), self.dialect.upsert(self)]
-        return [self.dialect.upsert(self)]
+            return [self.dialect.delete(self, "1 = 1"), self.insert()]
+        return [*self._deletes(), *self._writes()]
+
+    def _deletes(self) -> list[str]:
+        mode, dialect = self.mode, self.dialect
+        if mode.delete_when is None:
+            return []
+        is_delete = " AND ".join(["i.is_delete = 1", *self.newer_condition()])
+        buried = [dialect.bury(self)] if mode.tombstones is not None else []
+        if not mode.delete_as:
+            return [*buried, dialect.delete(self, is_delete)]
+        marks = [f"{dialect.quote(column)} = {made}" for column, made in mode.delete_as.items()]
+        version = [self.assignment(one) for one in self.newest]
+        return [*buried, dialect.update(self, [*marks, *version], is_delete)]
+
+    def _writes(self) -> list[str]:
+        mode, dialect = self.mode, self.dialect
+        if mode.mode != "update":
+            unearthed = [dialect.unearth(self)] if mode.tombstones is not None else []
+            return [dialect.upsert(self), *unearthed]
+        changes = [*map(self.assignment, self.values), *self.live_marks()]
+        unchanged = [self.dialect.differs(self, "i")] if mode.skip_unchanged else []
+        which = " AND ".join(["i.is_delete = 0", *self.newer_condition(), *unchanged])
+        return [dialect.update(self, changes, which)] if changes else []
+
+    def clear(self, session: Session) -> None:
+        """Empty the table, where the epoch is all that it is to hold."""
+        if self.mode.mode == "complete":
+            verb = "TRUNCATE" if self.mode.is_truncating else "DELETE FROM"
+            session.execute(f"{verb} {self.target}")
 
     def _append(self, source: Source) -> str:
         values = ", ".join(self._value(one) for one in self.mapped)
@@ -102,6 +150,11 @@ class Apply:
         return [one for one in self.mapped if one.field not in self.mode.keys]
 
     @property
+    def newest(self) -> list[Mapped]:
+        """The field of `newer`, if there is one."""
+        return [one for one in self.mapped if one.field == self.mode.newer]
+
+    @property
     def nullable_keys(self) -> list[Mapped]:
         return [key for key in self.keys if not key.is_not_null]
 
@@ -114,8 +167,56 @@ class Apply:
     def insert(self) -> str:
         values = ", ".join(f"i.{self.alias(one)}" for one in self.mapped)
         return (
-            f"INSERT INTO {self.target} ({self.columns()}) SELECT {values}"
-            f" FROM ({self.winners()}) i WHERE i.is_delete = 0"
+            f"INSERT INTO {self.target}{self.dialect.insert_alias} ({self.columns()})"
+            f" SELECT {values} FROM ({self.winners()}) i WHERE {self.written()}"
+        )
+
+    def assignment(self, one: Mapped) -> str:
+        return f"{self.dialect.quote(one.column)} = i.{self.alias(one)}"
+
+    def live_marks(self) -> list[str]:
+        """A row that is written is not deleted: its marks are what the table's defaults say."""
+        return [
+            f"{name} = {self.dialect.default(name)}"
+            for name in map(self.dialect.quote, self.mode.delete_as)
+        ]
+
+    def newer_condition(self, there: str = "t", come: str = "") -> list[str]:
+        """Whether a row is newer than the table's; nothing where that is not asked."""
+        return [
+            is_newer(
+                f"{there}.{self.dialect.quote(one.column)}",
+                f"{come}.{self.dialect.quote(one.column)}" if come else f"i.{self.alias(one)}",
+            )
+            for one in self.newest
+        ]
+
+    def written(self) -> str:
+        """The condition for winners that are no deletes, and that no tombstone keeps out."""
+        if self.mode.tombstones is None:
+            return "i.is_delete = 0"
+        (version,) = self.newest
+        at, column = f"i.{self.alias(version)}", f"x.{self.dialect.quote(version.column)}"
+        return (
+            f"i.is_delete = 0 AND NOT EXISTS (SELECT 1 FROM {self.tombstones} x"
+            f" WHERE {self.matches('x', 'i')} AND ({column} >= {at} OR {at} IS NULL))"
+        )
+
+    @property
+    def tombstones(self) -> str:
+        named = self.mode.tombstones
+        return self.dialect.quote(*named.parts) if named is not None else ""
+
+    def buried(self) -> tuple[str, str]:
+        """The columns of a tombstone, and the deletes that are to leave one."""
+        kept = [*self.keys, *self.newest]
+        values = ", ".join(f"i.{self.alias(one)}" for one in kept)
+        at, column = f"i.{self.alias(self.newest[0])}", self.dialect.quote(self.newest[0].column)
+        return (
+            ", ".join(self.dialect.quote(one.column) for one in kept),
+            f"SELECT {values} FROM ({self.winners()}) i WHERE i.is_delete = 1 AND {at} IS NOT NULL"
+            f" AND NOT EXISTS (SELECT 1 FROM {self.target} t WHERE {self.matches('t', 'i')}"
+            f" AND t.{column} >= {at})",
         )
 
     def matches(self, left: str, right: str) -> str:
@@ -128,26 +229,26 @@ class Apply:
         """One row per key, where `order_by` determines which."""
         if not self.mode.order_by:
             return self._incoming()
-        order = f"{self._order()}, part, came DESC"
+        came = "came" if self.mode.mode == "insert_new" else "came DESC"
+        order = f"{self._order()}, part, {came}"
         return self.dialect.first_per_key(self._incoming(), self._key_aliases(), order)
 
     def _order(self) -> str:
-        return ", ".join(
-            self.dialect.descending(f"o{number}") for number in range(len(self.mode.order_by))
-        )
+        """The winner first: the highest, or where the first one stays the lowest."""
+        is_first = self.mode.mode == "insert_new"
+        put = self.dialect.ascending if is_first else self.dialect.descending
+        return ", ".join(put(f"o{number}") for number in range(len(self.mode.order_by)))
 
     def _incoming(self) -> str:
         """All rows of all sources, under short names."""
-        condition = self.mode.delete_when
         copies = {one.field: one.ordered_as for one in self.mapped if one.ordered_as}
-        is_delete = f"CASE WHEN ({condition}) THEN 1 ELSE 0 END" if condition else "0"
         wanted = [
             *(f"{self._value(one)} AS {self.alias(one)}" for one in self.mapped),
             *(
                 f"s.{self.dialect.quote(copies.get(name, name))} AS o{number}"
                 for number, name in enumerate(self.mode.order_by)
             ),
-            f"{is_delete} AS is_delete",
+            f"{self._is_delete()} AS is_delete",
             f"s.{self.dialect.place} AS came",
         ]
         return " UNION ALL ".join(
@@ -156,9 +257,13 @@ class Apply:
             for one in self.sources
         )
 
+    def _is_delete(self) -> str:
+        condition = self.mode.delete_when
+        return f"CASE WHEN ({condition}) THEN 1 ELSE 0 END" if condition else "0"
+
     def _value(self, one: Mapped) -> str:
-        is_key = one.key_cast is not None and one.field in self.mode.keys
-        before, after = one.key_cast if is_key and one.key_cast is not None else one.cast
+        is_compared = self.mode.skip_unchanged or one.field in {*self.mode.keys, self.mode.newer}
+        before, after = one.key_cast if is_compared and one.key_cast is not None else one.cast
         return f"{before}s.{self.dialect.quote(one.field)}{after}"
 
     def _key_aliases(self) -> str:
@@ -168,14 +273,17 @@ class Apply:
 
     def run(self, session: Session, epoch: int, rows: int) -> None:
         """
-        Put the rows into the table; `NullKeys` where some have no key, `RowRejected` where it is
-        unclear which row of a key.
+        Put the rows into the table; `UnwritableRows` where this mode can't write some,
+        `RowRejected` where it is unclear which row of a key.
         """
         if not self.mode.is_keyed:
+            self.clear(session)
             self._execute(session)
             return
-        self._require_known_keys(session, epoch)
-        is_plain = self.mode.mode == "upsert" and self.mode.delete_when is None
+        self._require_writable(session, epoch)
+        # Rows that are not written would not be found to repeat a key.
+        is_plain = self.mode.mode == "upsert" and not self.mode.skip_unchanged
+        is_plain = is_plain and self.mode.delete_when is None
         is_checked = is_plain and self.dialect.checks_keys_in_upsert
         if not self.mode.order_by and not is_checked:
             self._require_single_rows(session, epoch)
@@ -233,26 +341,60 @@ class Apply:
                 "among rows of one task the last to arrive wins",
             )
 
-    def _require_known_keys(self, session: Session, epoch: int) -> None:
-        if not self.nullable_keys:
-            return
-        without = replace(self, sources=[one.where(self.is_keyless()) for one in self.sources])
-        ((count,),) = session.query(f"SELECT COUNT(*) FROM ({without._incoming()}) r")
-        if count:
-            raise NullKeys(
-                RowRejected(
-                    f"epoch {epoch} has {quantity(int(count), 'row')} whose {self.why_keyless()}",
-                    f'where="{self.nullable_keys[0].field} is not null", or NOT NULL on the column',
+    def _require_writable(self, session: Session, epoch: int) -> None:
+        for one in self.unwritable():
+            without = replace(self, sources=[s.where(one.condition) for s in self.sources])
+            ((count,),) = session.query(f"SELECT COUNT(*) FROM ({without._incoming()}) r")
+            if count:
+                rows = quantity(int(count), "row")
+                fact = f"epoch {epoch} has {rows} whose {one.because}"
+                raise UnwritableRows(RowRejected(fact, one.hint))
+
+    def unwritable(self) -> list[Unwritable]:
+        """The kinds of rows that this mode can't write."""
+        found = []
+        if self.nullable_keys:
+            fields = ", ".join(key.field for key in self.nullable_keys)
+            nulls = " OR ".join(f"{self._value(key)} IS NULL" for key in self.nullable_keys)
+            found.append(
+                Unwritable(
+                    condition=f"({nulls})",
+                    sqlstate=_NULL_KEY,
+                    because=f"key ({fields}) is null: null matches no row, not even itself",
+                    hint=f'where="{self.nullable_keys[0].field} is not null", or NOT NULL on the '
+                    "column",
                 )
             )
+        if self.mode.on_miss == "reject":
+            fields = ", ".join(key.field for key in self.keys)
+            found.append(
+                Unwritable(
+                    condition=f"{self._is_delete()} = 0 AND {self._is_missing()}",
+                    sqlstate=_NO_ROW,
+                    because=f"key ({fields}) is not in the table, and mode='update' inserts none",
+                    hint="on_miss='ignore' leaves such rows out; mode='upsert' inserts them",
+                )
+            )
+        return found
 
-    def is_keyless(self) -> str:
-        """The condition for staged rows, called `s`, whose key is null though the column may be."""
-        return f"({' OR '.join(f'{self._value(key)} IS NULL' for key in self.nullable_keys)})"
+    def _is_missing(self) -> str:
+        """The condition for staged rows, called `s`, whose key is not in the table."""
+        equal = " AND ".join(
+            f"t.{self.dialect.quote(key.column)} = {self._value(key)}" for key in self.keys
+        )
+        return f"NOT EXISTS (SELECT 1 FROM {self.target} t WHERE {equal})"
 
-    def why_keyless(self) -> str:
-        fields = ", ".join(key.field for key in self.nullable_keys)
-        return f"key ({fields}) is null: null matches no row, not even itself"
+    def left_out(self, session: Session) -> int:
+        """
+        How many keys of this epoch its mode leaves as they are in the table, or out of it. Asked
+        before the rows are applied.
+        """
+        exists = {"insert_new": "EXISTS", "update": "NOT EXISTS"}[self.mode.mode]
+        ((count,),) = session.query(
+            f"SELECT COUNT(*) FROM ({self.winners()}) i WHERE i.is_delete = 0 AND {exists}"
+            f" (SELECT 1 FROM {self.target} t WHERE {self.matches('t', 'i')})"
+        )
+        return int(count)
 
     def _key_texts(self) -> str:
         return ", ".join(self.dialect.as_text(self.alias(key)) for key in self.keys)

@@ -14,6 +14,7 @@ from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.columns import Table, columns_of, steering_fields
 from epochal.kit.sql.dialect import UNFIT, Dialect, order_copy
+from epochal.kit.sql.names import TableName
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Ability, Identity, Json
 
@@ -136,6 +137,14 @@ class Checker(ABC, Generic[T, S]):
     @abstractmethod
     def read_table(self, session: Session) -> T | None: ...
 
+    def read_named(self, session: Session, name: TableName) -> T | None:
+        """Another table than the sink's."""
+        raise NotImplementedError
+
+    def kept_as(self, column: Any) -> str:
+        """The whole type of a column."""
+        raise NotImplementedError
+
     @abstractmethod
     def no_table(self, session: Session) -> Misconfigured:
         """The error where the table does not exist."""
@@ -230,15 +239,33 @@ class Checker(ABC, Generic[T, S]):
         self.make_meta(session)
         if self._expected is not None:
             self._make_table(session, self._expected)
+        if self._declared.write_mode.tombstones is not None:
+            self._make_tombstones(session, self._declared.write_mode.tombstones)
+
+    def _make_tombstones(self, session: Session, name: TableName) -> None:
+        """The table of deleted keys, where it is missing: its columns are those of the table."""
+        if self.read_named(session, name) is not None:
+            return
+        mode, there, quote = self._declared.write_mode, self.must_read(session), self.dialect.quote
+        columns = self._declared.column_map or {}
+        keys = [columns.get(key, key) for key in mode.keys]
+        kept = [*keys, *(columns.get(field, field) for field in (mode.newer,) if field)]
+        definitions = [
+            *(f"{quote(one)} {self.kept_as(there.columns[one])} NOT NULL" for one in kept),
+            f"deleted_at {self.dialect.moment}",
+            f"PRIMARY KEY ({', '.join(map(quote, keys))})",
+        ]
+        self._create(session, self.dialect.create_table(quote(*name.parts), definitions))
 
     def _make_table(self, session: Session, expected: ExpectedColumns[S]) -> None:
         sink, dialect, table = self._declared, self.dialect, self.read_table(session)
         target = self.new_name()
         if table is None and sink.create_table == "if_missing":
-            self._create(session, dialect.create_table(target, self._definitions(expected)))
+            created = dialect.create_table(target, self._definitions(expected))
+            self._create(session, f"{created} {sink.table_options}".rstrip())
         elif table is not None and sink.evolve == "add_columns":
             added = [
-                f"{dialect.quote(name)} {self.new_ddl(sent, is_key=False)}"
+                f"{dialect.quote(name)} {self._type_of(name, sent, is_key=False)}"
                 for name, sent in expected.missing(table.columns).items()
             ]
             if added:
@@ -247,11 +274,14 @@ class Checker(ABC, Generic[T, S]):
     def _definitions(self, expected: ExpectedColumns[S]) -> list[str]:
         quote, keys = self.dialect.quote, expected.keys
         columns = [
-            f"{quote(name)} {self.new_ddl(sent, is_key=name in keys)}"
+            f"{quote(name)} {self._type_of(name, sent, is_key=name in keys)}"
             + (" NOT NULL" if name in keys else "")
             for name, sent in expected.created().items()
         ]
         return [*columns, f"PRIMARY KEY ({', '.join(map(quote, keys))})"] if keys else columns
+
+    def _type_of(self, name: str, sent: S, *, is_key: bool) -> str:
+        return (self._declared.types or {}).get(name) or self.new_ddl(sent, is_key=is_key)
 
     def _create(self, session: Session, statement: str) -> None:
         """Another driver may have created it meanwhile."""

@@ -213,7 +213,15 @@ def columns_taking(
                 f'leave the field "{name}" out (select=, or columns=)',
             )
         taking[name] = column
-    _require_filled(table, {column.name for column in taking.values()}, problems)
+    filled = {column.name for column in taking.values()}
+    if mode.mode != "update":
+        _require_filled(table, filled, problems)
+    _require_marks(table, filled, mode, problems)
+    if mode.newer is not None and mode.newer not in taking and not problems.facts:
+        problems.add(
+            f'newer="{mode.newer}" has no column: the table would not know how old a row is',
+            "ALTER TABLE … ADD COLUMN, or evolve='add_columns' with columns=",
+        )
     # A problem of its own where no other explains it.
     if not problems.facts and any(key not in taking for key in mode.keys):
         problems.add(
@@ -229,6 +237,36 @@ def _require_filled(table: Table[C], filled: Collection[str], problems: Problems
                 f'column "{column.name}" is NOT NULL without a default, and no field fills it',
                 "add a field for it with select=, or give the column a default",
             )
+
+
+def _require_marks(
+    table: Table[C], filled: Collection[str], mode: WriteMode, problems: Problems
+) -> None:
+    """The columns of `delete_as`: a row that is written has their defaults."""
+    for name in mode.delete_as:
+        column = table.columns.get(name)
+        if column is None:
+            problems.add(f'delete_as: there is no column "{name}"', "ALTER TABLE … ADD COLUMN")
+        elif name in filled:
+            problems.add(
+                f'delete_as: column "{name}" is also filled by a field',
+                "leave the field out (select=, or columns=): deletes alone write this column",
+            )
+        elif column.needs_value:
+            problems.add(
+                f'delete_as: column "{name}" is NOT NULL without a default, which a row that is '
+                "not deleted needs",
+                "give the column a default",
+            )
+
+
+def no_order(field: str, column: str, type_: str) -> tuple[str, str]:
+    """The fact and the way out, where a column orders values otherwise than their field."""
+    return (
+        f'newer="{field}": the column "{column}" is {type_}, which orders values otherwise than '
+        "they arrive",
+        "a column of the field's own type",
+    )
 
 
 def no_key(keys: str, table: str, because: str = "") -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from epochal.kit.sql.client import Session
@@ -91,6 +92,9 @@ class Dialect(ErrorTable):
     def create_table(self, target: str, definitions: Sequence[str]) -> str:
         return f"CREATE TABLE IF NOT EXISTS {target} ({', '.join(definitions)})"
 
+    moment: ClassVar[str] = "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    """A column that keeps when its row was written."""
+
     def add_columns(self, target: str, definitions: Sequence[str]) -> str:
         return f"ALTER TABLE {target} " + ", ".join(f"ADD COLUMN {one}" for one in definitions)
 
@@ -104,6 +108,8 @@ class Dialect(ErrorTable):
 
     # Applying
 
+    insert_alias: ClassVar[str] = ""
+    """What names the table `t` in an INSERT, where that can be."""
     checks_keys_in_upsert: ClassVar[bool] = False
     """
     Whether an upsert fails where two of its rows have one key (`is_repeated_key`), and reports the
@@ -117,6 +123,10 @@ class Dialect(ErrorTable):
         """Highest first, nulls last."""
         return f"{expression} DESC NULLS LAST"
 
+    def ascending(self, expression: str) -> str:
+        """The reverse of `descending`."""
+        return f"{expression} ASC NULLS FIRST"
+
     def as_text(self, expression: str) -> str:
         """A value for a message, where the client could not read some values as they are."""
         return expression
@@ -129,10 +139,35 @@ class Dialect(ErrorTable):
         )
 
     @abstractmethod
-    def upsert(self, apply: Apply) -> str: ...
+    def upsert(self, apply: Apply) -> str:
+        """Insert winners; where a key is there, change its row, unless the first one stays."""
 
     @abstractmethod
-    def delete(self, apply: Apply, *, marked_only: bool) -> str: ...
+    def update(self, apply: Apply, changes: Sequence[str], condition: str) -> str:
+        """Change rows `t` of winners `i` that meet a condition; each change is `column = value`."""
+
+    @abstractmethod
+    def delete(self, apply: Apply, condition: str) -> str:
+        """Delete rows `t` of winners `i` that meet a condition."""
+
+    def differs(self, apply: Apply, come: str) -> str:
+        """Whether a winner would change its row `t`."""
+        raise NotImplementedError
+
+    def default(self, column: str) -> str:  # noqa: ARG002
+        """The default of a quoted column, as a value to assign."""
+        return "DEFAULT"
+
+    # Tombstones: the keys that were deleted, and the version of the delete
+
+    def bury(self, apply: Apply) -> str:
+        """Remember the deletes among the winners, each unless a newer one is remembered."""
+        raise NotImplementedError
+
+    def unearth(self, apply: Apply) -> str:
+        """Forget the deletes of keys that a newer row brought back."""
+        tombstones = replace(apply, target=apply.tombstones)
+        return self.delete(tombstones, " AND ".join(["i.is_delete = 0", *apply.newer_condition()]))
 
     def delete_superseded(self, apply: Apply, source: Source) -> str:
         """Delete the staged rows of one source that another row of their key wins over."""

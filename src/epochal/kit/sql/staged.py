@@ -25,7 +25,7 @@ from typing import Any
 
 from epochal.contract import Begin
 from epochal.errors import EpochalError, PreparedLost, TryAgain
-from epochal.kit.sql.apply import NullKeys
+from epochal.kit.sql.apply import UnwritableRows
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, proven, retry_transient
 from epochal.kit.sql.names import staging_name
@@ -223,7 +223,7 @@ class EpochTransaction:
             self._dialect.defer_constraints(session)
         try:
             part.table.apply(session, epoch, part.receipts)
-        except NullKeys as error:
+        except UnwritableRows as error:
             raise _RowsRefused(part, before, error) from error
         except self._dialect.errors as error:
             if self._dialect.may_be_rows(error):
@@ -256,7 +256,7 @@ class EpochTransaction:
         table.remove_apart()
 
     def _refusal(self, epoch: EpochNumber, refused: _RowsRefused) -> EpochalError:
-        is_found = isinstance(refused.error, NullKeys)
+        is_found = isinstance(refused.error, UnwritableRows)
         found = [] if is_found else self._find_refused(epoch, refused, 1)
         return self._refusal_of(epoch, refused, found)
 
@@ -264,7 +264,7 @@ class EpochTransaction:
         self, epoch: EpochNumber, refused: _RowsRefused, found: Sequence[Rejected]
     ) -> EpochalError:
         table, error = refused.part.table, refused.error
-        if isinstance(error, NullKeys):
+        if isinstance(error, UnwritableRows):
             return error.refusal
         if not found and not self._dialect.is_data_error(error):
             return self._dialect.classify(error, table.doing(f"apply epoch {epoch}"))

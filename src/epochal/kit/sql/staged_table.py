@@ -5,6 +5,7 @@ Also the search for staged rows that the table refuses.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,16 +13,17 @@ from typing import Any
 import pyarrow as pa
 
 from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
-from epochal.kit.sql.apply import Apply, Source
+from epochal.kit.sql.apply import Apply, Mapped, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
-from epochal.terms import EpochNumber, Receipt
+from epochal.terms import EpochNumber, Receipt, quantity
+
+logger = logging.getLogger("epochal")
 
 _DATA_EXCEPTION = "22000"
-_NULL_KEY = "23502"
 _SAVEPOINT = "epochal_half"
 _MORE_TRIED = 2
 """How many rows more are tried before it is taken for certain that none passes."""
@@ -32,6 +34,8 @@ class StagedTable(SqlCommitter):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
+        self.left_out = 0
+        """Keys of the last epoch that `insert_new` found there already, or `update` did not."""
         self.apart = SetApart(self.sink.table, self.sink.rejects_max)
 
     # Applying
@@ -65,13 +69,25 @@ class StagedTable(SqlCommitter):
         if tables:
             layout = self._checker.layout(session)
             rows = sum(receipt.rows for receipt in receipts)
-            self.read_apply(session, tables).run(session, epoch, rows)
+            apply = self.read_apply(session, tables)
+            self._count_left_out(session, epoch, apply)
+            apply.run(session, epoch, rows)
             self._require_layout(session, layout)
+        else:
+            self._apply_of((), ()).clear(session)
         self.dialect.check_constraints(session)
         for statement in self._ledger.record_epoch(epoch, receipts):
             session.execute(statement)
         if tables and not self.dialect.ddl_commits:
             self.dialect.drop(session, self.sink.meta, list(tables))
+
+    def _count_left_out(self, session: Session, epoch: EpochNumber, apply: Apply) -> None:
+        if self.sink.mode in {"insert_new", "update"}:
+            self.left_out = apply.left_out(session)
+            if self.left_out:
+                keys = quantity(self.left_out, "key")
+                known = "are there already" if self.sink.mode == "insert_new" else "are not there"
+                logger.info(self.doing(f"epoch {epoch}: {keys} left out, which {known}"))
 
     def _require_layout(self, session: Session, layout: str) -> None:
         """The rows are in the table, so nobody alters it until the transaction ends."""
@@ -87,15 +103,17 @@ class StagedTable(SqlCommitter):
         first = next(iter(tables))
         mapped, keeps_unfit = self._checker.mapped(session, first)
         fits = f"s.{dialect.quote(UNFIT[0])} IS NULL" if keeps_unfit else "1 = 1"
+        sources = [
+            Source(schema=sink.meta, table=name, part=part, condition=fits)
+            for name, part in tables.items()
+        ]
+        return self._apply_of(mapped, sources)
+
+    def _apply_of(self, mapped: Sequence[Mapped], sources: Sequence[Source]) -> Apply:
+        sink, dialect = self.sink, self.dialect
+        target = dialect.quote(*sink.table_name.parts)
         return Apply(
-            dialect=dialect,
-            mode=sink.write_mode,
-            target=dialect.quote(*sink.table_name.parts),
-            mapped=mapped,
-            sources=[
-                Source(schema=sink.meta, table=name, part=part, condition=fits)
-                for name, part in tables.items()
-            ],
+            dialect=dialect, mode=sink.write_mode, target=target, mapped=mapped, sources=sources
         )
 
     def staged(
@@ -163,7 +181,7 @@ class StagedTable(SqlCommitter):
         """The rows that the table refuses, at most `limit`; the transaction must be rolled back."""
         tables = self.staged(session, epoch, receipts)
         search = RefusedRowSearch(session, self.read_apply(session, tables), limit=limit)
-        return search.without_key() or search.run()
+        return search.unwritable() or search.run()
 
     def remove_apart(self) -> None:
         """Delete from staging, durably, the rows set apart. May be repeated, so a lost reply is."""
@@ -244,25 +262,24 @@ class RefusedRowSearch:
         self._has_passed = False
         self.attempts = 0
 
-    def without_key(self) -> list[Rejected]:
-        """The rows whose key is null, at most `limit` of them."""
-        apply = self._apply
-        if not apply.nullable_keys:
-            return []
+    def unwritable(self) -> list[Rejected]:
+        """The rows that the mode itself can't write, at most `limit` of them."""
         return [
             self._rejected(
                 source.where(self._dialect.at_places([place])),
                 place,
-                _NULL_KEY,
-                f"its {apply.why_keyless()}",
+                one.sqlstate,
+                f"its {one.because}",
             )
-            for source in apply.sources
-            for place in self._places(source.where(apply.is_keyless()))
+            for one in self._apply.unwritable()
+            for source in self._apply.sources
+            for place in self._places(source.where(one.condition))
         ][: self._limit]
 
     def run(self) -> list[Rejected]:
         """The refused rows, at most `limit` of them."""
         apply = self._apply
+        apply.clear(self._session)
         error = self._attempt(apply.sources[0].where("1 = 0"))
         if error is not None:
             raise error

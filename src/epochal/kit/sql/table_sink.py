@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from epochal.contract import Committer, Sink
+from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.sql.backpressure import DEFAULT_PRESSURE, PressureLimits
 from epochal.kit.sql.client import DatabaseServer, Pool
 from epochal.kit.sql.columns import column_map, require_choice
-from epochal.kit.sql.modes import Mode, Strategy, WriteMode, require_reject, write_mode
+from epochal.kit.sql.modes import (
+    Mode,
+    OnMiss,
+    Strategy,
+    WriteMode,
+    as_names,
+    possible_mode,
+    require_reject,
+)
 from epochal.kit.sql.names import NameRule, TableName
 from epochal.terms import Json, Limits
 
@@ -25,9 +34,9 @@ STAGED = Promises(
     sink="staged",
     at_one_instant="a whole epoch",
     proof="a row in the same transaction",
-    by_key="upsert, replace",
+    by_key="upsert, replace, insert_new, update",
     deletes="`delete_when`",
-    output_modes="append; with keys also update",
+    output_modes="append; with keys also update; or complete",
 )
 PREPARED = Promises(
     sink="prepared",
@@ -58,12 +67,26 @@ class TableSink(SinkBase):
     """Fields that identify a row, for upsert and replace."""
     order_by: Sequence[str] | str = ()
     """Of several rows of one key in one epoch the highest by these fields wins."""
+    newer: str | None = None
+    """A row changes or deletes another only where it is higher by this field, in any epoch."""
     delete_when: str | None = None
     """A condition in the database's own SQL over the fields: rows that delete their key."""
+    delete_as: Mapping[str, str] | None = None
+    """What a delete writes, by column, in the database's SQL: then the row stays."""
+    tombstones: str | None = None
+    """A table that remembers deleted keys, with `newer`, so that no older row brings one back."""
+    skip_unchanged: bool = False
+    """Write no row of upsert or update that would change nothing."""
+    on_miss: OnMiss = "ignore"
+    """What becomes of rows of mode="update" whose key is not there: left out, or refused."""
     columns: Mapping[str, str] | Sequence[str] | None = None
     """Which field goes into which column, and only these; if not given, each by its own name."""
     strategy: Strategy = "staged"
     create_table: Literal["never", "if_missing"] = "never"
+    types: Mapping[str, str] | None = None
+    """The types of columns that we create, in the database's SQL; else they follow the fields."""
+    table_options: str = ""
+    """What follows the columns where we create the table: PARTITION BY, COMMENT …"""
     evolve: Literal["never", "add_columns"] = "never"
     on_reject: Literal["fail"] | Sink = "fail"
     """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
@@ -93,6 +116,7 @@ class TableSink(SinkBase):
         self._set("column_map", column_map(self.called, self.columns, self.names.require))
         require_choice(self.called, "create_table", self.create_table, ("never", "if_missing"))
         require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
+        require_created(self)
         require_reject(self.called, self.on_reject, self.strategy)
         self._read_url()
         super().__post_init__()
@@ -113,16 +137,23 @@ class TableSink(SinkBase):
         object.__setattr__(self, name, value)
 
     def _write_mode(self) -> WriteMode:
-        return write_mode(
-            self.called,
+        declared = WriteMode(
             mode=self.mode,
-            strategy=self.strategy,
-            keys=self.keys,
-            order_by=self.order_by,
+            keys=as_names(self.keys),
+            order_by=as_names(self.order_by),
+            newer=self.newer,
             delete_when=self.delete_when,
+            delete_as={
+                self.names.require(column, "column"): made
+                for column, made in (self.delete_as or {}).items()
+            },
+            tombstones=self.names.parse_table(self.tombstones) if self.tombstones else None,
+            skip_unchanged=self.skip_unchanged,
+            on_miss=self.on_miss,
             folds_case=self.folds_case,
             quotes=self.names.quotes,
         )
+        return possible_mode(self.called, self.strategy, declared)
 
     @property
     def place(self) -> str:
@@ -185,3 +216,17 @@ class TableSink(SinkBase):
             "meta_schema": self.meta,
             "rejects_to": None if self.rejects_to is None else self.rejects_to.name,
         }
+
+
+def require_created(sink: TableSink) -> None:
+    """Options of a table that nobody creates would do nothing."""
+    is_created = sink.create_table == "if_missing"
+    if sink.table_options and not is_created:
+        raise Misconfigured(
+            f"{sink.called}: table_options with create_table='never'", "create_table='if_missing'"
+        )
+    if sink.types and not (is_created or sink.evolve == "add_columns"):
+        raise Misconfigured(
+            f"{sink.called}: types with create_table='never' and evolve='never': no column is made",
+            "create_table='if_missing' or evolve='add_columns'",
+        )

@@ -88,14 +88,13 @@ class MySQLChecker(Checker[Table, Sent]):
         nothing = ", ".join(["NULL"] * len(columns))
         insert = f"INSERT INTO {target} ({listed}) SELECT {nothing} FROM DUAL WHERE 1 = 0"
         changed = [column for column in columns if column not in keys] or columns
-        asked = [insert]
-        if mode.mode == "upsert":
-            sets = ", ".join(
-                f"{DIALECT.quote(one)} = VALUES({DIALECT.quote(one)})" for one in changed
-            )
+        changed = [*changed, *mode.delete_as] if mode.updates else list(keys)
+        sets = ", ".join(f"{DIALECT.quote(one)} = {DIALECT.quote(one)}" for one in changed)
+        asked = [insert] if mode.mode != "update" else [f"UPDATE {target} SET {sets} WHERE 1 = 0"]
+        if mode.needs_unique_key:
             asked = [f"{insert} ON DUPLICATE KEY UPDATE {sets}"]
-        if mode.mode == "replace" or mode.delete_when is not None:
-            asked.append(f"DELETE FROM {target} WHERE {DIALECT.quote(keys[0])} IS NULL")
+        if mode.deletes:
+            asked.append(f"DELETE FROM {target} WHERE 1 = 0")
         for statement in asked:
             try:
                 # MySQL draws no tree, its default, of a write to a view.
@@ -152,7 +151,13 @@ class MySQLChecker(Checker[Table, Sent]):
         return sent_fields(schema, self._sink)
 
     def read_table(self, session: Session) -> Table | None:
-        return read_table(session, self._sink.table_name)
+        return self.read_named(session, self._sink.table_name)
+
+    def read_named(self, session: Session, name: TableName) -> Table | None:
+        return read_table(session, name)
+
+    def kept_as(self, column: Column) -> str:
+        return column.ddl
 
     def read_staging(self, session: Session, staging: str) -> Mapping[str, Column]:
         return _columns(session, _which(TableName(self._sink.meta, staging)))
@@ -356,11 +361,12 @@ def grants(sink: MySQL, account: str) -> list[str]:
 def rights_on_table(sink: MySQL) -> str:
     mode = sink.write_mode
     columns, keys = sink.named_columns()
-    rights = [_right("SELECT", _read(mode, columns, keys)), _right("INSERT", columns)]
-    if mode.mode == "upsert":
+    rights = [_right("SELECT", _read(mode, columns, keys))]
+    rights += [_right("INSERT", columns)] if mode.mode != "update" else []
+    if mode.updates or mode.needs_unique_key:
         # The server asks for it on the keys too, though none is changed.
-        rights.append(_right("UPDATE", columns))
-    if mode.mode == "replace" or mode.delete_when is not None:
+        rights.append(_right("UPDATE", [*columns, *mode.delete_as] if columns else ()))
+    if mode.deletes:
         rights.append("DELETE")
     if sink.create_table == "if_missing":
         rights.append("CREATE")
@@ -371,7 +377,7 @@ def rights_on_table(sink: MySQL) -> str:
 
 def _read(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> Sequence[str]:
     """Without SELECT on a column the catalog does not show it."""
-    return columns or (keys if not mode.is_keyed else ())
+    return [*columns, *mode.delete_as] if columns else (keys if not mode.is_keyed else ())
 
 
 def _right(right: str, columns: Sequence[str]) -> str:

@@ -49,6 +49,9 @@ class MySQLDialect(MySQLErrors, Dialect):
         """Nulls are the lowest."""
         return f"{expression} DESC"
 
+    def ascending(self, expression: str) -> str:
+        return f"{expression} ASC"
+
     @property
     def clock(self) -> str:
         return "SELECT UNIX_TIMESTAMP(SYSDATE(6))"
@@ -72,6 +75,8 @@ class MySQLDialect(MySQLErrors, Dialect):
         created = super().create_table(target, definitions)
         return f"{created} ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
 
+    moment: ClassVar[str] = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
+
     def layout_sql(self, schema: str | None, table: str) -> str:
         within = "DATABASE()" if schema is None else self.literal(schema)
         return (
@@ -83,17 +88,55 @@ class MySQLDialect(MySQLErrors, Dialect):
     # Applying
 
     def upsert(self, apply: Apply) -> str:
-        changes = [f"{self.quote(v.column)} = i.{apply.alias(v)}" for v in apply.values]
-        if not changes:
+        """`skip_unchanged` adds nothing: the server writes no row that stays as it is."""
+        if not apply.values or apply.mode.mode == "insert_new":
             key = self.quote(apply.keys[0].column)
-            changes = [f"{key} = {apply.target}.{key}"]
+            return f"{apply.insert()} ON DUPLICATE KEY UPDATE {key} = {apply.target}.{key}"
+        changes = [*map(apply.assignment, apply.values), *apply.live_marks()]
+        for condition in apply.newer_condition(apply.target):
+            changes = self._only_if(condition, changes, apply)
         return f"{apply.insert()} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
 
-    def delete(self, apply: Apply, *, marked_only: bool) -> str:
-        marked = " WHERE i.is_delete = 1" if marked_only else ""
+    def _only_if(self, condition: str, changes: Sequence[str], apply: Apply) -> list[str]:
+        """
+        ON DUPLICATE KEY UPDATE has no WHERE. Assignments take effect one after the other: the
+        version, which the condition reads, is the last.
+        """
+        version = self.quote(apply.newest[0].column)
+        parts = sorted((one.split(" = ", 1) for one in changes), key=lambda one: one[0] == version)
+        return [
+            f"{column} = IF({condition}, {value}, {apply.target}.{column})"
+            for column, value in parts
+        ]
+
+    def default(self, column: str) -> str:
+        return f"DEFAULT({column})"
+
+    def differs(self, apply: Apply, come: str) -> str:  # noqa: ARG002
+        """The server compares by itself, byte by byte."""
+        return "1 = 1"
+
+    def update(self, apply: Apply, changes: Sequence[str], condition: str) -> str:
+        changed = ", ".join(f"t.{change}" for change in changes)
+        return (
+            f"UPDATE {apply.target} t JOIN ({apply.winners()}) i ON {apply.matches('t', 'i')}"
+            f" SET {changed} WHERE {condition}"
+        )
+
+    def delete(self, apply: Apply, condition: str) -> str:
         return (
             f"DELETE t FROM {apply.target} t JOIN ({apply.winners()}) i"
-            f" ON {apply.matches('t', 'i')}{marked}"
+            f" ON {apply.matches('t', 'i')} WHERE {condition}"
+        )
+
+    def bury(self, apply: Apply) -> str:
+        columns, deletes = apply.buried()
+        version = self.quote(apply.newest[0].column)
+        newer, there = f"VALUES({version})", f"{apply.tombstones}.{version}"
+        return (
+            f"INSERT INTO {apply.tombstones} ({columns}) {deletes} ON DUPLICATE KEY UPDATE"
+            f" deleted_at = IF({newer} > {there}, CURRENT_TIMESTAMP(6), deleted_at),"
+            f" {version} = GREATEST({newer}, {there})"
         )
 
     def delete_superseded(self, apply: Apply, source: Source) -> str:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from epochal.arrow_values import scalar
 from epochal.errors import Problems
 from epochal.kit.sql import columns
-from epochal.kit.sql.columns import columns_taking, no_key
+from epochal.kit.sql.columns import columns_taking, no_key, no_order
 from epochal.kit.sql.dialect import order_copy
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import (
@@ -289,7 +289,10 @@ def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Plann
         for number, name in enumerate(sink.write_mode.order_by)
         if name in taking and not _keeps_order(sent[name], taking[name])
     ]
-    if sink.mode == "upsert" and not problems.facts:
+    newer = sink.write_mode.newer
+    if newer is not None and newer in taking and not _keeps_order(sent[newer], taking[newer]):
+        problems.add(*no_order(newer, taking[newer].name, taking[newer].ddl))
+    if sink.write_mode.needs_unique_key and not problems.facts:
         columns = {name: column.name for name, column in taking.items()}
         _require_key([columns[key] for key in sink.write_mode.keys], columns, table, problems)
     problems.raise_if_any(f"{table.kind} {table}")

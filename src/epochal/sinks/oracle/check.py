@@ -53,7 +53,7 @@ class OracleChecker(Checker[Table, Arriving]):
         self.require_delete_when(session)
         if there is not None and sink.strategy == "prepared":
             self._require_no_unique(self._unique(session))
-        if there is not None and sink.mode == "upsert":
+        if there is not None and sink.write_mode.needs_unique_key:
             self._require_key(self._unique(session))
         return [*abilities(sink), exact_values(planned)]
 
@@ -242,8 +242,8 @@ def grants(sink: Oracle, user: str) -> list[str]:
         statements.append(f"GRANT {', '.join(_ELSEWHERE)} TO {to}")
     if sink.table_schema != name:
         rights = ["SELECT", "INSERT"]
-        rights += ["UPDATE"] if mode.mode == "upsert" else []
-        rights += ["DELETE"] if mode.mode == "replace" or mode.delete_when is not None else []
+        rights += ["UPDATE"] if mode.updates else []
+        rights += ["DELETE"] if mode.deletes else []
         rights += ["ALTER"] if sink.evolve == "add_columns" else []
         target = DIALECT.quote(sink.table_schema, sink.table_name.table)
         statements.append(f"GRANT {', '.join(rights)} ON {target} TO {to}")

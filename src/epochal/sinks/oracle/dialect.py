@@ -77,21 +77,34 @@ class OracleDialect(OracleErrors, Dialect):
     # Applying
 
     def upsert(self, apply: Apply) -> str:
-        changes = ", ".join(f"t.{self.quote(v.column)} = i.{apply.alias(v)}" for v in apply.values)
-        matched = f" WHEN MATCHED THEN UPDATE SET {changes}" if changes else ""
+        changes = [
+            f"t.{one}" for one in (*map(apply.assignment, apply.values), *apply.live_marks())
+        ]
+        if apply.mode.mode == "insert_new":
+            changes = []
+        matched = f" WHEN MATCHED THEN UPDATE SET {', '.join(changes)}" if changes else ""
+        newer = " AND ".join(apply.newer_condition())
+        matched = f"{matched} WHERE {newer}" if matched and newer else matched
         values = ", ".join(f"i.{apply.alias(one)}" for one in apply.mapped)
         return (
             f"MERGE INTO {apply.target} t"
-            f" USING (SELECT k.* FROM ({apply.winners()}) k WHERE k.is_delete = 0) i"
+            f" USING (SELECT i.* FROM ({apply.winners()}) i WHERE {apply.written()}) i"
             f" ON ({apply.matches('t', 'i')}){matched}"
             f" WHEN NOT MATCHED THEN INSERT ({apply.columns()}) VALUES ({values})"
         )
 
-    def delete(self, apply: Apply, *, marked_only: bool) -> str:
-        marked = " AND i.is_delete = 1" if marked_only else ""
+    def update(self, apply: Apply, changes: Sequence[str], condition: str) -> str:
+        changed = ", ".join(f"t.{change}" for change in changes)
+        return (
+            f"MERGE INTO {apply.target} t USING ({apply.winners()}) i"
+            f" ON ({apply.matches('t', 'i')}) WHEN MATCHED THEN UPDATE SET {changed}"
+            f" WHERE {condition}"
+        )
+
+    def delete(self, apply: Apply, condition: str) -> str:
         return (
             f"DELETE FROM {apply.target} t WHERE EXISTS (SELECT 1 FROM ({apply.winners()}) i"
-            f" WHERE {apply.matches('t', 'i')}{marked})"
+            f" WHERE {apply.matches('t', 'i')} AND {condition})"
         )
 
     def check_constraints(self, session: Session) -> None:

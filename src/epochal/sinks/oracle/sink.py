@@ -59,10 +59,18 @@ class Oracle(TableSink):
 
     def _write_mode(self) -> WriteMode:
         declared = super()._write_mode()
+        if declared.skip_unchanged or declared.tombstones is not None:
+            raise Misconfigured(
+                "Oracle: skip_unchanged and tombstones are not offered: large objects can't be "
+                "compared, and neither was tried on a server",
+                "leave them out; newer= and delete_as= keep older rows out of a table",
+            )
         return replace(
             declared,
             keys=tuple(name.upper() for name in declared.keys),
             order_by=tuple(name.upper() for name in declared.order_by),
+            newer=declared.newer and declared.newer.upper(),
+            delete_as={column.upper(): made for column, made in declared.delete_as.items()},
         )
 
     def _folded_columns(self) -> dict[str, str] | None:

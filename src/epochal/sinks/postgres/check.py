@@ -106,7 +106,13 @@ class PostgresChecker(Checker[Table, Sent]):
         return sent_fields(schema, self._sink)
 
     def read_table(self, session: Session) -> Table | None:
-        return read_table(session, self._sink.table_name)
+        return self.read_named(session, self._sink.table_name)
+
+    def read_named(self, session: Session, name: TableName) -> Table | None:
+        return read_table(session, name)
+
+    def kept_as(self, column: Column) -> str:
+        return column.type.full
 
     def no_table(self, session: Session) -> Misconfigured:
         table = DIALECT.literal(self._sink.table_name.table)
@@ -394,15 +400,16 @@ def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
 def needs(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[str, str]]:
     """Rights on the table, each with its column, or none where it is a right on the whole."""
     every = list(columns) or [""]
-    rights = [("INSERT", column) for column in every]
-    if mode.mode == "upsert":
+    marks = list(mode.delete_as) if columns else []
+    rights = [("INSERT", column) for column in every if mode.mode != "update"]
+    if mode.updates:
         # Columns of `excluded` count as read.
-        rights += [("UPDATE", column) for column in every if column not in keys]
+        rights += [("UPDATE", column) for column in (*every, *marks) if column not in keys]
         rights += [("SELECT", column) for column in every]
     elif mode.is_keyed:
         rights += [("SELECT", key) for key in keys]
-    if mode.mode == "replace" or mode.delete_when is not None:
-        rights.append(("DELETE", ""))
+    if mode.deletes:
+        rights.append(("TRUNCATE" if mode.is_truncating else "DELETE", ""))
     return rights
 
 

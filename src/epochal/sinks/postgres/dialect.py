@@ -54,6 +54,7 @@ class PostgresDialect(PostgresErrors, Dialect):
     own_columns: ClassVar[frozenset[str]] = frozenset()
     ddl_commits: ClassVar[bool] = False
     on_ledger_conflict: ClassVar[str] = " ON CONFLICT DO NOTHING"
+    insert_alias: ClassVar[str] = " AS t"
     checks_keys_in_upsert: ClassVar[bool] = True
 
     def literal(self, value: str | int | None) -> str:
@@ -73,6 +74,8 @@ class PostgresDialect(PostgresErrors, Dialect):
             f"CREATE INDEX IF NOT EXISTS ledger_by_name ON {ledger}"
             " (pipeline, sink_name, uid, epoch)",
         ]
+
+    moment: ClassVar[str] = "timestamptz NOT NULL DEFAULT now()"
 
     def add_columns(self, target: str, definitions: Sequence[str]) -> str:
         added = ", ".join(f"ADD COLUMN IF NOT EXISTS {one}" for one in definitions)
@@ -112,14 +115,45 @@ class PostgresDialect(PostgresErrors, Dialect):
         changes = ", ".join(
             f"{self.quote(one.column)} = excluded.{self.quote(one.column)}" for one in apply.values
         )
-        action = f"UPDATE SET {changes}" if changes else "NOTHING"
-        return f"{apply.insert()} ON CONFLICT ({keys}) DO {action}"
+        if not changes or apply.mode.mode == "insert_new":
+            return f"{apply.insert()} ON CONFLICT ({keys}) DO NOTHING"
+        changes = ", ".join([changes, *apply.live_marks()])
+        unchanged = [self.differs(apply, "excluded")] if apply.mode.skip_unchanged else []
+        which = " AND ".join([*apply.newer_condition("t", "excluded"), *unchanged])
+        where = f" WHERE {which}" if which else ""
+        return f"{apply.insert()} ON CONFLICT ({keys}) DO UPDATE SET {changes}{where}"
 
-    def delete(self, apply: Apply, *, marked_only: bool) -> str:
-        marked = " AND i.is_delete = 1" if marked_only else ""
+    def differs(self, apply: Apply, come: str) -> str:
+        """By their bytes: some types have no equality, and that of others knows no case or sign."""
+        columns = [self.quote(one.column) for one in apply.values]
+        arrived = (
+            [f"i.{apply.alias(one)}" for one in apply.values]
+            if come == "i"
+            else [f"{come}.{column}" for column in columns]
+        )
+        there = ", ".join(f"t.{column}" for column in columns)
+        return f"pg_catalog.record_image_ne(ROW({there}), ROW({', '.join(arrived)}))"
+
+    def update(self, apply: Apply, changes: Sequence[str], condition: str) -> str:
+        return (
+            f"UPDATE {apply.target} t SET {', '.join(changes)} FROM ({apply.winners()}) i"
+            f" WHERE {apply.matches('t', 'i')} AND {condition}"
+        )
+
+    def delete(self, apply: Apply, condition: str) -> str:
         return (
             f"DELETE FROM {apply.target} t USING ({apply.winners()}) i"
-            f" WHERE {apply.matches('t', 'i')}{marked}"
+            f" WHERE {apply.matches('t', 'i')} AND {condition}"
+        )
+
+    def bury(self, apply: Apply) -> str:
+        columns, deletes = apply.buried()
+        keys = ", ".join(self.quote(key.column) for key in apply.keys)
+        version = self.quote(apply.newest[0].column)
+        return (
+            f"INSERT INTO {apply.tombstones} AS t ({columns}) {deletes} ON CONFLICT ({keys})"
+            f" DO UPDATE SET {version} = excluded.{version}, deleted_at = DEFAULT"
+            f" WHERE excluded.{version} > t.{version}"
         )
 
     def check_constraints(self, session: Session) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from epochal.contract import Committer, Task, Writer
 from epochal.errors import Misconfigured
 from epochal.kit.row_layout import RowLayout
+from epochal.kit.sql.modes import WriteMode, possible_mode
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
 from epochal.terms import Identity, Json, Limits, SinkName
@@ -58,11 +59,17 @@ class Postgres(TableSink):
     meta_schema: str = "epochal"
     tasks_max: int = 8
     """How many tasks an epoch may have under `strategy="prepared"`: checked against the server."""
+    truncate: bool = False
+    """Whether mode="complete" empties the table by TRUNCATE: readers wait until the COMMIT."""
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         NAMES.require(self.meta_schema, "meta_schema")
         super().__post_init__()
+
+    def _write_mode(self) -> WriteMode:
+        declared = replace(super()._write_mode(), is_truncating=self.truncate)
+        return possible_mode(self.called, self.strategy, declared)
 
     def _read_url(self) -> None:
         parameters, password = parse_url(self.called, self.url, self.held_password)

@@ -22,7 +22,7 @@ from epochal.errors import Problems
 from epochal.kit.sql import columns
 from epochal.kit.sql import types as shared
 from epochal.kit.sql.apply import Mapped
-from epochal.kit.sql.columns import columns_taking, no_key
+from epochal.kit.sql.columns import columns_taking, no_key, no_order
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import TAKERS, Convert
 from epochal.sinks.postgres.dialect import DIALECT
@@ -435,10 +435,23 @@ def plan(fields: Mapping[str, Type], table: Table, sink: TableSink) -> tuple[Pla
                 "stored, which a comparison before that can't know",
                 "a key of another type, text[] for example",
             )
-    if sink.mode == "upsert" and not problems.facts:
+    for one in planned:
+        if one.field == sink.write_mode.newer and not _keeps_order(one.source, one.column.type):
+            problems.add(*no_order(one.field, one.column.name, one.column.type.full))
+    if sink.write_mode.needs_unique_key and not problems.facts:
         _require_key([taking[key].name for key in sink.write_mode.keys], table, problems)
     problems.raise_if_any(f"{table.kind} {table}")
     return tuple(planned)
+
+
+_NUMBERS = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
+_MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
+
+
+def _keeps_order(source: Type, target: Type) -> bool:
+    """Whether the column orders values as they arrive."""
+    alike = (_NUMBERS, _MOMENTS, _SAME_BYTES["text"])
+    return source.base == target.base or any({source.base, target.base} <= one for one in alike)
 
 
 def may_go_direct(planned: Sequence[Planned], table: Table) -> bool:
