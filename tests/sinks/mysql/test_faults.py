@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pymysql
 import pytest
 from kit.sql.faults import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.faults import Wire
@@ -73,6 +74,25 @@ def test_the_haste_of_one_verb_is_not_that_of_the_next(orders, some):
     assert patience == [(17, 17)]
 
 
+def test_a_session_whose_connection_was_lost_is_given_back_and_another_is_taken(orders, some):
+    life = orders.life()
+    life.start(some(1))
+    pool = life.committer.pool
+    session = pool.take()
+    session.begin(lock_wait_s=1, idle_max_s=60)
+    ((number,),) = session.query("SELECT CONNECTION_ID()")
+    orders.sql(f"KILL CONNECTION {number}")
+    session.roll_back()
+    for _ in range(2):
+        with pytest.raises(pymysql.MySQLError) as raised:
+            session.execute("SELECT 1")
+        assert isinstance(life.committer.dialect.classify(raised.value, "ask"), TryAgain)
+        session.roll_back()
+    pool.give_back(session)
+    life.write(0, some(1))
+    assert orders.rows(columns="id") == [(1,)]
+
+
 def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
     own = ("idle_transaction_timeout", "idle_write_transaction_timeout")
     limits = ("wait_timeout", *(own if orders.is_mariadb else ()))
@@ -107,7 +127,7 @@ def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
     assert orders.rows() == []
     # Nor does the server go on with it: no transaction is left that holds locks.
     deadline = time.monotonic() + 3
-    while orders.sql("SELECT trx_id FROM information_schema.innodb_trx"):
+    while orders.open_transactions():
         assert time.monotonic() < deadline
 
 

@@ -144,7 +144,7 @@ def test_refused_rows_need_staging_and_names_of_ours_stay_ours(place):
     with pytest.raises(Misconfigured, match="on_reject='perhaps'"):
         place.sink(on_reject="perhaps")
     place.sql(f"CREATE TABLE {place.schema}.orders (epochal_why text)")
-    with pytest.raises(Misconfigured, match="a name of ours"):
+    with pytest.raises(Misconfigured, match="a name that is taken"):
         place.life().start(pa.table({"epochal_why": ["x"]}))
 
 

@@ -187,3 +187,14 @@ def test_what_can_not_be_reached_is_reported_at_once(orders, some):
         orders.life(url=orders.url(port=1)).start(some(1))
     with pytest.raises(Misconfigured, match="Unknown database"):
         orders.life(url=orders.server.url(database="nowhere")).start(some(1))
+
+
+def test_a_view_over_a_table_without_transactions_is_refused(place, some):
+    place.sql(f"CREATE TABLE {place.schema}.base (id bigint, name text) ENGINE=MyISAM")
+    place.sql(f"CREATE VIEW {place.schema}.near AS SELECT * FROM {place.schema}.base")
+    place.sql(f"CREATE VIEW {place.schema}.orders AS SELECT * FROM {place.schema}.near")
+    with pytest.raises(Misconfigured, match="base, a table of the engine MyISAM"):
+        place.life().start(some(1))
+    place.sql(f"ALTER TABLE {place.schema}.base ENGINE=InnoDB")
+    place.life().write(0, some(1))
+    assert place.rows("base", "id") == [(1,)]

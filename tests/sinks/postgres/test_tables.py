@@ -12,6 +12,8 @@ import pytest
 import epochal.kit.secrets as ep
 from epochal.contract import Task
 from epochal.errors import Misconfigured, TryAgain
+from epochal.logs import MemoryLog
+from epochal.session import Session
 from epochal.sinks.postgres import Postgres
 from epochal.terms import EpochNumber
 
@@ -102,6 +104,109 @@ def test_a_table_with_row_security_takes_rows_either_way(place, some):
     finally:
         place.sql(f"DROP OWNED BY {role}")
         place.sql(f"DROP ROLE {role}")
+
+
+FOREIGN = {
+    "itself": "CREATE FOREIGN TABLE {0}.orders (id bigint, name text) SERVER {0}",
+    "a partition": "CREATE TABLE {0}.orders (id bigint, name text) PARTITION BY RANGE (id);"
+    "CREATE FOREIGN TABLE {0}.far PARTITION OF {0}.orders FOR VALUES FROM (1) TO (9) SERVER {0}",
+    "below two views": "CREATE FOREIGN TABLE {0}.far (id bigint, name text) SERVER {0};"
+    "CREATE VIEW {0}.near AS SELECT * FROM {0}.far;"
+    "CREATE VIEW {0}.orders AS SELECT * FROM {0}.near",
+}
+
+
+@pytest.mark.parametrize("where", FOREIGN)
+def test_a_table_on_another_server_is_refused_wherever_it_lies(place, some, where):
+    name = place.schema
+    place.sql(
+        f"CREATE FOREIGN DATA WRAPPER {name}; CREATE SERVER {name} FOREIGN DATA WRAPPER {name}"
+    )
+    try:
+        place.sql(FOREIGN[where].format(name))
+        with pytest.raises(Misconfigured, match="another server, whose commit is not part of ours"):
+            place.life().start(some(1))
+    finally:
+        place.sql(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+
+
+def test_children_by_inheritance_are_looked_at_only_where_rows_change_in_place(place, some):
+    name = place.schema
+    place.sql(
+        f"CREATE FOREIGN DATA WRAPPER {name}; CREATE SERVER {name} FOREIGN DATA WRAPPER {name}"
+    )
+    try:
+        place.sql(f"CREATE TABLE {name}.orders (id bigint PRIMARY KEY, name text)")
+        place.sql(f"CREATE FOREIGN TABLE {name}.far () INHERITS ({name}.orders) SERVER {name}")
+        place.life().write(0, some(1))
+        with pytest.raises(Misconfigured, match="another server"):
+            place.life(mode="upsert", keys="id", name="by key").start(some(1))
+    finally:
+        place.sql(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+
+
+NOT_WRITTEN = {
+    "a materialized view": (
+        "CREATE MATERIALIZED VIEW {0}.orders AS SELECT 1::bigint AS id, 'n' AS name",
+        "is a materialized view",
+    ),
+    "a view that is grouped": (
+        "CREATE TABLE {0}.base (id bigint, name text);"
+        "CREATE VIEW {0}.orders AS SELECT id, max(name) AS name FROM {0}.base GROUP BY id",
+        "takes no INSERT",
+    ),
+    "a view that computes": (
+        "CREATE TABLE {0}.base (id bigint);"
+        "CREATE VIEW {0}.orders AS SELECT id, id::text AS name FROM {0}.base",
+        "computes name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_WRITTEN)
+def test_what_takes_no_rows_is_found_before_the_first_one(place, some, what):
+    made, found = NOT_WRITTEN[what]
+    place.sql(made.format(place.schema))
+    with pytest.raises(Misconfigured, match=found):
+        place.life().start(some(1))
+
+
+def test_fields_that_no_table_can_have_and_rows_without_fields_are_found_early(orders):
+    with pytest.raises(Misconfigured, match="a name that is taken"):
+        orders.life(columns={"xmin": "id"}).start(pa.table({"xmin": pa.array([1], pa.int64())}))
+    with pytest.raises(Misconfigured, match="no field arrives"):
+        orders.life(name="none").start(pa.table({}))
+
+
+def test_a_table_that_a_crash_empties_is_named(place, some):
+    place.sql(f"CREATE UNLOGGED TABLE {place.schema}.orders (id bigint, name text)")
+    found = {one.name: one for one in place.life().committer.check(some(1).schema)}
+    assert not found["durable rows"].granted
+    assert "a crash of the server empties it" in found["durable rows"].because
+
+
+def test_a_role_that_is_read_only_is_not_taken_for_a_standby(place, some):
+    role = f"reader_{place.schema}"
+    place.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        place.sql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+        with pytest.raises(Misconfigured) as raised:
+            place.life(url=place.server.url(user=role)).start(some(1))
+        assert "default_transaction_read_only = off" in raised.value.hint
+    finally:
+        place.sql(f"DROP ROLE {role}")
+
+
+def test_sinks_whose_urls_differ_in_how_to_connect_share_one_transaction(place, keyed, some):
+    far = f"{place.server.url()}?application_name=other&connect_timeout=7"
+    options = {"mode": "upsert", "keys": "id"}
+    sinks = [place.sink(name="one", **options), place.sink(name="two", url=far, **options)]
+    rows = some(1, 2)
+    with Session("orders", sinks=sinks, log=MemoryLog(), schema=rows.schema) as session:
+        session.begin(0)
+        session.write(rows)
+        session.commit()
+    assert place.rows(columns="id") == [(1,), (2,)]
 
 
 # Made on demand
@@ -199,7 +304,7 @@ def test_what_grants_prints_is_all_that_a_role_needs(place, some, server, option
     role = f"role_{place.schema}"
     if "create_table" not in options:
         key = "PRIMARY KEY" if "mode" in options else ""
-        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint {key}, name text)")
+        place.sql(f"CREATE TABLE {place.schema}.orders (n serial, id bigint {key}, name text)")
     place.sql(f"CREATE ROLE {role} LOGIN")
     try:
         life = place.life(url=server.url(user=role), **options)

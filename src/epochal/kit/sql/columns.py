@@ -186,9 +186,11 @@ def sent_fields(
     if len(folded(schema.names)) < len(schema.names) or folded(ours) & folded(schema.names):
         problems.add(
             f"two fields have one name{' (in any case)' if sink.folds_case else ''}, or one has a "
-            f"name of ours ({', '.join(ours)}): {', '.join(schema.names)}",
+            f"name that is taken ({', '.join(ours)}): {', '.join(schema.names)}",
             "rename it in select=",
         )
+    if not sent and not problems.facts:
+        problems.add("no field arrives: there is nothing to write", "name some in select=")
     problems.raise_if_any(sink.table)
     return {name: sent[name] for name in staged_fields(sent, sink.column_map, sink.write_mode)}
 

@@ -31,6 +31,7 @@ _DENIED = frozenset({1044, 1142, 1143, 1227})
 _XA_REFUSED = 1401
 """What MySQL answers to XA RECOVER without the right to it."""
 _KEY_CHARS = 255
+_NAMED_IN_FULL = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
 _META_RIGHTS = "CREATE, DROP, SELECT, INSERT, DELETE"
 
 
@@ -49,7 +50,7 @@ class MySQLChecker(Checker[Table, Sent]):
         there = self.read_table(session)
         table = self.table_to_be(session, there)
         if there is not None:
-            _require_transactional(there)
+            _require_transactional(session, there)
         planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
             planned = plan(expected.sent, table, sink)
@@ -258,12 +259,56 @@ class _About:
             )
 
 
-def _require_transactional(table: Table) -> None:
-    if table.kind == "table" and not table.is_transactional:
+def _require_transactional(session: Session, table: Table) -> None:
+    if table.kind == "view":
+        for schema, name, engine in _tables_below(session, table):
+            raise Misconfigured(
+                f"view {table} leads to {schema}.{name}, a table of the engine {engine}, which "
+                "knows no transactions",
+                f"ALTER TABLE {DIALECT.quote(schema, name)} ENGINE=InnoDB",
+            )
+    elif not table.is_transactional:
         raise Misconfigured(
             f"{table} is a table of the engine {table.engine}, which knows no transactions",
             f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
         )
+
+
+def _tables_below(session: Session, view: Table) -> list[tuple[str, str, str]]:
+    """
+    The tables without transactions that a view names, also by other views, with their engines.
+
+    The server keeps a view's definition with every table named in full; who may not see it gets
+    an empty one, and nothing is found.
+    """
+    views = [(view.schema, view.name)]
+    seen: set[tuple[str, str]] = set()
+    found: list[tuple[str, str, str]] = []
+    while views:
+        schema, name = views.pop()
+        rows = session.query(
+            "SELECT view_definition FROM information_schema.views WHERE table_schema ="
+            f" {DIALECT.literal(schema)} AND table_name = {DIALECT.literal(name)}"
+        )
+        named = {pair for (text,) in rows for pair in _NAMED_IN_FULL.findall(text or "")} - seen
+        seen |= named
+        pairs = ", ".join(f"({DIALECT.literal(one)}, {DIALECT.literal(two)})" for one, two in named)
+        listed = (
+            session.query(
+                "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
+                " FROM information_schema.tables t"
+                " LEFT JOIN information_schema.engines e ON e.engine = t.engine"
+                f" WHERE (table_schema, table_name) IN ({pairs})"
+            )
+            if named
+            else []
+        )
+        for in_schema, table, kind, engine, transactions in listed:
+            if "VIEW" in kind:
+                views.append((in_schema, table))
+            elif transactions != "YES":
+                found.append((in_schema, table, engine))
+    return found
 
 
 # The server's catalog

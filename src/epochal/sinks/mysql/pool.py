@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from pymysql.err import InterfaceError
 from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
@@ -42,13 +43,18 @@ class MySQLSession:
         self._has_own_idle = False
 
     def execute(self, statement: str) -> int:
-        with self._pooled.cursor() as cursor:
+        with self._cursor() as cursor:
             return int(cursor.execute(statement))
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        with self._pooled.cursor() as cursor:
+        with self._cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
+
+    def _cursor(self) -> Any:
+        if not self._pooled.is_valid:
+            raise InterfaceError(0, "the connection was lost")
+        return self._pooled.cursor()
 
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
         if idle_max_s is not None:
@@ -81,7 +87,8 @@ class MySQLSession:
         except DIALECT.errors:
             # The server releases the locks of a connection that is closed.
             self._is_named = self._has_own_timeout = self._has_own_idle = False
-            self._pooled.invalidate()
+            if self._pooled.is_valid:
+                self._pooled.invalidate()
 
     def give_back(self) -> None:
         # A connection that can't do this is found dead when it is taken again.

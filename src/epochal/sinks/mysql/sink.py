@@ -65,8 +65,8 @@ class MySQL(TableSink):
 
     @property
     def server_key(self) -> str:
-        parameters = "&".join(f"{name}={value}" for name, value in self.server.parameters)
-        return f"{self.url}?{parameters}"
+        """Without the parameters, which only say how to connect: `url` has the socket."""
+        return self.url
 
     def grants(self, account: str = "") -> list[str]:
         """Statements that give an account the least this sink needs; the url's user by default."""

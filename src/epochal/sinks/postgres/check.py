@@ -62,7 +62,9 @@ class PostgresChecker(Checker[Table, Sent]):
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
+        unlogged: Sequence[str] = ()
         if there is not None:
+            unlogged = self._require_writable(session, there)
             self._require_rights(session, there)
         planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
@@ -72,17 +74,68 @@ class PostgresChecker(Checker[Table, Sent]):
         pooler = _pooler(session)
         if sink.strategy == "prepared":
             _require_preparable(session, sink, table, pooler)
-        return [*self._abilities(pooler), exact_values(planned)]
+        return [*self._abilities(pooler, unlogged), exact_values(planned)]
 
-    def _abilities(self, pooler: str) -> list[Ability]:
+    def _abilities(self, pooler: str, unlogged: Sequence[str]) -> list[Ability]:
         return [
             *abilities(self._sink),
+            Ability(
+                name="durable rows",
+                granted=not unlogged,
+                because=f"UNLOGGED: {', '.join(unlogged)}; a crash of the server empties it, and "
+                "the ledger still shows the epochs as committed"
+                if unlogged
+                else "the server logs the rows before it reports a commit",
+            ),
             Ability(
                 name="direct connection",
                 granted=not pooler,
                 because=pooler or "the session is the server's own",
             ),
         ]
+
+    def _require_writable(self, session: Session, table: Table) -> list[str]:
+        """Whether rows can be written, in our transaction; which tables a crash would empty."""
+        mode, kinds = self._sink.write_mode, _KINDS_WRITTEN
+        if table.kind not in kinds.values():
+            raise Misconfigured(f"{table} is a {table.kind}", "name a table or an updatable view")
+        below = session.query(_BELOW.format(table=table.oid, children=str(mode.is_keyed).lower()))
+        foreign = [name for name, kind, _ in below if kinds.get(kind) == "foreign table"]
+        if foreign:
+            raise Misconfigured(
+                f"{table.kind} {table} leads to {', '.join(foreign)} on another server, whose "
+                "commit is not part of ours: a crash between the two would write rows twice",
+                "write to that server itself, with a sink of its own",
+            )
+        if table.kind == "view":
+            self._require_updatable(session, table)
+        return [name for name, _, persistence in below if persistence == "u"]
+
+    def _require_updatable(self, session: Session, view: Table) -> None:
+        mode, expected = self._sink.write_mode, self._expected
+        events = {"INSERT": 8}
+        if mode.mode == "upsert":
+            events["UPDATE"] = 4
+        if mode.mode == "replace" or mode.delete_when is not None:
+            events["DELETE"] = 16
+        written = frozenset() if expected is None else expected.written(view.columns)
+        ((taken, computed),) = session.query(
+            f"SELECT pg_relation_is_updatable({view.oid}, true), ARRAY(SELECT attname::text FROM"
+            f" pg_attribute WHERE attrelid = {view.oid} AND attnum > 0 AND NOT attisdropped"
+            f" AND NOT pg_column_is_updatable({view.oid}, attnum, true))"
+        )
+        lacking = [event for event, bit in events.items() if not taken & bit]
+        fixed = sorted(set[str](computed) & written)
+        if lacking or fixed:
+            because = (
+                f"takes no {' and no '.join(lacking)}"
+                if lacking
+                else "computes " + ", ".join(fixed)
+            )
+            raise Misconfigured(
+                f"view {view} {because}",
+                "INSTEAD OF triggers on the view, or name the table below it",
+            )
 
     def _require_rights(self, session: Session, table: Table) -> None:
         expected = self._expected or ExpectedColumns(sent={}, sink=self._sink)
@@ -92,6 +145,11 @@ class PostgresChecker(Checker[Table, Sent]):
             for right, column in needs(self._sink.write_mode, columns, expected.keys)
             if (not column or column in table.columns)
             and not _may(session, table.oid, right, column)
+        ]
+        lacking += [
+            f"USAGE on the sequence {name}"
+            for name, column in session.query(_SEQUENCES.format(table=table.oid))
+            if column not in columns
         ]
         if lacking:
             ((role,),) = session.query("SELECT current_user")
@@ -282,8 +340,6 @@ def _require_preparable(session: Session, sink: Postgres, table: Table | None, p
             f"ALTER SYSTEM SET max_prepared_transactions = {max(2 * sink.tasks_max, 64)} and a "
             f"restart of the server; {staged}",
         )
-    if table is not None and table.kind == "foreign table":
-        raise Misconfigured(f"strategy='prepared' on the foreign table {table}", staged)
     if table is not None and table.unique:
         one = table.unique[0]
         kind = "exclusion" if one.is_exclusion else "unique"
@@ -293,6 +349,47 @@ def _require_preparable(session: Session, sink: Postgres, table: Table | None, p
 # The server's catalog
 
 _KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}
+_KINDS = {
+    **_KINDS_WRITTEN,
+    "m": "materialized view",
+    "S": "sequence",
+    "c": "composite type",
+    "i": "index",
+}
+_BELOW = """
+WITH RECURSIVE below(oid) AS (
+  SELECT {table}::oid
+  UNION
+  SELECT x.oid FROM below b CROSS JOIN LATERAL (
+    SELECT i.inhrelid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = b.oid AND (c.relispartition OR {children})
+    UNION ALL
+    SELECT d.refobjid FROM pg_rewrite r JOIN pg_depend d
+      ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+      AND d.refclassid = 'pg_class'::regclass
+    WHERE r.ev_class = b.oid AND r.ev_type = '1' AND d.refobjid <> b.oid) x(oid))
+SELECT c.oid::regclass::text, c.relkind, c.relpersistence
+FROM below JOIN pg_class c USING (oid) WHERE c.relkind IN ('r', 'f') ORDER BY 1
+"""
+"""Partitions, tables below views, and, where rows are changed in place, children by inheritance."""
+_SEQUENCES = """
+SELECT d.refobjid::regclass::text, a.attname FROM pg_attrdef v
+JOIN pg_attribute a ON a.attrelid = v.adrelid AND a.attnum = v.adnum
+JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = v.oid
+  AND d.refclassid = 'pg_class'::regclass
+JOIN pg_class c ON c.oid = d.refobjid AND c.relkind = 'S'
+WHERE v.adrelid = {table}
+  AND CASE WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, 'USAGE') END
+"""
+"""Sequences that this role may not use, and the columns that they number."""
+_GRANT_SEQUENCES = """
+DO $$ DECLARE number regclass; BEGIN FOR number IN
+SELECT d.refobjid FROM pg_attrdef v
+JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = v.oid
+JOIN pg_class c ON c.oid = d.refobjid AND c.relkind = 'S'
+AND d.refclassid = 'pg_class'::regclass WHERE v.adrelid = {table}::regclass
+LOOP EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %s', number, {role}); END LOOP; END $$
+"""
 
 _FIND = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
@@ -343,7 +440,7 @@ def read_table(session: Session, name: TableName) -> Table | None:
         oid=oid,
         schema=schema,
         name=table,
-        kind=_KINDS_WRITTEN.get(kind, kind),
+        kind=_KINDS.get(kind, kind),
         has_row_security=has_row_security,
         columns=read_columns(session, str(oid)),
         unique=_unique(session, oid),
@@ -439,7 +536,8 @@ def grants(sink: Postgres, role: str) -> list[str]:
         by_right.setdefault(right, []).append(column)
     rights = ", ".join(_right(right, which) for right, which in by_right.items())
     statements.append(f"GRANT {rights} ON {table} TO {to}")
-    return statements
+    numbered = _GRANT_SEQUENCES.format(table=DIALECT.literal(table), role=DIALECT.literal(to))
+    return [*statements, " ".join(numbered.split())]
 
 
 def _right(right: str, columns: Sequence[str]) -> str:

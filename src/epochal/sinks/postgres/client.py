@@ -258,7 +258,8 @@ _CONNECT_HINTS = {
     "no pg_hba.conf entry": "the server does not let this host, user and database in: pg_hba.conf",
     "permission denied": "GRANT CONNECT ON DATABASE … TO the role of this sink",
     "is not permitted to log in": "ALTER ROLE … LOGIN",
-    "session is read-only": "this is a standby: the url must reach the primary",
+    "session is read-only": "either this is a standby, and the url must reach the primary, or the "
+    "role or database is read-only: ALTER ROLE … SET default_transaction_read_only = off",
     "definition of service": "pg_service.conf has no such service on this machine",
     "could not translate host name": "check the host in the url",
 }

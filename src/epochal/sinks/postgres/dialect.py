@@ -51,7 +51,10 @@ class PostgresDialect(PostgresErrors, Dialect):
     names: ClassVar[NameRule] = NAMES
     dual: ClassVar[str] = ""
     place: ClassVar[str] = "ctid"
-    own_columns: ClassVar[frozenset[str]] = frozenset()
+    own_columns: ClassVar[frozenset[str]] = frozenset(
+        {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+    )
+    """Of every table; none can have another column of such a name."""
     ddl_commits: ClassVar[bool] = False
     on_ledger_conflict: ClassVar[str] = " ON CONFLICT DO NOTHING"
     insert_alias: ClassVar[str] = " AS t"

@@ -38,6 +38,9 @@ PROMISES = (
 )
 
 
+_WHO_AND_WHERE = ("service", "host", "hostaddr", "user", "options")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Postgres(TableSink):
     """
@@ -87,7 +90,14 @@ class Postgres(TableSink):
 
     @property
     def server_key(self) -> str:
-        return make_conninfo(**dict(self.server.parameters))
+        """Without the parameters that only say how to connect (timeouts, names, TLS)."""
+        given = dict(self.server.parameters)
+        user = given.get("user", "")
+        return make_conninfo(
+            **{name: given[name] for name in _WHO_AND_WHERE if name in given},
+            port=given.get("port", "5432"),
+            dbname=given.get("dbname", user),
+        )
 
     def grants(self, role: str = "") -> list[str]:
         """The statements that give a role the least this sink needs; the URL's role by default."""
