@@ -155,8 +155,8 @@ def test_environment_variables_are_substituted_before_types_are_resolved(read, m
         (
             HEAD + POSTGRES + "    table: t\n    mode: upsrt\n",
             [
-                "p.yaml:8:11: sinks[0].mode: 'upsrt' is none of append, upsert, replace "
-                "(did you mean 'upsert'?)"
+                "p.yaml:8:11: sinks[0].mode: 'upsrt' is none of append, upsert, replace, "
+                "insert_new, update, complete (did you mean 'upsert'?)"
             ],
         ),
         (
