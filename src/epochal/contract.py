@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from epochal.errors import InvariantBroken
@@ -24,6 +24,7 @@ from epochal.terms import (
     NO_OFFSETS,
     Ability,
     EpochNumber,
+    Fingerprint,
     Handle,
     Identity,
     InDoubt,
@@ -256,6 +257,67 @@ class SharesTransaction(Protocol):
         Called once per start, on the first of `members`, all of one key, in order of declaration.
 
         Everything else is still asked of each by itself: proofs, listings, aborts.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWrite:
+    """One job of the engine's own writer, as a committer asks for it."""
+
+    handle: Handle
+    """Of the job (I6): see `Identity.job_handle`."""
+    format: str
+    """As the engine names it."""
+    folder: str
+    """A URL. Of this job alone: nothing is there yet."""
+    partition_by: Sequence[str] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the engine's writer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWritten:
+    """A job of the engine's own writer that succeeded."""
+
+    handle: Handle
+    schema: pa.Schema
+    fingerprint: Fingerprint
+    """Of the rows as the writer got them, each counted once however often its task ran."""
+
+
+@runtime_checkable
+class EngineWrites(Protocol):
+    """
+    A committer whose rows the engine's own writer may prepare: one job writes the files of an epoch
+    into a folder of its own, and no row is handed to a task's `Writer`.
+
+        driver    engine_write ── the engine's job: write, commit of its tasks ── gather ── receipt
+
+    The engine decides which attempts of the job's tasks count, and `gather` looks at what they left
+    right after the job. A task of a job that failed or was cancelled may go on to write into the
+    folder: what is there without a decision is listed by `in_doubt`, again and again (I5).
+    """
+
+    def engine_refusal(self, schema: pa.Schema | None) -> str | None:
+        """
+        Why rows of this schema must go to tasks; None where the engine's writer can prepare them.
+        Without a schema: as far as that is known before the first row. Called on the driver, also
+        by `Pipeline.check`.
+        """
+
+    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:
+        """
+        Get ready for a job. Called once per job, before it, on the driver.
+
+        After it returns, what the job leaves behind is listed by `in_doubt`, whatever is killed.
+        """
+
+    def gather(self, written: EngineWritten) -> Receipt:
+        """
+        Make the rows of a job that succeeded durable. Called once, right after it, on the driver.
+
+        Looks at every file: the rows in them must be as many as the writer was given. After it
+        returns: no reader sees a row (I1), and no crash loses one.
         """
 
 

@@ -39,6 +39,8 @@ _HANDLE = re.compile(
     r"epochal-(?P<uid>[a-z2-7]{12})-g(?P<generation>\d{1,10})-c(?P<claim>[a-z2-7]{8})"
     r"-e(?P<epoch>\d{1,14})-s(?P<sink>[0-9a-f]{8})-p(?P<partition>\d{1,7})-t(?P<attempt>\d{1,14})"
 )
+JOB_PARTITION = 8_999_999
+"""In the place of a partition in the handle of a whole job; above all partitions of an engine."""
 UNCLAIMED = Claim("a" * 8)
 """The claim of tools and checks, which claim nothing."""
 FINGERPRINT_MODULUS = 1 << 64
@@ -70,7 +72,10 @@ def sink_tag(name: SinkName) -> SinkTag:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Handle:
-    """One attempt of one task for one sink: whose prepared work this is (I6)."""
+    """
+    One attempt of one task for one sink, or one job of the engine's own writer: whose prepared work
+    this is (I6).
+    """
 
     uid: Uid
     generation: Generation
@@ -79,7 +84,10 @@ class Handle:
     sink: SinkTag
     partition: int
     attempt: int
-    """Unique among all attempts of one driver: Spark's task attempt id, not its attempt number."""
+    """
+    Unique among all attempts of one driver: Spark's task attempt id, not its attempt number. Of a
+    job, a number that its driver gives once.
+    """
 
     def __str__(self) -> str:
         return (
@@ -252,6 +260,9 @@ class Identity:
             partition=partition,
             attempt=attempt,
         )
+
+    def job_handle(self, epoch: EpochNumber, number: int) -> Handle:
+        return self.handle(epoch, partition=JOB_PARTITION, attempt=number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

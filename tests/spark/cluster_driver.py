@@ -1,9 +1,9 @@
 """
 A driver on a cluster: one pipeline into two sinks, whose attempts leave a note once they prepared.
 
-    python cluster_driver.py <folder> <master> <hold>
+    python cluster_driver.py <folder> <master> <hold> <writer>
 
-`hold` says which attempts wait, and until when: see `HOLDS`.
+`hold` says which attempts wait, and until when: see `HOLDS`. `writer` is "tasks" or "engine".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,44 +92,80 @@ class NotingFiles(Files):
     hold: str = ""
 
     def writer(self, task: Any) -> Any:
-        writer, context, handle = super().writer(task), TaskContext.get(), task.handle
-        note = {
-            "epoch": handle.epoch,
-            "partition": handle.partition,
-            "attempt": handle.attempt,
-            "number": context.attemptNumber(),
-            "pid": os.getpid(),
-        }
+        writer = super().writer(task)
+        attempt = Attempt(self.root, self.hold, self.name, task.handle.epoch)
         prepare = writer.prepare
 
         def prepare_and_tell() -> Any:
-            # A first attempt, and not again when a later start repeats the epoch.
-            is_first = context.attemptNumber() == 0 and not self._is_noted(handle)
-            is_held = self.hold and handle.partition == 0 and is_first
-            wait = HOLDS[self.hold].get(handle.epoch) if is_held else None
-            if wait == "before":
-                _wait_for(lambda: self._is_noted(handle))
-                time.sleep(0.5)
+            attempt.wait_before()
             receipt = prepare()
-            self._tell(note)
-            if wait == "after":
-                _wait_for(lambda: False)
+            attempt.tell_and_wait()
             return receipt
 
         writer.prepare = prepare_and_tell
         return writer
 
-    def _tell(self, note: dict[str, int]) -> None:
-        file = Path(self.root) / "notes" / f"{self.name}-{note['epoch']}-{note['attempt']}.json"
-        scratch = file.with_suffix(".part")
-        scratch.write_text(json.dumps(note))
-        scratch.rename(file)
 
-    def _is_noted(self, handle: Any) -> bool:
+def noting(root: Path, hold: str, sink: str) -> Callable[[Any], Any]:
+    """
+    The rows of a sink that Spark's own writer takes: attempts leave a note, and wait, when all
+    their rows are at the writer and are not committed.
+    """
+    schema = "id bigint"
+
+    def pass_on(batches: Any) -> Any:
+        attempt = None
+        for batch in batches:
+            if batch.num_rows and attempt is None:
+                epoch = batch.column(0)[0].as_py() // (FILES * ROWS)
+                attempt = Attempt(str(root), hold, sink, epoch)
+            yield batch
+        if attempt is not None:
+            attempt.wait_before()
+            attempt.tell_and_wait()
+
+    return lambda frame: frame.mapInArrow(pass_on, schema)
+
+
+class Attempt:
+    """One attempt of one task, which leaves a note and waits where `hold` names it."""
+
+    def __init__(self, root: str, hold: str, sink: str, epoch: int) -> None:
+        context = TaskContext.get()
+        self._root = Path(root)
+        self._sink = sink
+        self._note = Note(
+            epoch=epoch,
+            partition=context.partitionId(),
+            attempt=context.taskAttemptId(),
+            number=context.attemptNumber(),
+            pid=os.getpid(),
+        )
+        self._wait = HOLDS[hold].get(epoch) if hold and self._is_first() else None
+
+    def wait_before(self) -> None:
+        if self._wait == "before":
+            _wait_for(self._is_noted)
+            time.sleep(0.5)
+
+    def tell_and_wait(self) -> None:
+        note = self._note
+        file = self._root / "notes" / f"{self._sink}-{note.epoch}-{note.attempt}.json"
+        scratch = file.with_suffix(".part")
+        scratch.write_text(json.dumps(asdict(note)))
+        scratch.rename(file)
+        if self._wait == "after":
+            _wait_for(lambda: False)
+
+    def _is_first(self) -> bool:
+        """A first attempt, and not again when a later start repeats the epoch."""
+        return (self._note.partition, self._note.number) == (0, 0) and not self._is_noted()
+
+    def _is_noted(self) -> bool:
         """Another attempt has prepared the same rows."""
         return any(
-            (note.epoch, note.partition) == (handle.epoch, handle.partition)
-            for note in notes(Path(self.root), self.name)
+            (note.epoch, note.partition) == (self._note.epoch, self._note.partition)
+            for note in notes(self._root, self._sink)
         )
 
 
@@ -158,18 +194,26 @@ def connect(root: Path, master: str, *, speculation: bool) -> SparkSession:
     return spark
 
 
-def main(root: Path, master: str, hold: str) -> None:
+def sinks(root: Path, hold: str, writer: str) -> list[Files]:
+    everything, odd = (str(folder(root, sink)) for sink in SINKS)
+    condition = "id % 2 = 1"
+    if writer == "engine":
+        select = noting(root, hold, "all")
+        return [
+            Files(everything, name="all", select=select),
+            Files(odd, name="odd", where=condition),
+        ]
+    return [
+        NotingFiles(everything, name="all", root=str(root), hold=hold, max_file_bytes=1 << 28),
+        NotingFiles(odd, name="odd", root=str(root), format="jsonl", where=condition),
+    ]
+
+
+def main(root: Path, master: str, hold: str, writer: str) -> None:
     spark = connect(root, master, speculation=hold == "speculated")
     reader = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", FILES)
     df = reader.json(str(root / "in"))
-    everything, odd = (str(folder(root, sink)) for sink in SINKS)
-    pipeline = Pipeline(
-        "cluster",
-        [
-            NotingFiles(everything, name="all", root=str(root), hold=hold),
-            NotingFiles(odd, name="odd", root=str(root), format="jsonl", where="id % 2 = 1"),
-        ],
-    )
+    pipeline = Pipeline("cluster", sinks(root, hold, writer))
     errors: list[str] = []
     while not _is_at_the_end(pipeline, df, root / "checkpoint", errors):
         if len(errors) == STARTS_MAX:

@@ -14,7 +14,6 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
-from epochal.spark.plan_analysis import UNKNOWN_PLAN
 
 
 class Plain:
@@ -274,10 +273,8 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
     # Another process knows nothing of this one's starts: it only sees the log.
     mine = active_runs._runs.pop(str(checkpoint))
     claimed = second._start_run(
-        source.spark,
+        second._query(source.spark, None),
         checkpoint,
-        plan=UNKNOWN_PLAN,
-        schemas={},
         run=None,
         unfinished="ask",
         retarget=(),

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import Begin, Rows, Sink
+from epochal.contract import Begin, EngineWrites, Rows, Sink
 from epochal.coordinator.cleanup import Cleanup
 from epochal.coordinator.commit import (
     Commit,
@@ -153,13 +154,24 @@ class Coordinator:
     def handout(self, sink: SinkName) -> Json:
         return self._targets.handout(sink)
 
+    def engine_writes(self, sink: SinkName) -> EngineWrites | None:
+        """The committer of a sink, where the engine's own writer may prepare its rows."""
+        committer = self._targets.committers.get(sink)
+        if not isinstance(committer, EngineWrites):
+            return None
+        return committer
+
     # The verbs
 
     def start(
-        self, start: Start, schemas: Mapping[SinkName, pa.Schema] | None = None
+        self,
+        start: Start,
+        schemas: Mapping[SinkName, pa.Schema] | None = None,
+        engines: Mapping[SinkName, Ability] | None = None,
     ) -> Sequence[Ability]:
         """
         Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
+        `engines`: whether the engine's own writer can be used, by sink; None without an engine.
 
         Everything that can refuse without the claim does so before it: a driver with a wrong
         password must not fence a healthy one.
@@ -167,7 +179,10 @@ class Coordinator:
         uid, claim = self._environment.new_uid(), self._environment.new_claim()
         expected = _claimed(self._journal.peek(), start, uid, claim)
         self._targets.open(expected)
-        abilities = self._targets.check(schemas or {})
+        abilities = [*self._targets.check(schemas or {})]
+        writers = self._targets.engine_abilities(schemas or {}, engines or {})
+        start = replace(start, sinks=_with_writers(start.sinks, writers))
+        abilities += writers.values()
         self._journal.claim(lambda before: _claimed(before, start, uid, claim))
         if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
             self._targets.open(self.state)
@@ -484,3 +499,17 @@ def _claimed(before: State | None, start: Start, uid: Uid, claim: Claim) -> Stat
         query_id=start.query_id,
         run=start.run,
     )
+
+
+def _with_writers(
+    sinks: Mapping[SinkName, Mapping[str, Json]], writers: Mapping[SinkName, Ability]
+) -> Mapping[SinkName, Mapping[str, Json]]:
+    """The sinks as they are described in the log, each with what writes its rows."""
+    return {
+        name: described if name not in writers else {**described, "writer": _text(writers[name])}
+        for name, described in sinks.items()
+    }
+
+
+def _text(by_engine: Ability) -> str:
+    return "Spark" if by_engine.granted else f"tasks: {by_engine.because}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from epochal.contract import (
     Committer,
     Confirming,
     Deadline,
+    EngineWrites,
     SharedTransaction,
     SharesTransaction,
     Sink,
@@ -113,6 +114,16 @@ class Targets:
 
         self.ask_each({sink: partial(check, sink, one) for sink, one in self.committers.items()})
         return [ability for sink in self.committers for ability in found[sink]]
+
+    def engine_abilities(
+        self, schemas: Mapping[SinkName, pa.Schema], engines: Mapping[SinkName, Ability]
+    ) -> Mapping[SinkName, Ability]:
+        """Whether the engine's own writer prepares a sink's rows, where it ever could."""
+        return {
+            sink: ability
+            for sink, engine in engines.items()
+            for ability in engine_ability(self.committers[sink], schemas.get(sink), engine)
+        }
 
     def newest(self) -> Mapping[SinkName, Sequence[Mark] | None]:
         """What each target proves of this pipeline's name."""
@@ -283,6 +294,19 @@ def _about(call: Call, result: Result) -> Result:
     if not isinstance(result, StillRunning):
         return result
     return StillRunning(f"{call}: {result.message}", _AFTER_HANG)
+
+
+def engine_ability(
+    committer: Committer, schema: pa.Schema | None, engine: Ability
+) -> Sequence[Ability]:
+    """
+    Whether the engine's own writer prepares these rows, and why; empty where rows of this kind of
+    sink always go to tasks. `engine`: whether it could, by the engine itself.
+    """
+    if not isinstance(committer, EngineWrites):
+        return []
+    refusal = committer.engine_refusal(schema) if engine.granted else None
+    return [engine if refusal is None else replace(engine, granted=False, because=refusal)]
 
 
 def shared_transactions(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         Begin,
         Committer,
         Deadline,
+        EngineWrite,
+        EngineWrites,
+        EngineWritten,
         Select,
         Sink,
         Task,
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
     )
 
 _CONTRACT = (
-    "APPEND_ONLY", "Begin", "Committer", "Deadline", "Select", "Sink", "Task", "Writer",
+    "APPEND_ONLY", "Begin", "Committer", "Deadline", "EngineWrite", "EngineWrites",
+    "EngineWritten", "Select", "Sink", "Task", "Writer",
 )  # fmt: skip
 _ERRORS = (
     "Backpressure", "EpochalError", "Fenced", "InvariantBroken", "Misconfigured", "OutcomeUnknown",
@@ -98,6 +102,9 @@ __all__ = [
     "CommitterBase",
     "Deadline",
     "Dropped",
+    "EngineWrite",
+    "EngineWrites",
+    "EngineWritten",
     "EnvironmentSecret",
     "EpochNumber",
     "EpochalError",

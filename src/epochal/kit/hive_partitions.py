@@ -17,6 +17,7 @@ from epochal.errors import Misconfigured, RowRejected
 from epochal.kit.groups import grouped
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
+WITHOUT_FORM = ("", NULL)
 _NAME_BYTES_MAX = 255
 _FOLDERS_KEPT = 10_000
 _MUST_ESCAPE = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
@@ -86,12 +87,8 @@ def _folder(columns: tuple[str, ...], values: tuple[str | None, ...]) -> str:
 
 
 def _segment(column: str, value: str | None) -> str:
-    if value in ("", NULL):
-        raise RowRejected(
-            f"partition column {column!r} has the value {value!r}, which would come back as null: "
-            "a folder's name has no form for it",
-            f"nullif({column}, {value!r}) in the query writes a null on purpose",
-        )
+    if value in WITHOUT_FORM:
+        raise refused(column, str(value))
     segment = f"{escape(column)}={NULL if value is None else escape(value)}"
     if len(segment.encode()) > _NAME_BYTES_MAX:
         raise RowRejected(
@@ -101,6 +98,15 @@ def _segment(column: str, value: str | None) -> str:
             "partition by a shorter column: a date, a country, a hash",
         )
     return segment
+
+
+def refused(column: str, value: str) -> RowRejected:
+    """What is raised for a value that has no form of its own (`WITHOUT_FORM`)."""
+    return RowRejected(
+        f"partition column {column!r} has the value {value!r}, which would come back as null: "
+        "a folder's name has no form for it",
+        f"nullif({column}, {value!r}) in the query writes a null on purpose",
+    )
 
 
 def escape(text: str) -> str:

@@ -10,13 +10,14 @@ Streaming queries and the once-only load (`Pipeline.write`) both write through t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
-from epochal.contract import Sink
+from epochal.contract import EngineWrites, Sink
 from epochal.coordinator import Coordinator
 from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.admission import Admission
@@ -24,7 +25,7 @@ from epochal.protocol.machine import Phase
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
 from epochal.spark.plan_analysis import PlanFacts
-from epochal.terms import NO_OFFSETS, EpochNumber, Limits, Offsets, Receipts
+from epochal.terms import NO_OFFSETS, EpochNumber, Limits, Offsets, Receipts, SinkName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,6 +46,9 @@ class EpochWriter:
     has_gates: bool
     fingerprint: bool
     plan: PlanFacts
+    has_engine: bool
+    """Spark's own writer can be used in this session."""
+    job_numbers: Iterator[int] = field(default_factory=count)
 
     def write(
         self,
@@ -123,13 +127,22 @@ class EpochWriter:
             raise _PrepareFailed({**first, **failed.receipts}, failed.error) from None
 
     def _prepare(
-        self, frame: DataFrame, epoch: EpochNumber, sinks: Sequence[Sink], *, is_narrow: bool
+        self,
+        frame: DataFrame,
+        epoch: EpochNumber,
+        sinks: Sequence[Sink],
+        *,
+        is_narrow: bool,
+        by_tasks: Collection[SinkName] = (),
     ) -> Receipts:
+        """`by_tasks`: the sinks whose rows must not be prepared by Spark's own writer."""
         parts = [
             Part(
                 sink=sink,
                 identity=self.coordinator.identity(sink.name),
                 handout=self.coordinator.handout(sink.name),
+                engine=None if sink.name in by_tasks else self._engine_of(sink),
+                job_number=next(self.job_numbers),
             )
             for sink in sinks
         ]
@@ -147,6 +160,9 @@ class EpochWriter:
             raise _PrepareFailed(prepared.receipts, prepared.error)
         return prepared.receipts
 
+    def _engine_of(self, sink: Sink) -> EngineWrites | None:
+        return self.coordinator.engine_writes(sink.name) if self.has_engine else None
+
     def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
         """The rows are decided: write none again but those that a target lost."""
         try:
@@ -157,12 +173,22 @@ class EpochWriter:
             lost = [sink for sink in self.sinks if sink.name in self.coordinator.lost]
             with evaluated(batch, self.pipeline, epoch) as frame:
                 # Checkpointed: the blocks that a stage reads are there, or the epoch fails.
-                self.coordinator.rewrite(self._prepare(frame, epoch, lost, is_narrow=True))
+                again = self._prepare(
+                    frame, epoch, lost, is_narrow=True, by_tasks=self._lost_in_part()
+                )
+                self.coordinator.rewrite(again)
         except _PrepareFailed as failed:
             # No decision names what other sinks prepared again: the next start clears it.
             raise _to_raise(failed.error, f"epoch {epoch}, replayed") from None
         except BaseException as error:  # noqa: BLE001  every error is raised again as one of ours
             raise _to_raise(error, f"epoch {epoch}, replayed") from None
+
+    def _lost_in_part(self) -> frozenset[SinkName]:
+        """Sinks that lost some receipts of several: partition by partition, only tasks replace."""
+        decision = self.coordinator.state.unsettled
+        receipts = {} if decision is None else decision.receipts
+        lost = self.coordinator.lost
+        return frozenset(sink for sink in lost if len(receipts.get(sink, ())) > len(lost[sink]))
 
 
 def _to_raise(error: BaseException, doing: str) -> BaseException:

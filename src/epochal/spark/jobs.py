@@ -1,4 +1,9 @@
-"""The Spark jobs of one epoch: one per sink, in parallel; when one fails, all are cancelled."""
+"""
+The Spark jobs of one epoch: one per sink, in parallel; when one fails, all are cancelled.
+
+A job hands the sink's rows to tasks in Python (`task`), or is one of Spark's own writer
+(`engine_write`), where the sink's committer and the session have nothing against it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,16 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from epochal.contract import EngineWrites
 from epochal.coordinator.gates import is_interrupt
 from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
+from epochal.spark import engine_write
 from epochal.spark.arrow_transfer import for_transfer
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
@@ -48,6 +55,10 @@ class Part:
     sink: Sink
     identity: Identity
     handout: Json
+    engine: EngineWrites | None = None
+    """The committer, where Spark's own writer may prepare the rows."""
+    job_number: int = 0
+    """Given once by a driver: it names the job of Spark's own writer (I6)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +101,7 @@ def prepare_all(
         sink = part.identity.sink
         try:
             with timing(sink), described(context, _title(part, epoch), tag=tags[sink]):
-                frame, job = _job(
+                outcome.receipts[sink] = _prepare(
                     batch,
                     part,
                     epoch,
@@ -98,9 +109,6 @@ def prepare_all(
                     fingerprint=fingerprint,
                     is_narrow=is_narrow,
                 )
-                collected = frame.mapInArrow(job, _receipt_schema()).collect()
-                receipts = tuple(receipt_in(json.loads(row[0])) for row in collected)
-                outcome.receipts[sink] = receipts
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -114,10 +122,12 @@ def prepare_all(
             for tag in tags.values():
                 context.cancelJobsWithTag(tag)
 
-    if len(parts) == 1:
-        run(parts[0])
-    else:
-        _in_parallel(run, parts, cancel)
+    is_by_engine = any(part.engine is not None for part in parts)
+    with engine_write.writer_settings(batch.sparkSession) if is_by_engine else nullcontext():
+        if len(parts) == 1:
+            run(parts[0])
+        else:
+            _in_parallel(run, parts, cancel)
     return outcome
 
 
@@ -149,7 +159,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
         thread.join()
 
 
-def _job(
+def _prepare(
     batch: DataFrame,
     part: Part,
     epoch: EpochNumber,
@@ -157,9 +167,42 @@ def _job(
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
-) -> tuple[DataFrame, PrepareTask]:
+) -> Sequence[Receipt]:
+    """Run the job of one sink."""
     frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
+    if part.engine is not None and _engine_refusal(frame, part.engine, schema) is None:
+        handle = part.identity.job_handle(epoch, part.job_number)
+        asked = part.engine.engine_write(handle, schema)
+        written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
+        return (part.engine.gather(written),)
+    rows, job = _task_job(
+        frame,
+        schema,
+        part,
+        epoch,
+        limits=limits,
+        fingerprint=fingerprint,
+        is_narrow=is_narrow,
+    )
+    collected = rows.mapInArrow(job, _receipt_schema()).collect()
+    return tuple(receipt_in(json.loads(row[0])) for row in collected)
+
+
+def _engine_refusal(frame: DataFrame, engine: EngineWrites, schema: pa.Schema) -> str | None:
+    return engine_write.type_refusal(frame.schema) or engine.engine_refusal(schema)
+
+
+def _task_job(
+    frame: DataFrame,
+    schema: pa.Schema,
+    part: Part,
+    epoch: EpochNumber,
+    *,
+    limits: Limits,
+    fingerprint: bool,
+    is_narrow: bool,
+) -> tuple[DataFrame, PrepareTask]:
     transfer = _transfer(frame, part, schema, fingerprint=fingerprint)
     job = PrepareTask(
         sink=for_tasks(part.sink),

@@ -8,6 +8,7 @@ One row, from `start` to a COMMIT at its target:
     epoch.py          EpochWriter.write: begin, prepare at every sink, conclude
     jobs.py           prepare_all: one Spark job per sink
     task.py           PrepareTask, on an executor: the sink's writer takes the rows and prepares
+    engine_write.py   or, for files: a job of Spark's own writer, and the sink's committer gathers
     coordinator/      conclude: rehearse, gates, decide, then the sink's committer commits
 
 Importable without pyspark, so that tools reach the targets of a declared pipeline without Spark.
@@ -19,6 +20,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from epochal.clock import SystemClock
@@ -36,13 +38,14 @@ from epochal.coordinator import (
 from epochal.coordinator.environment import OnStep, ignore_step, new_uid
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.rejected_rows import check_schemas
-from epochal.coordinator.targets import by_name, described
+from epochal.coordinator.targets import by_name, described, engine_ability
 from epochal.errors import EpochalError, Misconfigured
 from epochal.logs import checkpoint_log, open_log
 from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
 from epochal.spark.checkpoint import open_checkpoint
 from epochal.spark.display import CheckReport, Written, in_html, in_text
+from epochal.spark.engine_write import session_ability, writer_ability
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
@@ -55,7 +58,15 @@ from epochal.spark.versions import (
     require_supported,
 )
 from epochal.telemetry.exporters import attach, serve_metrics
-from epochal.terms import DEFAULT_LIMITS, EpochNumber, Generation, Identity, Limits, SinkName
+from epochal.terms import (
+    DEFAULT_LIMITS,
+    Ability,
+    EpochNumber,
+    Generation,
+    Identity,
+    Limits,
+    SinkName,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +79,21 @@ UnfinishedChoice = Literal["ask", "redo", "skip"]
 _RUN_KEY_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _RUN_KEY_CHARS_MAX = 60
 _ONLY_EPOCH = EpochNumber(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    """
+    What is known of a query before its first epoch. Read before it starts: once it runs, a batch's
+    plan no longer shows what it was made from.
+    """
+
+    spark: SparkSession
+    plan: PlanFacts
+    schemas: Mapping[SinkName, pa.Schema]
+    """Of each sink's rows; empty where only batches will show them."""
+    engines: Mapping[SinkName, Ability]
+    """Whether Spark's own writer could prepare a sink's rows."""
 
 
 class Pipeline:
@@ -137,11 +163,8 @@ class Pipeline:
         # Before the claim: Spark refuses an option that it can't use as soon as it is given.
         writer = configured(df, query_options)
         started = self._start_run(
-            df.sparkSession,
+            self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
-            # Read now: once the query runs, a batch's plan no longer shows what it was made from.
-            plan=facts_of(df),
-            schemas=self._schemas(df),
             run=run,
             unfinished=unfinished,
             retarget=retarget,
@@ -178,10 +201,8 @@ class Pipeline:
 
         def start_run() -> Run:
             return self._start_run(
-                session,
+                self._query(session, None),
                 location,
-                plan=UNKNOWN_PLAN,
-                schemas={},
                 run=run,
                 unfinished=unfinished,
                 retarget=retarget,
@@ -206,11 +227,12 @@ class Pipeline:
             raise Misconfigured("a once-only load needs a key", 'write(df, run="backfill-2026-01")')
         location = f"{open_checkpoint(checkpoint, spark).location}/epochal/runs/{_safe(run)}"
         log = open_log(f"{location}/log", spark=spark)
-        coordinator = self._claim(log, location, schemas=self._schemas(df), run=run)
+        query = self._query(spark, df)
+        coordinator = self._claim(log, location, query=query, run=run)
         try:
             is_repeat = coordinator.state.last is not None
             if not is_repeat or coordinator.lost:
-                self._epoch_writer(coordinator, facts_of(df)).write(df, _ONLY_EPOCH)
+                self._epoch_writer(coordinator, query).write(df, _ONLY_EPOCH)
             last = coordinator.state.last
             rows = {} if last is None else dict(last.rows)
         finally:
@@ -219,25 +241,23 @@ class Pipeline:
 
     def _start_run(
         self,
-        spark: SparkSession,
+        query: _Query,
         checkpoint: Location,
         *,
-        plan: PlanFacts,
-        schemas: Mapping[SinkName, pa.Schema],
         run: str | None,
         unfinished: UnfinishedChoice,
         retarget: Collection[str],
         query_name: str | None = None,
     ) -> Run:
         """End this process's earlier run on the checkpoint, and claim for a new one."""
-        folder = open_checkpoint(checkpoint, spark)
+        folder = open_checkpoint(checkpoint, query.spark)
         if query_name is not None:
-            require_free_name(spark, query_name, folder.location)
+            require_free_name(query.spark, query_name, folder.location)
         end_earlier_run(folder.location)
         coordinator = self._claim(
-            self._log_of(folder.location, spark),
+            self._log_of(folder.location, query.spark),
             folder.location,
-            schemas=schemas,
+            query=query,
             run=run,
             query_id=folder.query_id,
             position=folder.position,
@@ -247,7 +267,7 @@ class Pipeline:
         self._tracker = coordinator.tracker
         self._run = Run(
             coordinator=coordinator,
-            writer=self._epoch_writer(coordinator, plan),
+            writer=self._epoch_writer(coordinator, query),
             checkpoint=folder,
         )
         add_run(self._run)
@@ -258,7 +278,7 @@ class Pipeline:
         log: EpochLog,
         location: str,
         *,
-        schemas: Mapping[SinkName, pa.Schema],
+        query: _Query,
         run: str | None,
         query_id: str | None = None,
         position: Position | None = None,
@@ -291,13 +311,13 @@ class Pipeline:
             fence=self.limits.fence_on_start,
         )
         try:
-            coordinator.start(start, schemas)
+            coordinator.start(start, query.schemas, query.engines)
         except BaseException:
             coordinator.stop()
             raise
         return coordinator
 
-    def _epoch_writer(self, coordinator: Coordinator, plan: PlanFacts) -> EpochWriter:
+    def _epoch_writer(self, coordinator: Coordinator, query: _Query) -> EpochWriter:
         return EpochWriter(
             pipeline=self.name,
             coordinator=coordinator,
@@ -305,7 +325,8 @@ class Pipeline:
             limits=self.limits,
             has_gates=bool(self.gates),
             fingerprint=self._fingerprint,
-            plan=plan,
+            plan=query.plan,
+            has_engine=session_ability(query.spark).granted,
         )
 
     # Looking
@@ -319,13 +340,18 @@ class Pipeline:
         """
         if df is not None:
             self._require_spark(df.sparkSession)
-        schemas = {} if df is None else dict(self._schemas(df))
+        query = None if df is None else self._query(df.sparkSession, df)
+        schemas = {} if query is None else dict(query.schemas)
+        engines = {} if query is None else query.engines
         abilities = {}
         for name, sink in by_name(self.sinks).items():
             who = Identity(pipeline=self.name, uid=new_uid(), sink=name, generation=Generation(0))
             committer = sink.committer(who, self.limits)
             try:
-                abilities[name] = tuple(committer.check(schemas.get(name)))
+                found = [*committer.check(schemas.get(name))]
+                if name in engines:
+                    found += engine_ability(committer, schemas.get(name), engines[name])
+                abilities[name] = tuple(found)
                 schemas.update(check_schemas({name: sink}, {name: committer}, {}))
             finally:
                 committer.close()
@@ -428,9 +454,23 @@ class Pipeline:
             return checkpoint_log(checkpoint, spark=spark)
         return open_log(self._log, spark=spark)
 
-    def _schemas(self, df: DataFrame) -> Mapping[SinkName, pa.Schema]:
+    def _query(self, spark: SparkSession, df: DataFrame | None) -> _Query:
+        engine = session_ability(spark)
+        if df is None:
+            return _Query(
+                spark=spark,
+                plan=UNKNOWN_PLAN,
+                schemas={},
+                engines={sink.name: engine for sink in self.sinks},
+            )
         batch = empty_like(df)
-        return {sink.name: arrow_schema(sink, project(sink, batch).schema) for sink in self.sinks}
+        columns = {sink.name: project(sink, batch).schema for sink in self.sinks}
+        return _Query(
+            spark=spark,
+            plan=facts_of(df),
+            schemas={sink.name: arrow_schema(sink, columns[sink.name]) for sink in self.sinks},
+            engines={name: writer_ability(engine, schema) for name, schema in columns.items()},
+        )
 
     def _require_spark(self, spark: SparkSession) -> None:
         require_supported()

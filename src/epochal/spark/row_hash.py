@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epochal.errors import TaskFailed
 from epochal.row_hash import NULL_BITS
 from epochal.spark.projection import quoted
 from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
@@ -29,6 +31,11 @@ logger = logging.getLogger("epochal")
 
 ROW_HASH = "__epochal_row_hash"
 _PLAIN = re.compile(r"\w+", re.ASCII)
+_HALF_BITS = 32
+_LOW_MASK = (1 << _HALF_BITS) - 1
+_LOW_MIDDLE = 1 << (_HALF_BITS - 1)
+_OBSERVATION_WAIT_MAX_S = 60.0
+_OBSERVATION_POLL_S = 0.002
 
 
 def with_row_hash(frame: DataFrame) -> DataFrame | None:
@@ -117,6 +124,56 @@ def fingerprint_of(frame: DataFrame) -> Fingerprint:
     total = functions.sum(hashed[ROW_HASH].cast("decimal(38,0)"))
     rows, hash_sum = hashed.agg(functions.count(functions.lit(1)), total).collect()[0]
     return Fingerprint(int(rows), int(hash_sum or 0) % FINGERPRINT_MODULUS)
+
+
+class ObservedRows:
+    """
+    Counts and hashes the rows of a frame while a job reads them, by Spark's Observation.
+
+    It must be the last operation before the job: below an exchange, rows of a stage that runs again
+    are counted again. The sum of hashes is made of two halves, each a sum of longs around zero that
+    can't overflow for any number of rows that a frame may have.
+    """
+
+    def __init__(self, frame: DataFrame, *, is_hashed: bool) -> None:
+        from pyspark.sql import Observation, functions  # noqa: PLC0415  importable without pyspark
+
+        hashed = row_hash(frame) if is_hashed else None
+        sums = [functions.count(functions.lit(1)).alias("rows")]
+        if hashed is not None:
+            low = hashed.bitwiseAND(functions.lit(_LOW_MASK)) - functions.lit(_LOW_MIDDLE)
+            sums += [
+                functions.sum(low).alias("low"),
+                functions.sum(functions.shiftright(hashed, _HALF_BITS)).alias("high"),
+            ]
+        self._is_hashed = hashed is not None
+        self._observation = Observation()
+        self.frame = frame.observe(self._observation, *sums)
+
+    def fingerprint(self) -> Fingerprint:
+        """Of the rows that the first job on `frame` has read, once it has succeeded."""
+        self._wait()
+        found = self._observation.get
+        rows = int(found["rows"])
+        if not self._is_hashed:
+            return Fingerprint(rows)
+        low = int(found["low"] or 0) + rows * _LOW_MIDDLE
+        high = int(found["high"] or 0) << _HALF_BITS
+        return Fingerprint(rows, (high + low) % FINGERPRINT_MODULUS)
+
+    def _wait(self) -> None:
+        """With a limit: `Observation.get` has none, and waits for ever where no job was seen."""
+        future = self._observation._jo.future()  # type: ignore[union-attr] # it is observed
+        deadline_s = time.monotonic() + _OBSERVATION_WAIT_MAX_S
+        while not future.isCompleted():
+            if time.monotonic() > deadline_s:
+                raise TaskFailed(
+                    "a job has ended, and Spark has not reported how many rows it wrote for "
+                    f"{_OBSERVATION_WAIT_MAX_S:.0f} s",
+                    "its listener bus may be overloaded (spark.scheduler.listenerbus.eventqueue); "
+                    "the epoch is tried again at the next start",
+                )
+            time.sleep(_OBSERVATION_POLL_S)
 
 
 class _NoHash(Exception):

@@ -7,16 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
+from epochal.contract import EngineWritten
 from epochal.errors import PreparedLost
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.local import folder_beside as beside
 from epochal.sinks.files.spark_log import SparkLog
-from epochal.terms import NO_ROWS, EpochNumber, Receipt
+from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Receipt
 
 CALLS = ("open", "mkdir", "rename", "link", "unlink", "rmdir", "fsync")
 CRASHES_MAX = 400
@@ -144,6 +147,49 @@ def test_a_task_that_dies_at_any_call_leaves_nothing_visible_and_is_cleared(
             driver.committer.abort(EpochNumber(0), [bare])
         assert driver.committer.in_doubt() == []
         assert whole(tmp_path / str(number)) == listed(tmp_path / str(number)) == list(range(8))
+
+
+def as_by_spark(driver, rows: pa.Table, number: int) -> EngineWritten:
+    """As a job of Spark's own writer: two files with checksums, one of them without rows."""
+    handle = driver.identity.job_handle(EpochNumber(0), number)
+    asked = driver.committer.engine_write(handle, rows.schema)
+    folder = Path(asked.folder.removeprefix("file://"))
+    for value, part in enumerate((rows, rows.slice(0, 0))):
+        name = f"part-0000{value}-6ad0-c000.snappy.parquet"
+        (folder / f"p={value}").mkdir(parents=True)
+        pq.write_table(part.drop_columns("p"), folder / f"p={value}" / name)
+        (folder / f"p={value}" / f".{name}.crc").write_bytes(b"crc")
+    return EngineWritten(
+        handle=handle, schema=rows.schema, fingerprint=Fingerprint(rows.num_rows, 7)
+    )
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_driver_that_dies_at_any_call_while_it_gathers_a_job_leaves_nothing_visible(
+    drive, tmp_path, after_effect
+):
+    rows = pa.table({"n": list(range(8)), "p": [0] * 8})
+
+    def driver_at(number: int):
+        return drive(Files(str(tmp_path / str(number)), partition_by=["p"]))
+
+    written = {1: as_by_spark(driver_at(1), rows, 1)}
+    for number in crashes(
+        lambda number: driver_at(number).committer.gather(written[number]),
+        after_effect=after_effect,
+    ):
+        driver = driver_at(number)
+        assert whole(tmp_path / str(number)) == []
+        receipt = driver.committer.gather(as_by_spark(driver, rows, 100))
+        assert receipt.fingerprint == Fingerprint(8, 7)
+        driver.commit(0, [receipt])
+        for found in driver.committer.in_doubt():
+            bare = Receipt(handle=found.handle, fingerprint=NO_ROWS)
+            driver.committer.abort(EpochNumber(0), [bare])
+        assert driver.committer.in_doubt() == []
+        assert whole(tmp_path / str(number)) == listed(tmp_path / str(number)) == list(range(8))
+        assert [*(tmp_path / f"{number}.epochal").glob("epochal-*")] == []
+        written[number + 1] = as_by_spark(driver_at(number + 1), rows, 1)
 
 
 @pytest.mark.parametrize("after_effect", [False, True])

@@ -20,15 +20,17 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 
-from epochal.contract import Begin
-from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
+from epochal.contract import Begin, EngineWrite, EngineWritten
+from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
+from epochal.kit.engine_files import engine_files, writer_options
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
     MarkedFilesCommitter,
     at_once,
     is_of,
+    of_sink,
     rows_by_epoch,
 )
 from epochal.kit.parquet import nullable_inside
@@ -56,7 +58,8 @@ from epochal.sinks.delta.ledger import Ledger, ledger_id
 from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.table_files import TableFiles, files_of, handle_in, require_ours
 from epochal.sinks.delta.types import columns_digest, delta_schema, misfit
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Limits, Receipt
+from epochal.sinks.delta.writer import DataFile, Statistics, data_path, sealed_receipt
+from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
 
 if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta
@@ -73,6 +76,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._table = Table(self._files)
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
+        self._wider: Mapping[str, str] = {}
         self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
@@ -81,7 +85,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         if table is None:
             check_missing(self._sink, schema)
         else:
-            plan_for(self._sink, table, schema)
+            self._remember(plan_for(self._sink, table, schema))
         check_delete_when(self._sink, schema)
         return abilities(table)
 
@@ -89,7 +93,12 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         super().begin(begin)
         if self._plan is None:
             self._plan = self._made_ready()
+            self._remember(self._plan)
         return self._plan.handout()
+
+    def _remember(self, plan: WritePlan) -> None:
+        """Which columns of the table are wider than what arrives."""
+        self._wider = {} if plan.fit is None else plan.fit.wider
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         super().commit(epoch, receipts)
@@ -161,6 +170,72 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             kept=f"the application transaction {ledger} and those of its name: a Delta log has no "
             "way to remove one; delta.setTransactionRetentionDuration lets the table forget it",
         )
+
+    # Jobs of the engine's own writer
+
+    def engine_refusal(self, schema: pa.Schema | None) -> str | None:
+        if self._files.local is None:
+            return "the table is in an object store, which tasks reach by storage_options"
+        if self._sink.mode == "merge":
+            return "rows of a merge are read by deltalake, and kept apart for it by tasks"
+        if self._sink.max_file_bytes is not None:
+            return "max_file_bytes is given, and Spark does not split files by their size"
+        for column in schema or ():
+            if pa.types.is_nested(column.type):
+                return f"column {column.name} is nested: a file's statistics don't count its nulls"
+            if column.name in self._wider:
+                return f"column {column.name} of the table is wider: {self._wider[column.name]}"
+        return None
+
+    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
+        self._files.markers.put(handle)
+        return EngineWrite(
+            handle=handle,
+            format="parquet",
+            folder=f"file://{self._files.job_folder(handle)}",
+            partition_by=self._planned.partition_by,
+            options=writer_options(self._sink.compression),
+        )
+
+    def gather(self, written: EngineWritten) -> Receipt:
+        """Move the files to where they will stay: the table's log makes them visible."""
+        with self._errors("take the files of Spark's writer"):
+            receipt = sealed_receipt(
+                self._files,
+                written.handle,
+                self._moved(written),
+                fingerprint=written.fingerprint,
+                is_partitioned=bool(self._planned.partition_by),
+                columns=self._planned.columns,
+            )
+            self._files.remove_job(written.handle)
+            if not receipt.rows:
+                self._files.markers.delete([written.handle])
+            return receipt
+
+    def _moved(self, written: EngineWritten) -> list[DataFile]:
+        folder, table = self._files.job_folder(written.handle), self._files.local
+        if folder is None or table is None:
+            raise InvariantBroken(f"{self._target} is not on a disk")
+        plan = self._planned
+        moved: list[DataFile] = []
+        names = [name for name in written.schema.names if name not in plan.partition_by]
+        columns = pa.schema([written.schema.field(name) for name in names])
+        for file in engine_files(folder, rows=written.fingerprint.rows):
+            compression = self._sink.compression
+            path = data_path(file.partition, written.handle, len(moved), compression)
+            (table / path).parent.mkdir(parents=True, exist_ok=True)
+            file.move_to(table / path)
+            statistics = Statistics(columns, plan.stats_columns)
+            statistics.take_footer(file.footer)
+            moved.append(DataFile(path=path, footer=file.footer, statistics=statistics))
+        return moved
+
+    @property
+    def _planned(self) -> WritePlan:
+        if self._plan is None:
+            raise InvariantBroken(f"{self._target}: no epoch has begun")
+        return self._plan
 
     # The table and its ledger
 
@@ -349,10 +424,13 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         if self._sink.mode == "merge":
             for receipt in left:
                 self._files.delete(self._paths_of(receipt))
+        for receipt in left:
+            self._files.remove_job(receipt.handle)
         self._files.markers.delete(receipt.handle for receipt in left)
 
     def _discard(self, receipt: Receipt) -> None:
         self._files.delete(self._paths_of(receipt))
+        self._files.remove_job(receipt.handle)
         self._files.markers.delete([receipt.handle])
 
     def _paths_of(self, receipt: Receipt) -> list[str]:
@@ -360,10 +438,16 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         return named or self._files.files_of_attempt(receipt.handle)
 
     def _listed(self) -> Sequence[InDoubt]:
-        return self._files.markers.in_doubt(self._identity)
+        """By markers; and by folders that late tasks of a job made again."""
+        marked = self._files.markers.in_doubt(self._identity)
+        known = {one.name for one in marked}
+        jobs = of_sink(self._identity, self._files.jobs(self._identity.uid))
+        return [*marked, *(one for one in jobs if one.name not in known)]
 
     def _is_prepared(self, receipt: Receipt) -> bool:
-        return self._files.markers.exists(receipt.handle)
+        folder = self._files.job_folder(receipt.handle)
+        is_job_left = folder is not None and folder.exists()
+        return is_job_left or self._files.markers.exists(receipt.handle)
 
     def _may_be_visible(self, ledger: Ledger, receipt: Receipt) -> bool:
         """Where the log is past this epoch and its history was cleaned up: leave the files."""

@@ -27,6 +27,8 @@ _MODES = ("append", "overwrite_partitions", "merge")
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+
 PROMISES = (
     Promises(
         sink="`Delta`",
@@ -54,8 +56,9 @@ class Delta(SinkBase):
     A Delta table: each epoch is one version of it, whole or not there at all.
 
     `mode="append"` adds rows; `"overwrite_partitions"` replaces the partitions that an epoch has
-    rows for; `"merge"` updates, inserts and deletes by `keys`. Tasks write the files, the driver
-    commits them with the epoch's number as the table's application transaction.
+    rows for; `"merge"` updates, inserts and deletes by `keys`. Spark's own writer or
+    tasks write the files, the driver commits them with the epoch's number as the table's
+    application transaction.
     """
 
     kind: ClassVar[str] = "delta"
@@ -77,8 +80,11 @@ class Delta(SinkBase):
     storage_options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
     """As deltalake takes them; a value may be `env(…)` or `file(…)`."""
     compression: str = "snappy"
-    max_file_bytes: int = 256 * 1024 * 1024
-    """A file that has reached this is closed and another begun."""
+    max_file_bytes: int | None = None
+    """
+    A file that has reached this is closed and another begun; 256 MiB where tasks write. Spark's own
+    writer makes one file per task and partition value, so where this is given, tasks write.
+    """
     buffer_bytes_max: int = 64 * 1024 * 1024
     """How much a task holds in memory, over all partition values."""
     open_files_max: int = 64
@@ -122,8 +128,9 @@ class Delta(SinkBase):
         if self.compact is not None:
             parse_schedule("Delta", self.compact)
         for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max"):
-            if getattr(self, option) < 1:
-                raise Misconfigured(f"Delta: {option}={getattr(self, option)}", "a number above 0")
+            given = getattr(self, option)
+            if given is not None and given < 1:
+                raise Misconfigured(f"Delta: {option}={given}", "a number above 0")
 
     @property
     def target(self) -> str:
@@ -163,7 +170,7 @@ class Delta(SinkBase):
                 partition_by=() if is_staged else _names(declared),  # type: ignore[arg-type]
                 split_rows=task.limits.buffer_rows,
                 group_rows=GROUP_ROWS,
-                max_file_bytes=self.max_file_bytes,
+                max_file_bytes=self.max_file_bytes or _MAX_FILE_BYTES,
                 buffer_bytes_max=self.buffer_bytes_max,
                 open_files_max=self.open_files_max,
             ),

@@ -4,6 +4,7 @@ The files of a Delta table, on a local disk or in an object store, and what lies
     <table>/day=2026-01-31/<handle>-00000.snappy.parquet    a data file, in no version yet or in one
     <table>/_epochal/prepared/<handle>                      a marker: this attempt is in doubt
     <table>/_epochal/staged/<handle>-00000.snappy.parquet   rows that a merge will read
+    <table>/_epochal/jobs/<handle>/…                        what a job of Spark's own writer writes
 
 Once an attempt is prepared its marker lists its files, so that an abort need not walk through the
 table. VACUUM passes over folders that begin with an underscore.
@@ -12,6 +13,7 @@ table. VACUUM passes over folders that begin with an underscore.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,14 +24,15 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
-from epochal.errors import InvariantBroken, Misconfigured
+from epochal.errors import InvariantBroken, Misconfigured, TryAgain
 from epochal.kit.marked_files import Markers
 from epochal.storage import Entry
 from epochal.storage.local import sync
-from epochal.terms import Handle, Receipt
+from epochal.terms import Handle, InDoubt, Receipt, Uid, handle_prefix
 
 PREPARED = "_epochal/prepared"
 STAGED = "_epochal/staged"
+JOBS = "_epochal/jobs"
 
 Stamp = tuple[int, int | None]
 """A file's size and when it was written."""
@@ -87,7 +90,40 @@ class TableFiles:
         """The files that merges read, of any attempt."""
         return [f"{STAGED}/{entry.name}" for entry in self._small.entries(STAGED)]
 
+    # Folders of jobs of Spark's own writer, on a local disk
+
+    def job_folder(self, handle: Handle) -> Path | None:
+        return None if self.local is None else self.local / JOBS / str(handle)
+
+    def jobs(self, uid: Uid) -> list[InDoubt]:
+        """Every folder of a job of this pipeline: what is in it is in no version."""
+        if self.local is None:
+            return []
+        found = sorted((self.local / JOBS).glob(f"{handle_prefix(uid)}*"))
+        return [InDoubt(name=path.name, handle=Handle.parse(path.name)) for path in found]
+
+    def remove_job(self, handle: Handle) -> None:
+        folder = self.job_folder(handle)
+        while folder is not None and folder.exists():
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+
     # What an attempt has written
+
+    def seal(self, handle: Handle, relatives: Sequence[str]) -> list[int]:
+        """
+        Make all files of an attempt durable, and see that nobody cleared them away meanwhile;
+        returns their sizes.
+        """
+        if not relatives:
+            return []
+        self.make_durable(relatives)
+        marker, *sizes = self.sizes([f"{PREPARED}/{handle}", *relatives])
+        if marker is None or None in sizes:
+            self.delete(relatives)
+            raise TryAgain(f"{handle} was aborted while it was still writing")
+        self.mark_prepared(handle, relatives)
+        return [size for size in sizes if size is not None]
 
     def mark_prepared(self, handle: Handle, relatives: Sequence[str]) -> None:
         """Put an attempt's marker again, with the list of its files."""

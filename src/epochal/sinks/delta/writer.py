@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from epochal.contract import Task
-from epochal.errors import Misconfigured, TryAgain
+from epochal.errors import Misconfigured
 from epochal.kit import parquet
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
 from epochal.kit.hive_partitions import values_of
-from epochal.sinks.delta.table_files import PREPARED, STAGED, TableFiles
-from epochal.terms import Fingerprint, Json, Receipt
+from epochal.sinks.delta.table_files import STAGED, TableFiles
+from epochal.terms import Fingerprint, Handle, Json, Receipt
 
 GROUP_ROWS = 1_000_000
 _TEXT_MAX = 32
@@ -68,16 +69,56 @@ class _File:
         self.footer = self.encoder.close()
         self.stream.close()
 
-    def describe(self, size: int, *, is_partitioned: bool) -> Json:
-        """The file as its receipt has it: what an add action of the log needs."""
+    @property
+    def data_file(self) -> DataFile:
         if self.footer is None:
             raise Misconfigured(f"{self.path} was not closed")
+        return DataFile(path=self.path, footer=self.footer, statistics=self.statistics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A parquet file of an attempt, closed."""
+
+    path: str
+    footer: pq.FileMetaData
+    statistics: Statistics
+
+    def describe(self, size: int, *, is_partitioned: bool) -> Json:
+        """The file as its receipt has it: what an add action of the log needs."""
         return {
             "path": self.path,
             "bytes": size,
             "partition": values_of(self.path) if is_partitioned else {},
             "stats": self.statistics.to_json(self.footer),
         }
+
+
+def sealed_receipt(
+    table: TableFiles,
+    handle: Handle,
+    files: Sequence[DataFile],
+    *,
+    fingerprint: Fingerprint,
+    is_partitioned: bool,
+    columns: str,
+) -> Receipt:
+    """Make the files of an attempt durable: the receipt describes them."""
+    sizes = table.seal(handle, [file.path for file in files])
+    nulls = {name for file in files for name, some in file.statistics.nulls.items() if some}
+    return Receipt(
+        handle=handle,
+        fingerprint=fingerprint,
+        bytes=sum(sizes),
+        token={
+            "files": [
+                file.describe(size, is_partitioned=is_partitioned)
+                for file, size in zip(files, sizes, strict=True)
+            ],
+            "nulls": sorted(nulls),
+            "columns": columns,
+        },
+    )
 
 
 class DeltaWriter:
@@ -95,21 +136,14 @@ class DeltaWriter:
 
     def prepare(self) -> Receipt:
         self._rows.finish()
-        made, sizes = self._rows.made, self._sealed()
-        is_partitioned = bool(self._shape.limits.partition_by)
-        nulls = {name for file in made for name, some in file.statistics.nulls.items() if some}
-        return Receipt(
-            handle=self._task.handle,
+        made = [file.data_file for file in self._rows.made]
+        return sealed_receipt(
+            self._files,
+            self._task.handle,
+            made,
             fingerprint=Fingerprint(sum(file.statistics.rows for file in made)),
-            bytes=sum(sizes),
-            token={
-                "files": [
-                    file.describe(size, is_partitioned=is_partitioned)
-                    for file, size in zip(made, sizes, strict=True)
-                ],
-                "nulls": sorted(nulls),
-                "columns": self._shape.columns,
-            },
+            is_partitioned=bool(self._shape.limits.partition_by),
+            columns=self._shape.columns,
         )
 
     def abort(self) -> None:
@@ -122,19 +156,6 @@ class DeltaWriter:
     def _paths(self) -> list[str]:
         return [file.path for file in self._rows.made]
 
-    def _sealed(self) -> list[int]:
-        """Make all files durable and see that nobody cleared them away meanwhile."""
-        paths = self._paths
-        if not paths:
-            return []
-        self._files.make_durable(paths)
-        marker, *sizes = self._files.sizes([f"{PREPARED}/{self._task.handle}", *paths])
-        if marker is None or None in sizes:
-            self._files.delete(paths)
-            raise TryAgain(f"{self._task.handle} was aborted while it was still writing")
-        self._files.mark_prepared(self._task.handle, paths)
-        return [size for size in sizes if size is not None]
-
     @cached_property
     def _encoder(self) -> Callable[[pa.NativeFile], parquet.Encoder]:
         return parquet.encoder(self._rows.sample, self._shape.compression)
@@ -142,11 +163,8 @@ class DeltaWriter:
     def _create(self, folder: str, number: int) -> _File:
         if not number:
             self._files.markers.put(self._task.handle)
-        compression = self._shape.compression
-        suffix = ".parquet" if compression == "none" else f".{compression}.parquet"
-        name = f"{self._task.handle}-{number:05d}{suffix}"
         top = STAGED if self._shape.is_staged else folder
-        path = f"{top}/{name}" if top else name
+        path = data_path(top, self._task.handle, number, self._shape.compression)
         stream = self._files.create(path)
         statistics = Statistics(self._rows.columns, self._shape.stats_columns_max)
         return _File(path=path, stream=stream, encoder=self._encoder(stream), statistics=statistics)
@@ -154,6 +172,13 @@ class DeltaWriter:
 
 def _with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     return pa.schema([column.with_type(types.get(column.name, column.type)) for column in schema])
+
+
+def data_path(folder: str, handle: Handle, number: int, compression: str) -> str:
+    """Where a data file lies in its table."""
+    suffix = ".parquet" if compression == "none" else f".{compression}.parquet"
+    name = f"{handle}-{number:05d}{suffix}"
+    return f"{folder}/{name}" if folder else name
 
 
 class Statistics:
@@ -179,6 +204,22 @@ class Statistics:
         for name in self._floats:
             # Readers order NaN above all numbers, and parquet's statistics pass over it.
             if name not in self._has_nan and pc.any(pc.is_nan(rows.column(name))).as_py():
+                self._has_nan.add(name)
+
+    def take_footer(self, footer: pq.FileMetaData) -> None:
+        """
+        What `take` counts, of a file that parquet-java wrote: it orders NaN above all numbers, so
+        that a column with NaN has it as its greatest value, or has no bounds.
+        """
+        self.rows += footer.num_rows
+        for name, groups in _by_column(footer).items():
+            if any(group is None or not group.has_null_count for group in groups):
+                raise Misconfigured(
+                    f"Spark writes no statistics of column {name!r} into its files",
+                    "a setting turned them off: parquet.column.statistics.enabled",
+                )
+            self.nulls[name] += sum(group.null_count for group in groups)
+            if name in self._floats and any(_has_nan(group) for group in groups):
                 self._has_nan.add(name)
 
     def to_json(self, footer: pq.FileMetaData) -> str:
@@ -213,6 +254,10 @@ def _by_column(footer: pq.FileMetaData) -> Mapping[str, Sequence[Any]]:
             chunk = rows.column(column)
             found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
     return found
+
+
+def _has_nan(group: Any) -> bool:
+    return bool(group.has_min_max) and (math.isnan(group.min) or math.isnan(group.max))
 
 
 def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:

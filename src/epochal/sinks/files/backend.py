@@ -84,6 +84,13 @@ class Attempt(Protocol):
         """Throw all files away, also those that are still open."""
 
 
+class EngineAttempt(Attempt, Protocol):
+    """Where one job of the engine's own writer prepares its files."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
 class Staging(Protocol):
     """The prepared files of one sink of one pipeline, as the driver sees them."""
 
@@ -126,6 +133,9 @@ class Staging(Protocol):
 
     def clear_listed(self, found: InDoubt) -> None:
         """Remove what is listed of an attempt whose files are all in their place."""
+
+    def engine_attempt(self, handle: Handle) -> EngineAttempt | None:
+        """Where a job of the engine's own writer prepares; None where only tasks can."""
 
     def remove_old_scratch(self) -> None:
         """Remove scratch files of killed processes."""

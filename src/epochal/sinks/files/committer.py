@@ -15,16 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Rows
-from epochal.errors import Misconfigured, Refused
+from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
+from epochal.errors import InvariantBroken, Misconfigured, Refused
+from epochal.kit.engine_files import engine_files, writer_options
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
-from epochal.sinks.files.backend import Staging
+from epochal.sinks.files import layout
+from epochal.sinks.files.backend import EngineAttempt, Staging
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.spark_log import SparkLog
-from epochal.terms import Ability, EpochNumber, Identity, InDoubt, Json, Receipt
+from epochal.sinks.files.writer import receipt_of
+from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
 
 
 class FileCommitter(MarkedFilesCommitter[LedgerView]):
@@ -38,9 +41,12 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         format: str,  # noqa: A002 (the option's own name)
         partition_by: tuple[str, ...],
         whole_epochs: Ability,
+        compression: str,
+        engine_refusal: str | None,
         log: SparkLog | None = None,
         has_log: bool = False,
     ) -> None:
+        """`engine_refusal`: why the engine's own writer is not asked for files."""
         super().__init__(
             identity,
             target=staging.stores.shown.location,
@@ -50,6 +56,8 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         self._format = format
         self._partition_by = partition_by
         self._whole_epochs = whole_epochs
+        self._compression = compression
+        self._engine_refusal = engine_refusal
         self._ledger = Ledger(staging.stores.ours, identity.uid, identity.tag)
         self._rehearsed_view: LedgerView | None = None
         self._log = log
@@ -93,6 +101,41 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
         return Dropped(kept="manifests: readers of whole epochs find the rows by them")
+
+    # Jobs of the engine's own writer
+
+    def engine_refusal(self, schema: pa.Schema | None) -> str | None:  # noqa: ARG002
+        return self._engine_refusal
+
+    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
+        """The job makes its folder before the first task, and that is its marker."""
+        return EngineWrite(
+            handle=handle,
+            format="parquet",
+            folder=f"file://{self._engine_attempt(handle).folder}",
+            partition_by=self._partition_by,
+            options=writer_options(self._compression),
+        )
+
+    def gather(self, written: EngineWritten) -> Receipt:
+        """Give the files their final names: from here on they are like those of a task."""
+        attempt = self._engine_attempt(written.handle)
+        suffix = FORMATS[self._format].suffix(self._compression)
+        rows: dict[str, int] = {}
+        for file in engine_files(attempt.folder, rows=written.fingerprint.rows):
+            name = layout.file_name(written.handle, len(rows), suffix)
+            relative = f"{file.partition}/{name}" if file.partition else name
+            file.move_to(attempt.folder / relative)
+            rows[relative] = file.rows
+        return receipt_of(
+            attempt, written.handle, written.schema, rows, fingerprint=written.fingerprint
+        )
+
+    def _engine_attempt(self, handle: Handle) -> EngineAttempt:
+        attempt = self._staging.engine_attempt(handle)
+        if attempt is None:
+            raise InvariantBroken(f"{self._target} is written by tasks: {self._engine_refusal}")
+        return attempt
 
     # The ledger
 

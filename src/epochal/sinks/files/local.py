@@ -72,6 +72,10 @@ class LocalAttempt:
         self.ours = LocalStore(self._beside)
         self._path = self._beside / layout.prepared(handle)
 
+    @property
+    def folder(self) -> Path:
+        return self._path
+
     def create(self, relative: str) -> pa.NativeFile:
         path = self._path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +211,7 @@ class LocalStaging:
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
-            _remove_empty(self._prepared(receipt))
+            _discard(self._prepared(receipt))
 
     def listed(self) -> Sequence[InDoubt]:
         prefix = handle_prefix(self._identity.uid)
@@ -215,7 +219,10 @@ class LocalStaging:
         return [found for path in listed if (found := _found(path)) is not None]
 
     def clear_listed(self, found: InDoubt) -> None:
-        _remove_empty(self._beside / found.name)
+        _discard(self._beside / found.name)
+
+    def engine_attempt(self, handle: Handle) -> LocalAttempt:
+        return LocalAttempt(self._root, handle)
 
     def remove_old_scratch(self) -> None:
         """The store removes its own."""

@@ -153,6 +153,9 @@ class MultipartStaging:
         if found.receipt is not None:
             self.discard(found.receipt)
 
+    def engine_attempt(self, handle: Handle) -> None:
+        """Only tasks upload."""
+
     def remove_old_scratch(self) -> None:
         remove_old_objects(self._ours, self._identity)
         for upload in self._ours.uploads(self._scratch):

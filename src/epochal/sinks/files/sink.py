@@ -16,6 +16,7 @@ from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.target import Target, parse, storage_options
 from epochal.terms import Ability, Identity, Json, Limits
 
+_MAX_FILE_BYTES = 256 * 1024 * 1024
 _NO_CONSTRAINTS = "a file takes every row that fits its schema"
 
 FOLDER = Promises(
@@ -74,8 +75,11 @@ class Files(SinkBase):
     partition_by: Sequence[str] = ()
     compression: str | None = None
     """None takes the format's own: snappy for parquet, none for text."""
-    max_file_bytes: int = 256 * 1024 * 1024
-    """A file that has reached this is closed and another begun."""
+    max_file_bytes: int | None = None
+    """
+    A file that has reached this is closed and another begun; 256 MiB where tasks write. Spark's own
+    writer makes one file per task and partition value, so where this is given, tasks write.
+    """
     buffer_bytes_max: int = 64 * 1024 * 1024
     """How much a task holds in memory, over all partition values."""
     open_files_max: int = 64
@@ -140,8 +144,9 @@ class Files(SinkBase):
                 f"compression={self.compression!r} for {self.format}", f"one of {', '.join(known)}"
             )
         for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max", "recovery_days"):
-            if getattr(self, option) < 1:
-                raise Misconfigured(f"{option}={getattr(self, option)}", "give a number above zero")
+            given = getattr(self, option)
+            if given is not None and given < 1:
+                raise Misconfigured(f"{option}={given}", "give a number above zero")
         hidden = [name for name in self.partition_by if name.startswith(("_", ".")) or not name]
         if hidden:
             raise Misconfigured(
@@ -198,6 +203,7 @@ class Files(SinkBase):
         from epochal.sinks.files.writer import FileShape, FileWriter  # noqa: PLC0415
 
         form = FORMATS[self.format]
+        file_bytes_max = self.max_file_bytes or _MAX_FILE_BYTES
         shape = FileShape(
             format=form,
             compression=self.compression or form.default,
@@ -205,12 +211,12 @@ class Files(SinkBase):
                 partition_by=tuple(self.partition_by),
                 split_rows=task.limits.buffer_rows,
                 group_rows=form.rows_at_once,
-                max_file_bytes=self.max_file_bytes,
+                max_file_bytes=file_bytes_max,
                 buffer_bytes_max=self.buffer_bytes_max,
                 open_files_max=self.open_files_max,
             ),
         )
-        attempt = self._backend.attempt(task.handle, file_bytes_max=self.max_file_bytes)
+        attempt = self._backend.attempt(task.handle, file_bytes_max=file_bytes_max)
         return FileWriter(task, shape, attempt)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:  # noqa: ARG002
@@ -225,9 +231,21 @@ class Files(SinkBase):
             format=self.format,
             partition_by=tuple(self.partition_by),
             whole_epochs=self._whole_epochs(),
+            compression=self.compression or FORMATS[self.format].default,
+            engine_refusal=self._engine_refusal(),
             log=SparkLog(backend.root) if isinstance(backend, LocalBackend) else None,
             has_log=self.spark_metadata,
         )
+
+    def _engine_refusal(self) -> str | None:
+        """Why tasks write the files, and not Spark's own writer."""
+        if self._mechanism != "rename":
+            return "objects are uploaded by tasks"
+        if self.format != "parquet":
+            return f"the form of values in {self.format} is that of tasks"
+        if self.max_file_bytes is not None:
+            return "max_file_bytes is given, and Spark does not split files by their size"
+        return None
 
     def _whole_epochs(self) -> Ability:
         if self.spark_metadata:

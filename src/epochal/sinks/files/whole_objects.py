@@ -164,6 +164,9 @@ class WholeObjectStaging:
     def clear_listed(self, found: InDoubt) -> None:
         self._ours.delete([f"{layout.IN_DOUBT}/{found.name}"])
 
+    def engine_attempt(self, handle: Handle) -> None:
+        """Only tasks upload."""
+
     def remove_old_scratch(self) -> None:
         remove_old_objects(self._ours, self._identity)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -16,7 +16,7 @@ from epochal.sinks.files import layout
 from epochal.sinks.files.backend import Attempt
 from epochal.sinks.files.formats import Encoder, Format
 from epochal.storage import Store
-from epochal.terms import Fingerprint, Json, Receipt
+from epochal.terms import Fingerprint, Handle, Json, Receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +64,11 @@ class FileWriter:
 
     def prepare(self) -> Receipt:
         self._rows.finish()
-        made = self._rows.made
-        token: dict[str, Json] = {"files": []}
-        sealed: list[dict[str, Json]] = []
-        if made:
-            token["schema"] = _keep_schema(self._attempt.ours, nullable_inside(self._task.schema))
-            sealed = self._attempt.seal([file.relative for file in made])
-            token["files"] = [
-                {**fields, "rows": file.rows} for file, fields in zip(made, sealed, strict=True)
-            ]
-        return Receipt(
-            handle=self._task.handle,
-            fingerprint=Fingerprint(sum(file.rows for file in made)),
-            bytes=sum(int(str(fields["bytes"])) for fields in sealed),
-            token=token,
+        return receipt_of(
+            self._attempt,
+            self._task.handle,
+            self._task.schema,
+            {file.relative: file.rows for file in self._rows.made},
         )
 
     def abort(self) -> None:
@@ -95,6 +86,34 @@ class FileWriter:
         relative = f"{folder}/{name}" if folder else name
         stream = self._attempt.create(relative)
         return _File(relative, stream, self._encoder(stream))
+
+
+def receipt_of(
+    attempt: Attempt,
+    handle: Handle,
+    schema: pa.Schema,
+    files: Mapping[str, int],
+    *,
+    fingerprint: Fingerprint | None = None,
+) -> Receipt:
+    """
+    Make the files of an attempt durable: the receipt names them. `files` are the rows of each;
+    `fingerprint` is of all rows, where more than their number is known.
+    """
+    token: dict[str, Json] = {"files": []}
+    sealed: list[dict[str, Json]] = []
+    if files:
+        token["schema"] = _keep_schema(attempt.ours, nullable_inside(schema))
+        sealed = attempt.seal(list(files))
+        token["files"] = [
+            {**fields, "rows": rows} for rows, fields in zip(files.values(), sealed, strict=True)
+        ]
+    return Receipt(
+        handle=handle,
+        fingerprint=fingerprint or Fingerprint(sum(files.values())),
+        bytes=sum(int(str(fields["bytes"])) for fields in sealed),
+        token=token,
+    )
 
 
 def _keep_schema(store: Store, schema: pa.Schema) -> str:
