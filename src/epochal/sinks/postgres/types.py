@@ -444,13 +444,13 @@ def plan(fields: Mapping[str, Type], table: Table, sink: TableSink) -> tuple[Pla
     return tuple(planned)
 
 
-_NUMBERS = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
-_MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
+_NUMERIC = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
+_DATED = frozenset({"date", "timestamp", "timestamptz"})
 
 
 def _keeps_order(source: Type, target: Type) -> bool:
     """Whether the column orders values as they arrive."""
-    alike = (_NUMBERS, _MOMENTS, _SAME_BYTES["text"])
+    alike = (_NUMERIC, _DATED, _SAME_BYTES["text"])
     return source.base == target.base or any({source.base, target.base} <= one for one in alike)
 
 
