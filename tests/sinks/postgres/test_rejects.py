@@ -57,6 +57,22 @@ def test_a_bad_row_costs_few_subtransactions(uuids):
     assert search.attempts < 40
 
 
+@pytest.mark.parametrize("key", [("uuid", "bad", "0" * 32), ("varchar(2) NOT NULL", "abc", "ab")])
+def test_keys_that_can_not_be_read_are_set_apart_whichever_row_of_a_key_wins(place, key):
+    column, bad, good = key
+    place.sql(f"CREATE TABLE {place.schema}.orders (id {column} UNIQUE, n bigint)")
+    options = {"mode": "upsert", "keys": "id", "order_by": "n"}
+    life = place.life(**options, on_reject=Memory(name="bad orders"))
+    rows = pa.table({"id": [bad, good, bad, good], "n": [1, 2, 3, 4]})
+    life.start(rows)
+    receipts = [life.prepare(rows, 0)]
+    life.rehearse(0, receipts)
+    set_apart = life.committer.rejected(0).to_pylist()
+    assert sorted(json.loads(one["row"])["n"] for one in set_apart) == [1, 3]
+    life.commit(0, receipts)
+    assert place.rows(columns="n") == [(4,)]
+
+
 def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
     life = uuids.life(on_reject=Memory(name="bad orders"))
     life.start(with_bad(1))

@@ -131,6 +131,11 @@ class Apply:
             verb = "TRUNCATE" if self.mode.is_truncating else "DELETE FROM"
             session.execute(f"{verb} {self.target}")
 
+    def reading_keys(self) -> list[str]:
+        """A statement that fails where a key is not one of its column's type."""
+        keys = f"SELECT 1 FROM ({self._incoming()}) r GROUP BY {self._key_aliases()}"
+        return [f"SELECT COUNT(*) FROM ({keys}) q"]
+
     def _append(self, source: Source) -> str:
         values = ", ".join(self._value(one) for one in self.mapped)
         return (
@@ -355,7 +360,8 @@ class Apply:
         found = []
         if self.nullable_keys:
             fields = ", ".join(key.field for key in self.nullable_keys)
-            nulls = " OR ".join(f"{self._value(key)} IS NULL" for key in self.nullable_keys)
+            names = [self.dialect.quote(key.field) for key in self.nullable_keys]
+            nulls = " OR ".join(f"s.{name} IS NULL" for name in names)
             found.append(
                 Unwritable(
                     condition=f"({nulls})",

@@ -59,7 +59,7 @@ class ErrorTable(ABC):
         return self.is_one_of(error, self.duplicate)
 
     def is_data_error(self, error: BaseException) -> bool:
-        return self.is_one_of(error, self.data)
+        return self.is_one_of(error, self.data) and not self.is_one_of(error, self.transient)
 
     def may_be_rows(self, error: BaseException) -> bool:
         """

@@ -260,10 +260,14 @@ class RefusedRowSearch:
         self._unsure: list[Rejected] = []
         """Refused with an error that something else than the row may cause."""
         self._has_passed = False
+        self._statements = Apply.statements
         self.attempts = 0
 
     def unwritable(self) -> list[Rejected]:
         """The rows that the mode itself can't write, at most `limit` of them."""
+        kinds = self._apply.unwritable()
+        if not kinds or self._error_of(self._apply.reading_keys()) is not None:
+            return []
         return [
             self._rejected(
                 source.where(self._dialect.at_places([place])),
@@ -271,7 +275,7 @@ class RefusedRowSearch:
                 one.sqlstate,
                 f"its {one.because}",
             )
-            for one in self._apply.unwritable()
+            for one in kinds
             for source in self._apply.sources
             for place in self._places(source.where(one.condition))
         ][: self._limit]
@@ -284,9 +288,11 @@ class RefusedRowSearch:
         if error is not None:
             raise error
         if apply.mode.order_by:
-            # Rows that are not written can't be refused.
-            for source in apply.sources:
-                self._session.execute(self._dialect.delete_superseded(apply, source))
+            # Rows that are not written can't be refused; but which row of a key wins is not known
+            # before all keys can be read.
+            superseded = [self._dialect.delete_superseded(apply, one) for one in apply.sources]
+            if self._error_of(superseded) is not None:
+                self._statements = Apply.reading_keys
         for source in apply.sources:
             rows = self._dialect.all_rows(self._session, source)
             if rows is not None:
@@ -324,9 +330,13 @@ class RefusedRowSearch:
     def _attempt(self, source: Source) -> Exception | None:
         """Apply these rows. Rows that pass stay, so that rows that exclude each other are found."""
         self.attempts += 1
+        return self._error_of(self._statements(replace(self._apply, sources=(source,))))
+
+    def _error_of(self, statements: Sequence[str]) -> Exception | None:
+        """Run these; where rows make one fail, nothing is done."""
         self._session.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
-            for statement in replace(self._apply, sources=(source,)).statements():
+            for statement in statements:
                 self._session.execute(statement)
             self._dialect.check_constraints(self._session)
         except self._dialect.errors as error:

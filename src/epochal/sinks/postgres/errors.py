@@ -16,6 +16,8 @@ _CARDINALITY = "21000"
 TOO_MANY_PREPARED = "53200"
 ALTERED = "40001"
 """Raised by ourselves: the table was altered under a task, and only the whole epoch helps."""
+_OTHER_BYTES = "22P03"
+"""The server reads other types than those that were laid out."""
 _UNANSWERED = frozenset({"08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
 """The server ended the session, will not begin one yet, or reports that it does not know."""
 _INTERNAL = frozenset({"XX"})
@@ -32,6 +34,7 @@ _HINTS: Mapping[Code, str] = {
     "42P01": "create the table, or create_table='if_missing'",
     "42703": "the table was altered, or delete_when= names a field that does not arrive (a name "
     "with capitals needs double quotes there)",
+    _OTHER_BYTES: "the table was altered while rows were copied into it",
     "53": "the server is out of room, memory or connections",
     "57014": "the statement took longer than statement_timeout_s",
     _LOCK_NOT_AVAILABLE: "somebody else holds a lock for longer than lock_timeout_s: "
@@ -49,7 +52,7 @@ class PostgresErrors(ErrorTable):
     not_prepared: ClassVar[Collection[Code]] = frozenset({"42704", "55000"})
     """There is none of this name; another session is ending it."""
     transient: ClassVar[Collection[Code]] = frozenset(
-        {"40001", "40P01", _LOCK_NOT_AVAILABLE, "57014", "58000", "58030", "08", "53"}
+        {"40001", "40P01", _OTHER_BYTES, _LOCK_NOT_AVAILABLE, "57014", "58000", "58030", "08", "53"}
     )
     data: ClassVar[Collection[Code]] = frozenset(
         {"22", "23", "38", "44", "54000", "P0001", _CARDINALITY}

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from epochal.errors import Problems
@@ -124,7 +125,21 @@ def sent_as(kind: pa.DataType) -> Sent | str:
     sent = shared.sent_to("postgres", kind)
     if isinstance(sent, str):
         return sent
+    if pa.types.is_interval(kind):
+        sent = sent.then(_in_microseconds)
     return Sent(type=_type(sent), ddl=sent.ddl, convert=sent.convert)
+
+
+_MONTH_DAY_NANO = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
+
+
+def _in_microseconds(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Intervals as they are; `pa.ArrowInvalid` where one is finer than PostgreSQL's."""
+    for chunk in values.chunks:
+        parts = np.frombuffer(chunk.buffers()[1], _MONTH_DAY_NANO)[chunk.offset :][: len(chunk)]
+        if (parts["nanoseconds"] % 1000).any():
+            raise pa.ArrowInvalid("an interval has nanoseconds, and PostgreSQL's microseconds")
+    return values
 
 
 def _type(sent: shared.Sent) -> Type:
