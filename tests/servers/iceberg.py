@@ -8,6 +8,7 @@ tables are in SQLite and a folder, so they outlive SIGKILL.
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ _ARTIFACTS = (
 def jars() -> Path:
     """The folder with the server's jars."""
     return dependencies(f"iceberg-rest-{RELEASE}", *_ARTIFACTS)
+
+
+def planned_by_java(*metadata: str) -> set[tuple[str, ...]]:
+    """Metadata, file, rows, bytes and partition spec of all files, by Iceberg's own library."""
+    source = SOURCE.with_name("Plan.java")
+    program = [jdk_java(), *QUICK, "-Xmx256m", "-cp", f"{jars()}/*", str(source), *metadata]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return {tuple(line.split("\t")) for line in ran.stdout.splitlines()}
 
 
 class RestCatalog(ServerProcess):

@@ -429,12 +429,25 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
         self, epoch: EpochNumber, receipts: Sequence[Receipt], *, is_rehearsed: bool
     ) -> None:
         with self._reading(is_rehearsed=is_rehearsed) as ledger:
-            if self._is_committed(ledger, epoch, receipts):
+            if not self._is_committable(ledger, epoch, receipts, is_rehearsed=is_rehearsed):
                 return
-            if not is_rehearsed:
-                self._require_not_back(ledger)
-                self._require_prepared(ledger, epoch, receipts)
             self._publish(ledger, epoch, receipts)
+
+    def _is_committable(
+        self,
+        ledger: _Read,
+        epoch: EpochNumber,
+        receipts: Sequence[Receipt],
+        *,
+        is_rehearsed: bool,
+    ) -> bool:
+        """False where the epoch is committed already; raises where it can't be."""
+        if self._is_committed(ledger, epoch, receipts):
+            return False
+        if not is_rehearsed:
+            self._require_not_back(ledger)
+            self._require_prepared(ledger, epoch, receipts)
+        return True
 
     def _require_not_back(self, ledger: _Read) -> None:
         """Raise where the ledger has lost the newest epoch that was committed here."""

@@ -319,11 +319,9 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             self._errors(f"commit epoch {epoch}"),
             self._reading(is_rehearsed=is_rehearsed) as ledger,
         ):
-            if self._is_committed(ledger, epoch, receipts):
+            if not self._is_committable(ledger, epoch, receipts, is_rehearsed=is_rehearsed):
                 self._clear(receipts)
                 return None
-            if not is_rehearsed:
-                self._require_prepared(ledger, epoch, receipts)
             return ledger.table, self._plan_for(ledger, epoch, receipts)
 
     def taken(self, epoch: EpochNumber, plan: SnapshotPlan, receipts: Sequence[Receipt]) -> None:
