@@ -103,15 +103,14 @@ def test_a_driver_that_only_drains_a_replay_leaves_in_good_order(bench2):
     assert is_clear(bench2)
 
 
-def test_a_start_that_failed_after_a_crash_does_not_make_up_for_it(bench2):
+def test_a_start_that_can_not_sweep_goes_on_and_does_not_make_up_for_a_crash(bench2):
     crashed = bench2.started("A")
     bench2.begin(crashed)
     crashed.preparing()
     bench2.prepare(crashed)
     again = bench2.coordinator("B")
     bench2.before["y", "in_doubt"] = [TryAgain("away")] * 10
-    with pytest.raises(TryAgain):
-        again.start(bench2.start())
+    again.start(bench2.start())
     again.stop()
     assert not is_clear(bench2)
     with pytest.raises(Refused, match="y is no longer among the sinks"):

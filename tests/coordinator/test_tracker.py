@@ -173,7 +173,6 @@ def test_a_sweep_tells_what_stays_in_doubt_once_it_has_cleared_what_it_could(ben
     bench.prepare(first)
     second = bench.coordinator("B")
     bench.before["abort"] = [OSError("no route")]
-    with pytest.raises(OSError, match="no route"):
-        second.start(bench.start())
+    second.start(bench.start())
     assert second.tracker.in_doubt()["x"].count == 2
     assert bench.started("C").tracker.in_doubt()["x"].count == 0

@@ -99,6 +99,10 @@ class Cleanup:
         if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
             self._journal.tidy_if_many()
             return
+        self.sweep_as_far_as_possible()
+
+    def sweep_as_far_as_possible(self) -> None:
+        """What can't be cleared now, at a start as later, stops no epoch: see `sweep`."""
         try:
             self.sweep()
         except (*STOPPING, WentBack):

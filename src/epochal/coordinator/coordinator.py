@@ -412,7 +412,7 @@ class Coordinator:
             self._carry_out()
             if not self._lost:
                 self._journal.append(RecordKind.SETTLED, self.state)
-        self._cleanup.sweep()
+        self._cleanup.sweep_as_far_as_possible()
 
     # One epoch
 

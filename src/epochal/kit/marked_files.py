@@ -44,6 +44,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from epochal.contract import Begin
@@ -149,7 +150,16 @@ class EpochStore(Protocol):
     def read(self, key: str) -> bytes | None: ...
 
 
-def take_epoch(store: EpochStore, key: str, receipts: Sequence[Receipt]) -> list[str] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenEpoch:
+    """What `take_epoch` found or put."""
+
+    keys: Sequence[str]
+    is_new: bool
+    """This call put the last one. Else an earlier one did, here or in another process."""
+
+
+def take_epoch(store: EpochStore, key: str, receipts: Sequence[Receipt]) -> TakenEpoch | None:
     """
     Make these handles the only ones under which an epoch is carried out, before anything of it gets
     outside piece by piece. Returns the keys that say so; None where a driver of a copy was first.
@@ -166,12 +176,27 @@ def take_epoch(store: EpochStore, key: str, receipts: Sequence[Receipt]) -> list
         if there is None:
             continue
         if there == mine:
-            break
+            return TakenEpoch(keys=keys, is_new=False)
         named = (Handle.parse(name) for name in json.loads(there))
         if {handle.claim for handle in named if handle is not None} - claims_of(receipts):
             return None
-        keys.append(f"{key}-{hashlib.sha256(there).hexdigest()[:16]}")
-    return keys
+        keys.append(_key_after(key, there))
+    return TakenEpoch(keys=keys, is_new=True)
+
+
+def takers(store: EpochStore, key: str) -> dict[str, frozenset[str]]:
+    """The keys that `take_epoch` has put for an epoch, each with the handles in it."""
+    found: dict[str, frozenset[str]] = {}
+    at = key
+    while (there := store.read(at)) is not None:
+        found[at] = frozenset(json.loads(there))
+        at = _key_after(key, there)
+    return found
+
+
+def _key_after(key: str, there: bytes) -> str:
+    """Where those go that replace the handles that are there."""
+    return f"{key}-{hashlib.sha256(there).hexdigest()[:16]}"
 
 
 def of_sink(identity: Identity, listed: Iterable[InDoubt]) -> list[InDoubt]:

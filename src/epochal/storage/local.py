@@ -19,9 +19,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,11 +35,13 @@ _SWEPT_FOLDERS_MAX = 1000
 _CREATE_ATTEMPTS = 5
 _OUTPUT_BUFFER_BYTES = 256 * 1024
 
-_SPACE = "free some space; nothing was written"
+_SPACE = "free some space, or raise the quota; nothing was written"
+_SIZE = "this process may not write files of this size: look at `ulimit -f`"
 _RIGHTS = "the user of this process must be able to read and write this folder"
 _ERRORS: Mapping[int, tuple[type[EpochalError], str]] = {
     errno.ENOSPC: (TryAgain, _SPACE),
     errno.EDQUOT: (TryAgain, _SPACE),
+    errno.EFBIG: (TryAgain, _SIZE),
     errno.EACCES: (Misconfigured, _RIGHTS),
     errno.EPERM: (Misconfigured, _RIGHTS),
     errno.EROFS: (Misconfigured, _RIGHTS),
@@ -224,15 +227,8 @@ class LocalStore:
                 folder.rmdir()
                 folder = folder.parent
 
-    @contextmanager
-    def _errors(self, verb: str, key: str) -> Iterator[None]:
-        """Raise what the table says of an error of the disk; nothing was done then."""
-        try:
-            yield
-        except OSError as error:
-            kind, hint = _ERRORS.get(error.errno or 0, (TryAgain, ""))
-            place = self.location if not key else f"{self.location}/{key}"
-            raise kind(f"cannot {verb} {place}: {error.strerror or error}", hint) from error
+    def _errors(self, verb: str, key: str) -> AbstractContextManager[None]:
+        return disk_errors(verb, f"{self.location}/{key}" if key else self.location)
 
 
 class LocalOutput:
@@ -272,13 +268,56 @@ class LocalOutput:
         self._store.delete([self._key + UNFINISHED])
 
 
-def make_folder(path: Path) -> None:
+@contextmanager
+def disk_errors(verb: str, place: str) -> Iterator[None]:
+    """Raise what the table says of an error of the disk; nothing was done then."""
+    try:
+        yield
+    except OSError as error:
+        kind, hint = _meaning(error)
+        raise kind(f"cannot {verb} {place}: {error.strerror or error}", hint) from error
+
+
+def disk_hint(error: Exception) -> str:
+    """What a person can do about an error of a disk that another library has raised."""
+    return _meaning(error)[1] if isinstance(error, OSError) else ""
+
+
+def _meaning(error: OSError) -> tuple[type[EpochalError], str]:
+    return _ERRORS.get(error.errno or 0, (TryAgain, ""))
+
+
+def make_folder(path: Path, *, is_durable: bool = True) -> None:
     """Create a folder with all its parents, each one durable in the one above it."""
     if path.is_dir():
         return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
+    make_folder(path.parent, is_durable=is_durable)
+    try:
+        path.mkdir()
+        _share(path, 0o775)
+    except FileExistsError:
+        if path.exists() and not path.is_dir():
+            raise
+    if is_durable:
+        sync(path.parent)
+
+
+def make_private_folder(path: Path) -> None:
+    """
+    Create a folder, in one that exists, that no other user can look into.
+
+    Where the folder above it is shared by a group, this one is, too: a task and its driver need not
+    be one user.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    _share(path, 0o770)
+
+
+def _share(path: Path, mode: int) -> None:
+    """A folder with the mode g+ws is shared by its group, and so is all that is made in it."""
+    shared = stat.S_IWGRP | stat.S_ISGID
+    if path.parent.stat().st_mode & shared == shared:
+        path.chmod(mode | stat.S_ISGID)
 
 
 def sync(path: Path) -> None:

@@ -357,3 +357,13 @@ def test_a_speculative_copy_that_lost_is_listed_and_cleared(orders, some):
     assert orders.ids() == [1, 2]
     assert orders.leftovers() == []
     assert not Path(orders.folder / loser.token["files"][0]["path"]).exists()
+
+
+def test_a_full_disk_is_reported_with_path_and_hint_and_may_be_tried_again(orders, some):
+    writer = orders.life().writer(some(1).schema, 0)
+    (orders.folder / f"{writer._task.handle}-00000.snappy.parquet").symlink_to("/dev/full")
+    writer.write(some(*range(1000)).to_batches()[0])
+    with pytest.raises(TryAgain, match="No space left") as caught:
+        writer.prepare()
+    assert str(orders.folder) in caught.value.message
+    assert "free some space" in caught.value.hint

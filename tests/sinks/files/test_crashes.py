@@ -254,6 +254,8 @@ def test_the_judge_sees_a_commit_that_forgets_a_file(drive, tmp_path, monkeypatc
     rows = pa.table({"n": [1, 2], "p": [1, 2]})
     driver = drive(Files(str(tmp_path), partition_by=["p"]))
     receipt = driver.prepare(rows, 0)
-    monkeypatch.setattr("epochal.sinks.files.local._move_one", lambda move: "p=1" in str(move))
+    monkeypatch.setattr(
+        "epochal.sinks.files.local.LocalStaging._move_one", lambda *move: "p=1" in str(move)
+    )
     driver.commit(0, [receipt])
     assert listed(tmp_path) != [1, 2]

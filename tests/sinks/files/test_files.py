@@ -7,7 +7,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +23,10 @@ from epochal.errors import (
     PreparedLost,
     Refused,
     RowRejected,
+    TryAgain,
 )
-from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files import Files, layout, read_epochs
+from epochal.sinks.files.ledger import Ledger
 from epochal.sinks.files.local import folder_beside as beside
 from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Mark, Proof, Receipt, Uid
 
@@ -163,6 +167,120 @@ def test_lost_files_are_proven_lost_and_nothing_becomes_visible(drive, numbers, 
         driver.commit(0, [kept, lost])
     assert caught.value.handles == (str(lost.handle),)
     assert visible(root) == []
+
+
+class Killed(BaseException):
+    """As by SIGKILL: no `except Exception` sees it."""
+
+
+@pytest.fixture
+def killed_before_the_manifest(monkeypatch):
+    """Commit an epoch up to its manifest, and die."""
+
+    def commit(driver, epoch, receipts):
+        def die(*_):
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "put", die)
+            with pytest.raises(Killed):
+                driver.commit(epoch, receipts)
+
+    return commit
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+def test_files_that_a_consumer_took_away_before_the_manifest_are_not_written_again(
+    drive, numbers, root, killed_before_the_manifest, with_log
+):
+    driver = drive(Files(str(root), spark_metadata=with_log))
+    driver.committer.check(numbers().schema)
+    receipts = [driver.prepare(numbers(at), 0, partition=at) for at in range(2)]
+    killed_before_the_manifest(driver, 0, receipts)
+    consumed = [path.unlink() for path in root.glob("*.parquet")][:1]
+    assert len(consumed) == 1
+    again = driver.another(generation=2)
+    for receipt in receipts:
+        assert again.committer.outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
+        again.committer.abort(EpochNumber(0), [receipt])
+    again.commit(0, receipts)
+    assert [mark.epoch for mark in again.committer.newest()] == [0]
+    assert again.committer.in_doubt() == []
+    assert leftovers(root) == []
+
+
+def test_files_that_a_cleaner_took_with_their_folder_while_they_were_shown_are_left_to_a_person(
+    drive, numbers, root, killed_before_the_manifest
+):
+    driver = drive(Files(str(root)))
+    receipt = driver.prepare(numbers(1), 0)
+    killed_before_the_manifest(driver, 0, [receipt])
+    (shown,) = root.glob("*.parquet")
+    shown.unlink()
+    (beside(root) / str(receipt.handle)).rmdir()
+    with pytest.raises(InvariantBroken) as caught:
+        driver.commit(0, [receipt])
+    (note,) = beside(root).rglob("*.showing")
+    assert str(note) in caught.value.hint
+    note.unlink()
+    with pytest.raises(PreparedLost):
+        driver.commit(0, [receipt])
+
+
+def test_a_prepared_file_that_was_cut_is_lost_and_never_shown(drive, numbers, root):
+    driver = drive(Files(str(root)))
+    receipt = driver.prepare(numbers(1, 2), 0)
+    (prepared,) = beside(root).glob("epochal-*/*.parquet")
+    prepared.write_bytes(prepared.read_bytes()[:-1])
+    with pytest.raises(PreparedLost) as caught:
+        driver.another(generation=2).commit(0, [receipt])
+    assert caught.value.handles == (str(receipt.handle),)
+    assert visible(root) == []
+
+
+def test_an_abort_ends_while_a_zombie_goes_on_writing(drive, root):
+    driver = drive(Files(str(root), partition_by=["p"]))
+    prepared = beside(root) / str(driver.handle(0))
+    go_on = True
+
+    def write() -> None:
+        number = 0
+        while go_on:
+            folder = prepared / f"p={number % 50}"
+            number += 1
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{number}").touch()
+
+    zombie = threading.Thread(target=write)
+    zombie.start()
+    try:
+        bare = Receipt(handle=driver.handle(0), fingerprint=NO_ROWS)
+        for _ in range(50):
+            driver.committer.abort(EpochNumber(0), [bare])
+    finally:
+        go_on = False
+        zombie.join()
+    driver.committer.abort(EpochNumber(0), [bare])
+    assert driver.committer.in_doubt() == []
+    assert leftovers(root) == []
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_a_full_disk_is_reported_with_path_and_hint_and_may_be_tried_again(
+    drive, numbers, root, form
+):
+    sink = Files(str(root), format=form, compression="none")
+    driver = drive(sink)
+    name = layout.file_name(driver.handle(0), 0, f".{form}")
+    full = beside(root) / str(driver.handle(0)) / name
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    with pytest.raises(TryAgain) as caught:
+        driver.prepare(numbers(*range(100_000)), 0)
+    assert str(full.parent) in caught.value.message
+    assert "No space left" in caught.value.message
+    assert "free some space" in caught.value.hint
 
 
 def test_a_task_whose_files_are_half_moved_and_half_lost_is_left_to_a_person(drive, root):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 from servers.s3 import ACCESS_KEY, SECRET
 from servers.s3_faults import Answer, Faults, Late, Lost, Torn, faulty
 
@@ -167,6 +168,34 @@ def test_an_object_of_somebody_else_at_the_key_is_not_taken_for_ours(drive, numb
     assert driver.committer.outcome(EpochNumber(0), receipt) is Proof.ABORTED
 
 
+def test_objects_that_a_consumer_took_away_before_the_manifest_are_not_written_again(
+    drive, numbers, folder, monkeypatch
+):
+    def die(*_):
+        raise KeyboardInterrupt
+
+    driver = drive(folder.sink())
+    receipts = [driver.prepare(numbers(at), 0, partition=at) for at in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr("epochal.sinks.files.ledger.Ledger.put", die)
+        with pytest.raises(KeyboardInterrupt):
+            driver.commit(0, receipts)
+    taken, kept = folder.shown()
+    folder.server.client.delete_object(Bucket="lake", Key=f"{folder.name}/{taken}")
+    again = driver.another(generation=2)
+    for receipt in receipts:
+        assert again.committer.outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
+    late = drive(folder.sink(recovery_days=1))
+    with monkeypatch.context() as patch:
+        patch.setattr("epochal.sinks.files.ledger.time.time", lambda: time.monotonic() + 1e10)
+        with pytest.raises(InvariantBroken, match="removed"):
+            late.commit(0, receipts)
+    again.commit(0, receipts)
+    assert folder.shown() == [kept]
+    assert [mark.epoch for mark in again.committer.newest()] == [0]
+    assert folder.leftovers() == []
+
+
 def test_a_task_half_complete_and_half_lost_is_left_to_a_person(drive, folder):
     driver = drive(folder.sink(partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1, 2], "p": ["a", "b"]}), 0)
@@ -315,13 +344,31 @@ def test_a_server_killed_while_a_task_writes_and_while_a_driver_commits(drive, s
         for found in insist(driver.committer.in_doubt):
             driver.committer.abort(EpochNumber(0), [found.receipt])
 
+    def left() -> list[object]:
+        """
+        All but uploads that the server lists and does not know: it keeps two records of each, and
+        was killed between them.
+        """
+        known = [one for one in folder.uploads() if is_known(folder, *one)]
+        return [*known, *(one for one in folder.leftovers() if isinstance(one, str))]
+
     # Again and again, as drivers do: requests of an attempt that gave up may still be on their way.
     deadline = time.monotonic() + 120
     sweep()
-    while folder.leftovers() and time.monotonic() < deadline:
+    while left() and time.monotonic() < deadline:
         time.sleep(0.2)
         sweep()
-    assert folder.leftovers() == []
+    assert left() == []
+
+
+def is_known(folder, key: str, upload: str) -> bool:
+    """Whether a server has an upload that it lists, by what it says of a part that nobody sent."""
+    parts = {"Parts": [{"ETag": '"0"', "PartNumber": 9999}]}
+    with pytest.raises(ClientError) as caught:
+        folder.server.client.complete_multipart_upload(
+            Bucket="lake", Key=key, UploadId=upload, MultipartUpload=parts
+        )
+    return caught.value.response["Error"]["Code"] != "NoSuchUpload"
 
 
 @pytest.mark.parametrize(

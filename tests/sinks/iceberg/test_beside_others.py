@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -320,3 +321,17 @@ def test_pyiceberg_is_the_release_whose_private_parts_are_used():
         for part in ("_commit", "_existing_manifests", "_deleted_entries", "new_manifest_writer"):
             assert callable(getattr(kind, part))
     assert isinstance(Transaction.table_metadata, property)
+
+
+def test_a_full_disk_is_reported_with_path_and_hint_and_may_be_tried_again(warehouse, live, some):
+    name = warehouse.create()
+    writer = live(warehouse.sink(name)).writer(some(1).schema, 0)
+    data = Path(warehouse.load(name).location().removeprefix("file://")) / "data"
+    folder = data / "epochal" / str(writer._task.handle)
+    folder.mkdir(parents=True)
+    (folder / "00000.parquet").symlink_to("/dev/full")
+    writer.write(some(*range(1000)).to_batches()[0])
+    with pytest.raises(TryAgain, match="No space left") as caught:
+        writer.prepare()
+    assert str(folder) in caught.value.message
+    assert "free some space" in caught.value.hint

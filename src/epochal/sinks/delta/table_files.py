@@ -16,7 +16,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -27,7 +27,7 @@ import pyarrow.fs as pa_fs
 from epochal.errors import InvariantBroken, Misconfigured, TryAgain
 from epochal.kit.marked_files import Markers
 from epochal.storage import Entry
-from epochal.storage.local import sync
+from epochal.storage.local import disk_errors, sync
 from epochal.terms import Handle, InDoubt, Receipt, Uid, handle_prefix
 
 PREPARED = "_epochal/prepared"
@@ -50,6 +50,10 @@ class TableFiles:
         self.markers = Markers(self._small, PREPARED)
 
     # Data files
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns what writing to a disk raises into one of our errors."""
+        return nullcontext() if self.local is None else disk_errors("write to", self.uri)
 
     def create(self, relative: str) -> pa.NativeFile:
         if self.local is None:

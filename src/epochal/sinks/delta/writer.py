@@ -132,10 +132,15 @@ class DeltaWriter:
         self._rows = FileBuffer(schema, shape.limits, self._create)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._rows.write(batch)
+        with self._files.errors():
+            self._rows.write(batch)
 
     def prepare(self) -> Receipt:
-        self._rows.finish()
+        with self._files.errors():
+            self._rows.finish()
+            return self._receipt()
+
+    def _receipt(self) -> Receipt:
         made = [file.data_file for file in self._rows.made]
         return sealed_receipt(
             self._files,

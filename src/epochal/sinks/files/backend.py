@@ -10,7 +10,8 @@ Each back end's module is loaded where a path asks for it: a task loads one of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -65,6 +66,16 @@ class Stores:
         return self.ours if layout.is_data(path) else self.shown
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Showing:
+    """The ledger's note, put before the first file, that files of an epoch come to their place."""
+
+    name: str
+    """Where it is."""
+    age_s: Callable[[], float | None]
+    """How old it is; None where there is none, or of other attempts. Asked where files are gone."""
+
+
 class Attempt(Protocol):
     """Where one attempt of one task prepares its files."""
 
@@ -74,6 +85,9 @@ class Attempt(Protocol):
     @property
     def held_bytes(self) -> int:
         """What open files hold in memory because it is too little to be sent."""
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns what writing to open files raises into one of our errors."""
 
     def create(self, relative: str) -> pa.NativeFile: ...
 
@@ -110,10 +124,17 @@ class Staging(Protocol):
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
         """Refuse, while it can be refused, what could not be published (I3)."""
 
-    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Raise `PreparedLost` where files are neither prepared nor published."""
+    def require_prepared(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], showing: Showing
+    ) -> None:
+        """
+        Raise `PreparedLost` where files are neither prepared nor published, or not as they were
+        written; `InvariantBroken` where written again they could be there twice.
 
-    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
+        A file that was published may have been taken away by a consumer since.
+        """
+
+    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt], showing: Showing) -> bool:
         """Bring every file to its place: True where this call did it for each of them."""
 
     def is_published(self, receipt: Receipt) -> bool:

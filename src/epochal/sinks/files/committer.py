@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
-from epochal.errors import InvariantBroken, Misconfigured, Refused
+from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, Refused
 from epochal.kit.engine_files import engine_files, writer_options
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import EngineAttempt, Staging
+from epochal.sinks.files.backend import EngineAttempt, Showing, Staging
 from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.spark_log import SparkLog
@@ -160,7 +161,12 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         epoch: EpochNumber,
         receipts: Sequence[Receipt],
     ) -> None:
-        self._staging.require_prepared(epoch, receipts)
+        try:
+            self._staging.require_prepared(epoch, receipts, self._ledger.showing(epoch, receipts))
+        except (PreparedLost, InvariantBroken):
+            # Another driver may have carried out the same decision meanwhile, and cleaned up.
+            if not self._read().is_done(epoch):
+                raise
 
     def _require_seen(
         self,
@@ -192,32 +198,41 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     def _publish(self, ledger: LedgerView, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:  # noqa: ARG002
         manifest = manifest_of(self._identity, epoch, receipts)
         if not manifest.files or self._staging.shows_by_manifest:
-            self._show(manifest, receipts)
+            self._show(manifest, receipts, self._ledger.showing(epoch, receipts))
             return
-        showing = self._ledger.start_showing(epoch, receipts)
-        if showing is None:
+        taken = self._ledger.start_showing(epoch, receipts)
+        if taken is None:
             raise self._committed_by_others(epoch)
+        showing = self._ledger.showing(epoch, receipts)
+        if taken.is_new:
+            showing = replace(showing, age_s=lambda: None)
         try:
-            is_done = self._is_committed(self._read(), epoch, receipts)
+            if not self._is_committed(self._read(), epoch, receipts):
+                self._show(manifest, receipts, showing)
         except Refused:
-            self._ledger.store.delete(showing)
+            self._ledger.store.delete(taken.keys)
             raise
-        if not is_done:
-            self._show(manifest, receipts)
-        self._ledger.store.delete(showing)
+        except PreparedLost:
+            # Nothing was shown under this note: a repeat must not take what is gone for shown.
+            if taken.is_new:
+                self._ledger.store.delete(taken.keys[-1:])
+            raise
+        self._ledger.store.delete(taken.keys)
 
-    def _show(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
-        self._publish_files(manifest, receipts)
+    def _show(self, manifest: Manifest, receipts: Sequence[Receipt], showing: Showing) -> None:
+        self._publish_files(manifest, receipts, showing)
         if not self._ledger.put(manifest):
             self._is_committed(self._read(), manifest.epoch, receipts)
 
-    def _publish_files(self, manifest: Manifest, receipts: Sequence[Receipt]) -> None:
+    def _publish_files(
+        self, manifest: Manifest, receipts: Sequence[Receipt], showing: Showing
+    ) -> None:
         if self._log is None or not self._has_log:
-            self._staging.publish(manifest.epoch, receipts)
+            self._staging.publish(manifest.epoch, receipts, showing)
             return
         self._log.mark()
         last = self._log.last()
-        is_first = self._staging.publish(manifest.epoch, receipts)
+        is_first = self._staging.publish(manifest.epoch, receipts, showing)
         if manifest.files:
             self._log.append(manifest.files, since=last if is_first else -1)
 
@@ -243,9 +258,9 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     def _is_prepared(self, receipt: Receipt) -> bool:
         return self._staging.is_prepared(receipt)
 
-    def _may_be_visible(self, ledger: LedgerView, receipt: Receipt) -> bool:  # noqa: ARG002
+    def _may_be_visible(self, ledger: LedgerView, receipt: Receipt) -> bool:
         """Files in their place without a manifest are of a commit that was cut short."""
-        return self._staging.is_published(receipt)
+        return self._staging.is_published(receipt) or ledger.may_be_shown(receipt.handle)
 
 
 def check_schema(schema: pa.Schema, form: str, partition_by: Sequence[str]) -> None:

@@ -27,27 +27,32 @@ and the manifest is looked for once more after it:
     later, B   put showing: b │ a manifest, of a: refused, nothing moved
 
 The key of `showing` is free again once the manifest is there, so whoever fills it then finds that.
+
+It also says, to a commit that is repeated, that a file which is nowhere may have been shown, and
+taken away by a consumer since.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from epochal.errors import CorruptRecord, require_known_format
-from epochal.kit.marked_files import at_once, take_epoch
+from epochal.kit.marked_files import TakenEpoch, at_once, take_epoch, takers
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import files_of
+from epochal.sinks.files.backend import Showing, files_of
 from epochal.sinks.files.layout import EPOCHS_PER_BUCKET, bucket_of
 from epochal.storage import Store
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Receipt, SinkTag, Uid
 
 _VERSION = 1
 _LEDGER = re.compile(r"(?P<uid>[a-z2-7]{12})-s(?P<tag>[0-9a-f]{8})")
-_SINGLE, _FOLDED = ".manifest", ".manifests"
+_SINGLE, _FOLDED, _NOTE = ".manifest", ".manifests", ".showing"
 """No format's extension: a glob for rows must not find them either."""
 _BUCKET = re.compile(rf"(?P<number>\d{{17}})({re.escape(_FOLDED)})?")
 
@@ -140,10 +145,28 @@ class Ledger:
         """True where this call put it, False where the epoch has a manifest already."""
         return self.store.put_if_absent(self._single(manifest.epoch), manifest.to_line())
 
-    def start_showing(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> list[str] | None:
+    def start_showing(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> TakenEpoch | None:
         """Before files come to their place: see `take_epoch`."""
-        key = f"{self._single(epoch).removesuffix(_SINGLE)}.showing"
-        return take_epoch(self.store, key, receipts)
+        return take_epoch(self.store, self._showing(epoch), receipts)
+
+    def showing(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Showing:
+        """The note that these attempts, and no others, come to their place."""
+
+        def age_s() -> float | None:
+            handles = {str(receipt.handle) for receipt in receipts}
+            found = takers(self.store, self._showing(epoch))
+            entries = [self.store.entry(key) for key, named in found.items() if named == handles]
+            ages = [time.time() - entry.modified_at for entry in entries if entry is not None]
+            return max(0.0, *ages) if ages else None
+
+        return Showing(name=self._full_name(self._showing(epoch)), age_s=age_s)
+
+    def shown(self, epoch: EpochNumber) -> frozenset[str]:
+        """The handles whose files come to their place, or are there: also before the manifest."""
+        noted = takers(self.store, self._showing(epoch)).values()
+        # After it: the note goes when the manifest is there.
+        manifest = self.find(epoch)
+        return frozenset(chain(*noted, manifest.handles if manifest is not None else ()))
 
     def newest(self) -> Manifest | None:
         for bucket in reversed(self._buckets()):
@@ -175,6 +198,10 @@ class Ledger:
         self.store.put_if_absent(self._folded_key(bucket), lines)
         folded = self._folded(bucket)
         self.store.delete([self._single(epoch) for epoch in singles if epoch in folded])
+        # Of commits that were cut short after their manifest.
+        folder = self._bucket_key(bucket)
+        notes = [name for name in self.store.names(folder) if _NOTE in name]
+        self.store.delete([f"{folder}/{name}" for name in notes])
 
     def _lines(self, bucket: int) -> dict[EpochNumber, bytes | None]:
         epochs = self._singles(bucket)
@@ -206,6 +233,9 @@ class Ledger:
     def _folded_key(self, bucket: int) -> str:
         return f"{self._folder}/{bucket:017d}{_FOLDED}"
 
+    def _showing(self, epoch: EpochNumber) -> str:
+        return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}{_NOTE}"
+
     def _single(self, epoch: EpochNumber) -> str:
         return f"{self._bucket_key(bucket_of(epoch))}/{epoch:020d}{_SINGLE}"
 
@@ -217,6 +247,7 @@ class LedgerView:
         self._ledger = ledger
         self._identity = identity
         self._found: dict[EpochNumber, Manifest | None] = {}
+        self._shown: dict[EpochNumber, frozenset[str]] = {}
         self._named: dict[EpochNumber, frozenset[str]] = {}
 
     def find(self, epoch: EpochNumber) -> Manifest | None:
@@ -234,6 +265,11 @@ class LedgerView:
         if handle.epoch not in self._named:
             self._named[handle.epoch] = frozenset(manifest.handles)
         return str(handle) in self._named[handle.epoch]
+
+    def may_be_shown(self, handle: Handle) -> bool:
+        if handle.epoch not in self._shown:
+            self._shown[handle.epoch] = self._ledger.shown(handle.epoch)
+        return str(handle) in self._shown[handle.epoch]
 
     def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:
         manifest = self.find(epoch)

@@ -5,27 +5,48 @@ An attempt writes into `<root>.epochal/<handle>`, beside the root, under the fin
 renames. That folder is the attempt's marker. A file that is moved without a manifest is of a
 decided epoch whose commit was cut short; the repeat finishes it, since a source that is gone and a
 destination that is there mean: done.
+
+Consumers may take files away as soon as they see them. So the ledger notes, durably and before the
+first move, that files of an epoch are being shown, and a repeated commit judges a file that is in
+neither place by that note:
+
+    not noted                            nothing was moved: somebody removed it, its rows are lost
+    noted, the attempt's folder is there    it was moved, and a consumer took it away: done
+    noted, the folder is gone, too          nobody can know: left to a person
+
+The last one is what cleaners of old files do. Nothing of ours removes that folder before the
+manifest is there.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import pwd
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from epochal.errors import InvariantBroken, Misconfigured, PreparedLost
+from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import Stores, files_of
-from epochal.storage.local import LocalStore, make_folder, sync
+from epochal.sinks.files.backend import Showing, Stores, files_of
+from epochal.storage.local import (
+    LocalStore,
+    disk_errors,
+    make_folder,
+    make_private_folder,
+    sync,
+)
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -36,6 +57,8 @@ from epochal.terms import (
     Receipt,
     handle_prefix,
 )
+
+logger = logging.getLogger("epochal")
 
 _TOO_FEW_FOR_THREADS = 8
 
@@ -76,9 +99,15 @@ class LocalAttempt:
     def folder(self) -> Path:
         return self._path
 
+    def errors(self) -> AbstractContextManager[None]:
+        return disk_errors("prepare files in", str(self._path))
+
     def create(self, relative: str) -> pa.NativeFile:
+        if not self._path.is_dir():
+            make_folder(self._beside)
+            make_private_folder(self._path)
         path = self._path / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, is_durable=False)
         return pa.OSFile(str(path), "wb")
 
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
@@ -94,7 +123,8 @@ class LocalAttempt:
         ]
 
     def discard(self) -> None:
-        _discard(self._path)
+        with suppress(OSError):
+            shutil.rmtree(self._path)
 
 
 class LocalStaging:
@@ -114,7 +144,7 @@ class LocalStaging:
         try:
             make_folder(self._root)
             self._require_same_file_system()
-            make_folder(self._beside)
+            self._make_beside()
             self._try_put()
         except (OSError, Misconfigured) as error:
             reason = error.message if isinstance(error, Misconfigured) else str(error)
@@ -128,6 +158,16 @@ class LocalStaging:
                 because=f"{self._root} and {self._beside} are one file system with hard links",
             )
         ]
+
+    def _make_beside(self) -> None:
+        """As the root is: who may write there may prepare, and readers of manifests may read."""
+        if self._beside.is_dir():
+            return
+        make_folder(self._beside)
+        root = self._root.stat()
+        with suppress(PermissionError):
+            os.chown(self._beside, -1, root.st_gid)
+        self._beside.chmod(stat.S_IMODE(root.st_mode) & ~stat.S_ISVTX)
 
     def _require_same_file_system(self) -> None:
         """Before anything is made beside a mount point, which is the folder of somebody else."""
@@ -169,31 +209,109 @@ class LocalStaging:
         )
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
-        """See every file from here: executors may have written to a disk of their own."""
+        """
+        See every file from here, and that it can be moved: executors may have written to a disk of
+        their own, or as another user.
+        """
         for receipt in receipts:
-            for file, (source, target) in zip(files_of(receipt), self._moves(receipt), strict=True):
-                _check_prepared(source, target, file.bytes)
+            files = zip(files_of(receipt), self._moves(receipt), strict=True)
+            try:
+                for file, (source, target) in files:
+                    _check_prepared(source, target, file.bytes)
+            except PermissionError as error:
+                reason = error.strerror or str(error)
+                raise self._not_allowed("look into", self._prepared(receipt), reason) from error
+        moves = [move for receipt in receipts for move in self._moves(receipt)]
+        self._require_writable({source.parent for source, _ in moves}, verb="move files out of")
+        targets = {_nearest(target.parent) for _, target in moves}
+        self._require_writable(targets, verb="move files to")
+        # Rights alone don't show it all: of each user's files one is moved away and back.
+        for source in {_owners(source): source for source, _ in moves}.values():
+            self._try_to_move(source)
 
-    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        gone = [receipt for receipt in receipts if self._is_lost(receipt)]
-        self._require_none_half_moved(epoch, gone)
-        lost = tuple(str(receipt.handle) for receipt in gone)
+    def _require_writable(self, folders: Iterable[Path], *, verb: str) -> None:
+        for folder in folders:
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise self._not_allowed(verb, folder, os.strerror(errno.EACCES))
+
+    def _try_to_move(self, source: Path) -> None:
+        aside = self._aside()
+        try:
+            make_folder(aside.parent)
+            source.rename(aside)
+            aside.rename(source)
+        except PermissionError as error:
+            reason = error.strerror or str(error)
+            raise self._not_allowed("move files out of", source.parent, reason) from error
+
+    def _not_allowed(self, verb: str, folder: Path, reason: str) -> Misconfigured:
+        driver, owner = _user(os.geteuid()), _user(folder.stat().st_uid)
+        return Misconfigured(
+            f"the driver, which runs as {driver}, can't {verb} {folder}, which belongs to {owner}: "
+            f"{reason}",
+            f"run driver and executors as one user; or give {driver} and {owner} a common group: "
+            f"chgrp -R GROUP {self._root} {self._beside} and chmod -R g+rwXs on both",
+        )
+
+    def require_prepared(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], showing: Showing
+    ) -> None:
+        """With sizes: a file that was cut by a failing disk or another program is lost."""
+        states = [(receipt, {*self._states(receipt)}) for receipt in receipts]
+        missing = [
+            (receipt, found)
+            for receipt, found in states
+            if not found <= {_State.WAITING, _State.SHOWN}
+        ]
+        if not missing:
+            return
+        is_showing = showing.age_s() is not None
+        lost = []
+        for receipt, found in missing:
+            is_kept = self._prepared(receipt).is_dir()
+            if is_showing and is_kept and not found & {_State.CUT, _State.CHANGED}:
+                continue
+            if found & {_State.SHOWN, _State.CHANGED} or (is_showing and _State.GONE in found):
+                raise self._half_moved(epoch, receipt, showing)
+            lost.append(str(receipt.handle))
         if lost:
             raise PreparedLost(
                 f"epoch {epoch}: files of {len(lost)} of {len(receipts)} receipts are neither in "
-                f"{self._beside} nor in their place below {self._root}, and no manifest proves "
-                "them committed",
-                f"somebody removed them: what is in {self._beside} belongs to the pipeline",
-                handles=lost,
+                f"{self._beside} as their tasks wrote them nor in their place below {self._root}, "
+                "and no manifest proves them committed",
+                f"somebody removed or changed them: what is in {self._beside} belongs to the "
+                "pipeline",
+                handles=tuple(lost),
             )
 
-    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:  # noqa: ARG002
-        moves = [move for receipt in receipts for move in self._moves(receipt)]
+    def _states(self, receipt: Receipt) -> list[_State]:
+        files = zip(files_of(receipt), self._moves(receipt), strict=True)
+        return [_state(source, target, file.bytes) for file, (source, target) in files]
+
+    def _half_moved(
+        self, epoch: EpochNumber, receipt: Receipt, showing: Showing
+    ) -> InvariantBroken:
+        """Written again, rows whose files came to their place already would be there twice."""
+        paths = [str(target) for _, target in self._moves(receipt)]
+        found = list(zip(paths, self._states(receipt), strict=True))
+        missing = [path for path, state in found if state not in (_State.WAITING, _State.SHOWN)]
+        shown = [path for path, state in found if state is _State.SHOWN]
+        return half_published(epoch, missing, shown, showing)
+
+    def publish(
+        self,
+        epoch: EpochNumber,  # noqa: ARG002
+        receipts: Sequence[Receipt],
+        showing: Showing,  # noqa: ARG002
+    ) -> bool:
         paths = [file.path for receipt in receipts for file in files_of(receipt)]
         folders = _folders_of(paths, self._root)
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        moved = _on_disk(_move_one, moves)
+            make_folder(folder, is_durable=False)
+        moved = _on_disk(
+            lambda one: self._move_one(*one),
+            [(receipt, *move) for receipt in receipts for move in self._moves(receipt)],
+        )
         # All of them, not only new ones: a killed commit may have made some, and synced none.
         _on_disk(sync, folders)
         return all(moved)
@@ -206,12 +324,43 @@ class LocalStaging:
         is_there = self._prepared(receipt).is_dir()
         return is_there and (not moves or any(source.exists() for source, _ in moves))
 
+    def _move_one(self, receipt: Receipt, source: Path, target: Path) -> bool:
+        """True where this call did it, False where it was in its place already."""
+        try:
+            source.rename(target)
+        except FileNotFoundError as error:
+            # Or it was: another driver moved it, and a consumer took it away since.
+            if not target.exists() and not self._prepared(receipt).is_dir():
+                raise TryAgain(f"{source} and its folder were removed meanwhile") from error
+            return False
+        return True
+
     def discard(self, receipt: Receipt) -> None:
-        _discard(self._prepared(receipt))
+        self._discard(self._prepared(receipt))
+
+    def _discard(self, prepared: Path) -> None:
+        """
+        Move a folder aside, then remove it: an attempt that still writes can't bring files back
+        into a folder that is being emptied. What can't be removed is still listed, or is scratch.
+        """
+        aside = self._aside()
+        try:
+            make_folder(aside.parent)
+            prepared.rename(aside)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _warn(prepared, error)
+            return
+        _remove(aside)
+
+    def _aside(self) -> Path:
+        scratch = layout.scratch_of(self._identity.uid, self._identity.tag)
+        return self._beside / f"{scratch}{secrets.token_hex(8)}"
 
     def clear(self, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
-            _discard(self._prepared(receipt))
+            self._discard(self._prepared(receipt))
 
     def listed(self) -> Sequence[InDoubt]:
         prefix = handle_prefix(self._identity.uid)
@@ -219,13 +368,17 @@ class LocalStaging:
         return [found for path in listed if (found := _found(path)) is not None]
 
     def clear_listed(self, found: InDoubt) -> None:
-        _discard(self._beside / found.name)
+        self._discard(self._beside / found.name)
 
     def engine_attempt(self, handle: Handle) -> LocalAttempt:
         return LocalAttempt(self._root, handle)
 
     def remove_old_scratch(self) -> None:
-        """The store removes its own."""
+        """Folders that an abort could not remove, or was killed at; the store removes its own."""
+        scratch = layout.scratch_of(self._identity.uid, self._identity.tag)
+        for path in self._beside.glob(f"{scratch}*"):
+            if path.is_dir():
+                _remove(path)
 
     def _prepared(self, receipt: Receipt) -> Path:
         return self._beside / layout.prepared(receipt.handle)
@@ -236,19 +389,6 @@ class LocalStaging:
             (prepared / file.path, self._root / layout.require_inside(file.path))
             for file in files_of(receipt)
         ]
-
-    def _require_none_half_moved(self, epoch: EpochNumber, gone: Sequence[Receipt]) -> None:
-        """Written again, rows whose files are in their place already would be there twice."""
-        moves = [
-            move for receipt in gone if self.is_published(receipt) for move in self._moves(receipt)
-        ]
-        if moves:
-            missing = [str(target) for source, target in moves if not _is_there(source, target)]
-            shown = [str(target) for _, target in moves if target.exists()]
-            raise half_published(epoch, missing, shown)
-
-    def _is_lost(self, receipt: Receipt) -> bool:
-        return not all(_is_there(source, target) for source, target in self._moves(receipt))
 
 
 def _found(path: Path) -> InDoubt | None:
@@ -261,13 +401,13 @@ def _found(path: Path) -> InDoubt | None:
 
 
 def half_published(
-    epoch: EpochNumber, missing: Sequence[str], shown: Sequence[str]
+    epoch: EpochNumber, missing: Sequence[str], shown: Sequence[str], showing: Showing
 ) -> InvariantBroken:
     return InvariantBroken(
-        f"epoch {epoch} was being committed, and of its files somebody removed {list(missing)} "
-        f"while {list(shown)}, of the same tasks, are in their place",
-        "put the missing files back and start again; or, if they are lost for good, remove those "
-        "in their place too: the epoch's rows are then written again",
+        f"epoch {epoch} was being committed, and of its files somebody removed or changed "
+        f"{list(missing)}; {list(shown)}, of the same tasks, are in their place",
+        "put the missing files back and start again; or, if no reader has had them, remove those "
+        f"in their place and {showing.name}: the epoch's rows are then written again",
     )
 
 
@@ -275,13 +415,6 @@ def _folders_of(relatives: Iterable[str], top: Path) -> list[Path]:
     """Every folder, from `top` down, that holds one of these files or leads to it."""
     inner = {parent for relative in relatives for parent in Path(relative).parents}
     return sorted(top / folder for folder in inner)
-
-
-def _discard(path: Path) -> None:
-    """Remove a prepared folder, which another driver may be removing at the same time."""
-    while path.is_symlink() or path.exists():
-        with suppress(FileNotFoundError):
-            shutil.rmtree(path)
 
 
 def _remove_empty(folder: Path) -> None:
@@ -314,18 +447,61 @@ def _check_prepared(source: Path, target: Path, size: int) -> None:
         )
 
 
-def _is_there(source: Path, target: Path) -> bool:
+class _State(Enum):
+    WAITING = "prepared"
+    SHOWN = "in its place"
+    CUT = "prepared, and not as it was written"
+    CHANGED = "in its place, and not as it was written"
+    GONE = "in neither place"
+
+
+def _state(source: Path, target: Path, size: int) -> _State:
     # In this order: of a file that another driver moves meanwhile, one of the two is seen.
-    return source.exists() or target.exists()
+    for path, whole, other in (
+        (source, _State.WAITING, _State.CUT),
+        (target, _State.SHOWN, _State.CHANGED),
+    ):
+        with suppress(FileNotFoundError):
+            return whole if path.stat().st_size == size else other
+    return _State.GONE
 
 
-def _move_one(move: tuple[Path, Path]) -> bool:
-    """Move one file: True where this call did it, False where it was in its place already."""
-    source, target = move
+def _remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, as far as this user may."""
     try:
-        source.rename(target)
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
     except FileNotFoundError:
-        if not target.exists():
-            raise
-        return False
-    return True
+        pass  # another driver removes it, too
+    except OSError as error:
+        _warn(folder, error)
+
+
+def _warn(path: Path, error: OSError) -> None:
+    """Not raised: what one user left must not stop every start of another."""
+    with suppress(FileNotFoundError):
+        owner = _user(path.lstat().st_uid)
+        logger.warning(
+            "%s, which belongs to %s, can't be removed, and no decision needs it: %s",
+            path,
+            owner,
+            error,
+        )
+
+
+def _owners(file: Path) -> tuple[int, int]:
+    return file.lstat().st_uid, file.parent.lstat().st_uid
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the one above it in which it is going to be made."""
+    return folder if folder.exists() else _nearest(folder.parent)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"user {uid}"

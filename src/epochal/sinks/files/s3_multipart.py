@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ import pyarrow as pa
 from epochal.errors import EpochalError, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import PreparedFile, Stores, files_of
+from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
 from epochal.sinks.files.local import half_published
 from epochal.sinks.files.s3 import PartSender, PartStream, S3Store, Upload
 from epochal.sinks.files.whole_objects import check_put_if_absent, remove_old_objects
@@ -39,6 +40,7 @@ from epochal.terms import (
 )
 
 _SCRATCH_AGE_S = 600.0
+_DAY_S = 86400.0
 
 
 class MultipartAttempt:
@@ -53,6 +55,10 @@ class MultipartAttempt:
     @property
     def held_bytes(self) -> int:
         return sum(stream.held_bytes for stream in self._streams.values())
+
+    def errors(self) -> AbstractContextManager[None]:
+        """The store raises our errors itself."""
+        return nullcontext()
 
     def create(self, relative: str) -> pa.NativeFile:
         stream = self._streams[relative] = PartStream(relative, self._sender)
@@ -111,14 +117,17 @@ class MultipartStaging:
                         "somebody aborts uploads: look for a lifecycle rule, or another tool",
                     )
 
-    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:
+    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt], showing: Showing) -> bool:
         files = [(receipt.handle, file) for receipt in receipts for file in files_of(receipt)]
         shown = at_once(lambda one: self._complete(*one), files)
-        if None in shown:
-            self.require_prepared(epoch, receipts)
-            raise TryAgain(
-                f"epoch {epoch}: not all uploads below {self.store.location} are complete"
-            )
+        gone = [file for (_, file), done in zip(files, shown, strict=True) if done is None]
+        if gone:
+            self.require_prepared(epoch, receipts, showing)
+            there = self._uploads()
+            if any((file.path, file.upload) in there for file in gone):
+                raise TryAgain(
+                    f"epoch {epoch}: not all uploads below {self.store.location} are complete"
+                )
         return all(shown)
 
     def is_published(self, receipt: Receipt) -> bool:
@@ -187,30 +196,43 @@ class MultipartStaging:
             files_of(receipt),
         )
 
-    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        """Before anything is published: only what is lost whole can be written again."""
+    def require_prepared(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], showing: Showing
+    ) -> None:
+        """
+        Before anything is published: only what is lost whole can be written again. An upload that
+        may have been completed before, and its object taken away since, is done; unless the bucket
+        may have aborted it by now.
+        """
         there = self._uploads()
-        lost: list[str] = []
+        missing: list[tuple[Receipt, list[str], list[str]]] = []
         for receipt in receipts:
             files = files_of(receipt)
             waiting = [(file.path, file.upload) in there for file in files]
             if all(waiting):
                 continue
             shown = self._are_published(receipt)
-            is_gone = [not (one or other) for one, other in zip(waiting, shown, strict=True)]
-            if any(is_gone) and any(shown):
-                missing = [file.path for file, gone in zip(files, is_gone, strict=True) if gone]
-                seen = [file.path for file, is_seen in zip(files, shown, strict=True) if is_seen]
-                raise half_published(epoch, missing, seen)
-            if any(is_gone):
-                lost.append(str(receipt.handle))
-        if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: uploads of {len(lost)} of {len(receipts)} receipts are neither "
-                f"listed below {self.store.location} nor complete",
-                "somebody aborted them: look at the bucket's lifecycle rules",
-                handles=tuple(lost),
-            )
+            found = list(zip(files, waiting, shown, strict=True))
+            gone = [file.path for file, is_waiting, is_seen in found if not (is_waiting or is_seen)]
+            if gone:
+                missing.append(
+                    (receipt, gone, [file.path for file, _, is_seen in found if is_seen])
+                )
+        if not missing:
+            return
+        shown_for_s = showing.age_s()
+        is_showing = shown_for_s is not None
+        if shown_for_s is not None and shown_for_s < self._recovery_days * _DAY_S:
+            return
+        for _, gone, seen in missing:
+            if seen or is_showing:
+                raise half_published(epoch, gone, seen, showing)
+        raise PreparedLost(
+            f"epoch {epoch}: uploads of {len(missing)} of {len(receipts)} receipts are neither "
+            f"listed below {self.store.location} nor complete",
+            "somebody aborted them: look at the bucket's lifecycle rules",
+            handles=tuple(str(receipt.handle) for receipt, _, _ in missing),
+        )
 
     def _try_upload(self) -> Ability:
         """Every request of a prepare and a commit, on a scratch key."""

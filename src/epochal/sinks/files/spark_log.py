@@ -24,6 +24,7 @@ The compact entries grow with the folder, as they do under Spark's own sink.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -129,7 +130,7 @@ class SparkLog:
             "path": "file://" + quote(str(path), safe=_URI_SAFE),
             "size": file.bytes,
             "isDir": False,
-            "modificationTime": path.stat().st_mtime_ns // 1_000_000,
+            "modificationTime": _modified_ms(path),
             "blockReplication": 1,
             "blockSize": _BLOCK_BYTES,
             "action": "add",
@@ -146,6 +147,14 @@ class SparkLog:
     def _visible_names(self) -> list[str]:
         found = [*self._store.names(), *self._store.folders()]
         return sorted(name for name in found if not name.startswith(("_", ".")))
+
+
+def _modified_ms(path: Path) -> int:
+    """A consumer may have taken the file away since it came to its place."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return time.time_ns() // 1_000_000
 
 
 def _key(name: str) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
-from epochal.sinks.files.backend import PreparedFile, Stores, files_of
+from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
 from epochal.storage import FileStore, Output, Store
 from epochal.terms import (
     Ability,
@@ -42,6 +43,10 @@ class WholeObjectAttempt:
         self._handle = handle
         self._markers = Markers(ours, layout.IN_DOUBT)
         self._outputs: list[_ArrowOutput] = []
+
+    def errors(self) -> AbstractContextManager[None]:
+        """The store raises our errors itself."""
+        return nullcontext()
 
     def create(self, relative: str) -> pa.NativeFile:
         if not self._outputs:
@@ -128,7 +133,12 @@ class WholeObjectStaging:
                 "somebody removes objects there",
             )
 
-    def require_prepared(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+    def require_prepared(
+        self,
+        epoch: EpochNumber,
+        receipts: Sequence[Receipt],
+        showing: Showing,  # noqa: ARG002  nothing is shown file by file here
+    ) -> None:
         if lost := self._lost(receipts):
             handles = tuple(dict.fromkeys(str(handle) for handle, _ in lost))
             raise PreparedLost(
@@ -138,7 +148,12 @@ class WholeObjectStaging:
                 handles=handles,
             )
 
-    def publish(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> bool:  # noqa: ARG002
+    def publish(
+        self,
+        epoch: EpochNumber,  # noqa: ARG002
+        receipts: Sequence[Receipt],  # noqa: ARG002
+        showing: Showing,  # noqa: ARG002
+    ) -> bool:
         """Nothing moves: the manifest shows the objects where they are."""
         return True
 

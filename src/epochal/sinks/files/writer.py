@@ -60,16 +60,18 @@ class FileWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._rows.write(batch)
+        with self._attempt.errors():
+            self._rows.write(batch)
 
     def prepare(self) -> Receipt:
-        self._rows.finish()
-        return receipt_of(
-            self._attempt,
-            self._task.handle,
-            self._task.schema,
-            {file.relative: file.rows for file in self._rows.made},
-        )
+        with self._attempt.errors():
+            self._rows.finish()
+            return receipt_of(
+                self._attempt,
+                self._task.handle,
+                self._task.schema,
+                {file.relative: file.rows for file in self._rows.made},
+            )
 
     def abort(self) -> None:
         # First: what is closed after it is not sent only to be thrown away.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pyiceberg import exceptions as iceberg
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.local import disk_hint
 
 Scrub = Callable[[str], str]
 
@@ -54,7 +55,8 @@ def _translated(
     if isinstance(error, _BUSY):
         return TryAgain(fact)
     if isinstance(error, (iceberg.RESTError, OSError)) or _is_transport(error):
-        return OutcomeUnknown(fact) if is_commit else TryAgain(fact)
+        hint = disk_hint(error)
+        return OutcomeUnknown(fact, hint) if is_commit else TryAgain(fact, hint)
     return None
 
 

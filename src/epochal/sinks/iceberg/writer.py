@@ -70,6 +70,7 @@ class IcebergWriter:
             self._wait()
             if self._batches:
                 self._encode(self._taken())
+        with self._errors("prepare"):
             token, size = self._finished()
         self._close()
         return Receipt(
@@ -104,6 +105,7 @@ class IcebergWriter:
         with self._errors("write"):
             if self._attempt is None or self._match is None:
                 self._attempt, self._match = self._opened(block.schema)
+        with self._errors("write"):
             self._attempt.write(self._match.cast(block))
 
     def _opened(self, rows: pa.Schema) -> tuple[Attempt, ColumnMatch]:
@@ -162,7 +164,9 @@ class IcebergWriter:
             self._catalog = None
 
     def _errors(self, verb: str) -> Any:
-        return translate_errors(f"{verb} for {self._sink.address}", scrub=self._sink.address.scrub)
+        place = f", in {self._attempt.folder}" if self._attempt is not None else ""
+        doing = f"{verb} for {self._sink.address}{place}"
+        return translate_errors(doing, scrub=self._sink.address.scrub)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
