@@ -186,12 +186,17 @@ class Coordinator:
         self._journal.claim(lambda before: _claimed(before, start, uid, claim))
         if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
             self._targets.open(self.state)
+            self._targets.check(schemas or {})
         self._cleanup.was_clear(self._journal.was_clear)
         self.tracker.claimed(self.state)
         self._environment.on_step("claimed", None)
         self._compare_marks(start.run)
         self._recover()
         return abilities
+
+    def check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
+        """Check the targets again, for rows that were not known at the start; between epochs."""
+        return self._targets.check(schemas)
 
     def begin(
         self,

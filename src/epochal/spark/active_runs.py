@@ -17,7 +17,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,10 @@ from epochal.spark.error_text import (
     message_first,
     stop_or_error,
 )
-from epochal.terms import EpochNumber
+from epochal.terms import EpochNumber, SinkName
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -55,13 +56,20 @@ class Run:
     """One start of a pipeline on one checkpoint. After its end it writes no epoch any more."""
 
     def __init__(
-        self, *, coordinator: Coordinator, writer: EpochWriter, checkpoint: Checkpoint
+        self,
+        *,
+        coordinator: Coordinator,
+        writer: EpochWriter,
+        checkpoint: Checkpoint,
+        read_schemas: Callable[[DataFrame], Mapping[SinkName, pa.Schema]] | None = None,
     ) -> None:
+        """`read_schemas`: for a start that did not know what rows will come."""
         self.coordinator = coordinator
         self.checkpoint = checkpoint
         self.error: EpochalError | None = None
         self.query: StreamingQuery | None = None
         self._writer = writer
+        self._read_schemas = read_schemas
         self._lock = threading.Lock()
         self._is_over = False
         self._query_id: str | None = None
@@ -82,6 +90,10 @@ class Run:
             query_id = query_id_of(batch)
             self._require_own(query_id)
             self._require_not_paused()
+            if self._read_schemas is not None:
+                # Only now: tables that are missing are created for these rows.
+                self.coordinator.check(self._read_schemas(batch))
+                self._read_schemas = None
             self._writer.write(
                 batch,
                 number,

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 Location = str | os.PathLike[str]
 UnfinishedChoice = Literal["ask", "redo", "skip"]
@@ -269,6 +270,7 @@ class Pipeline:
             coordinator=coordinator,
             writer=self._epoch_writer(coordinator, query),
             checkpoint=folder,
+            read_schemas=None if query.schemas else self._schemas,
         )
         add_run(self._run)
         return self._run
@@ -454,6 +456,14 @@ class Pipeline:
             return checkpoint_log(checkpoint, spark=spark)
         return open_log(self._log, spark=spark)
 
+    def _columns(self, df: DataFrame) -> dict[SinkName, StructType]:
+        batch = empty_like(df)
+        return {sink.name: project(sink, batch).schema for sink in self.sinks}
+
+    def _schemas(self, df: DataFrame) -> dict[SinkName, pa.Schema]:
+        columns = self._columns(df)
+        return {sink.name: arrow_schema(sink, columns[sink.name]) for sink in self.sinks}
+
     def _query(self, spark: SparkSession, df: DataFrame | None) -> _Query:
         engine = session_ability(spark)
         if df is None:
@@ -463,8 +473,7 @@ class Pipeline:
                 schemas={},
                 engines={sink.name: engine for sink in self.sinks},
             )
-        batch = empty_like(df)
-        columns = {sink.name: project(sink, batch).schema for sink in self.sinks}
+        columns = self._columns(df)
         return _Query(
             spark=spark,
             plan=facts_of(df),

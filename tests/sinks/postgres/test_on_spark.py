@@ -120,3 +120,14 @@ def test_rows_arrive_the_same_whichever_way_they_cross(spark, place, tmp_path, c
     assert place.rows(columns=", ".join(frame.columns)) == wanted
     assert sum(one.hash_sum or 0 for one in prints) % 2**64 == fingerprint_of(frame).hash_sum
     assert place.leftovers() == []
+
+
+def test_each_batch_creates_a_table_that_is_missing(spark, place, tmp_path):
+    spark.range(1, 4, numPartitions=1).write.parquet(str(tmp_path / "source"))
+    stream = spark.readStream.schema("id BIGINT").parquet(str(tmp_path / "source"))
+    pipeline = Pipeline("made", [place.sink("made", create_table="if_missing")])
+    checkpoint = str(tmp_path / "checkpoint")
+    writer = stream.writeStream.foreachBatch(pipeline.each_batch(checkpoint))
+    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    assert place.rows("made") == [(1,), (2,), (3,)]
