@@ -33,6 +33,7 @@ VERBS = {
     "verify": "verify:verify",
     "recover": "recover:recover",
     "resolve": "resolve:resolve",
+    "repair": "repair:repair",
     "pause": "pause:pause",
     "resume": "pause:resume",
     "adopt": "identity:adopt",

@@ -51,7 +51,7 @@ def finish(  # noqa: PLR0917  typer reads the options off the signature
     Example: epochal resolve finish jobs.orders:pipeline --sink orders --epoch 7041 --dry-run
     """
     opened = open_target(pipeline, checkpoint=checkpoint)
-    _show(
+    show_resolution(
         resolution.finish(
             opened, sink=sink, epoch=epoch, by=person(), dry_run=dry_run, take_over=take_over
         ),
@@ -84,7 +84,9 @@ def give_up(  # noqa: PLR0917  typer reads the options off the signature
     given_up = GivenUp(
         epoch=EpochNumber(epoch), sink=sink, kept_at=kept_at, by=person(), because=because
     )
-    _show(resolution.give_up(opened, given_up, dry_run=dry_run, take_over=take_over), is_json)
+    show_resolution(
+        resolution.give_up(opened, given_up, dry_run=dry_run, take_over=take_over), is_json
+    )
 
 
 @resolve.command()
@@ -106,7 +108,7 @@ def abort(  # noqa: PLR0917  typer reads the options off the signature
     Example: epochal resolve abort jobs.orders:pipeline --sink orders --name epochal-…-p0-t7
     """
     opened = open_target(pipeline, checkpoint=checkpoint)
-    _show(
+    show_resolution(
         resolution.abort(
             opened, sink=sink, name=name, by=person(), dry_run=dry_run, take_over=take_over
         ),
@@ -134,7 +136,7 @@ def accept(  # noqa: PLR0917  typer reads the options off the signature
     Example: epochal resolve accept jobs.orders:pipeline --sink orders --because "failover"
     """
     opened = open_target(pipeline, checkpoint=checkpoint)
-    _show(
+    show_resolution(
         resolution.accept(
             opened,
             sink=sink,
@@ -147,7 +149,8 @@ def accept(  # noqa: PLR0917  typer reads the options off the signature
     )
 
 
-def _show(report: ResolutionReport, is_json: bool) -> None:
+def show_resolution(report: ResolutionReport, is_json: bool) -> None:
+    """Print what was done by hand, or would be."""
     if is_json:
         show_json(report)
         return

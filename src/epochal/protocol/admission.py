@@ -326,9 +326,9 @@ def require_not_back(state: State, sink: SinkName, proven: Sequence[Mark] | None
         f"sink {sink!r} proves {lost.proven_text}, and epoch {lost.through} was committed there: "
         "the target went back in time, as a backup was restored or a replica that lagged behind "
         f"took over. Missing there: {lost.text}",
-        "put the target back that has these epochs; or bring their rows back from the source, by "
-        'write(run="repair-…"), or do without them, and go on, on record: '
-        f"`epochal resolve accept PIPELINE --sink {sink} --because …`",
+        "put the target back that has these epochs; or bring their rows back from the source, if "
+        f"the query keeps no state: `epochal repair PIPELINE --sink {sink}`; or go on without "
+        f"them, on record: `epochal resolve accept PIPELINE --sink {sink} --because …`",
         sink,
     )
 

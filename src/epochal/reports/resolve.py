@@ -24,11 +24,13 @@ def finish(
     opened: OpenedTarget, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """Commit one sink of the decided epoch, independently of the others."""
-    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="finish a sink")
-    declared = _declared(opened, sink)
+    state = read_for_change(opened, dry_run=dry_run, take_over=take_over, doing="finish a sink")
+    declared = declared_sink(opened, sink)
     if _is_committed(state, sink, epoch):
         step = f"epoch {epoch} is committed on {sink!r} already"
-        return _report(opened, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run)
+        return resolution_report(
+            opened, action="finish", sink=sink, epoch=epoch, step=step, dry_run=dry_run
+        )
     evidence = _evidence(opened, state, sink, epoch)
     if not dry_run:
         note = f"{by} finished sink {sink!r} of epoch {epoch}: {'; '.join(evidence)}"
@@ -39,7 +41,7 @@ def finish(
             note=note,
             limits=opened.limits,
         )
-    return _report(
+    return resolution_report(
         opened,
         action="finish",
         sink=sink,
@@ -59,11 +61,11 @@ def give_up(
     Give up one sink of the decided epoch, on record. Works without the target, which may be gone
     for good; if it can be queried, its proof is recorded too.
     """
-    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="give a sink up")
+    state = read_for_change(opened, dry_run=dry_run, take_over=take_over, doing="give a sink up")
     what = f"sink {given_up.sink!r} of epoch {given_up.epoch}"
     earlier = _given_up(state, given_up.sink, given_up.epoch)
     if earlier is not None:
-        return _report(
+        return resolution_report(
             opened,
             action="give-up",
             sink=given_up.sink,
@@ -83,7 +85,7 @@ def give_up(
             evidence="; ".join(evidence),
         )
         by_hand.give_up(opened.require_log(), with_evidence)
-    return _report(
+    return resolution_report(
         opened,
         action="give-up",
         sink=given_up.sink,
@@ -102,8 +104,8 @@ def abort(
     opened: OpenedTarget, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
     """Abort one handle that a target lists and no decision names."""
-    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="abort")
-    declared = _declared(opened, sink)
+    state = read_for_change(opened, dry_run=dry_run, take_over=take_over, doing="abort")
+    declared = declared_sink(opened, sink)
     # The state after the claim that precedes the abort.
     successor = by_hand.as_successor(state)
     with committer_of(declared, successor, opened.limits) as committer:
@@ -116,7 +118,7 @@ def abort(
             opened.require_log(), declared, name=name, note=note, limits=opened.limits
         )
     handle = judgement.found.handle
-    return _report(
+    return resolution_report(
         opened,
         action="abort",
         sink=sink,
@@ -137,18 +139,20 @@ def accept(
     take_over: bool = False,
 ) -> ResolutionReport:
     """Go on at a target that went back in time, on record."""
-    state = _read_state(opened, dry_run=dry_run, take_over=take_over, doing="accept")
-    declared = _declared(opened, sink)
+    state = read_for_change(opened, dry_run=dry_run, take_over=take_over, doing="accept")
+    declared = declared_sink(opened, sink)
     with committer_of(declared, state, opened.limits) as committer:
         marks = committer.newest()
     if marks is None or not is_back(state, sink, marks):
         step = f"sink {sink!r} proves all that was committed there: there is nothing to accept"
-        return _report(opened, action="accept", sink=sink, epoch=None, step=step, dry_run=dry_run)
+        return resolution_report(
+            opened, action="accept", sink=sink, epoch=None, step=step, dry_run=dry_run
+        )
     lost = lost_epochs(state, sink, own_epoch(state, marks))
     if not dry_run:
         word = Accepted(sink=sink, after=lost.after, through=lost.through, by=by, because=because)
         by_hand.accept(opened.require_log(), word)
-    return _report(
+    return resolution_report(
         opened,
         action="accept",
         sink=sink,
@@ -166,7 +170,8 @@ def accept(
     )
 
 
-def _read_state(opened: OpenedTarget, *, dry_run: bool, take_over: bool, doing: str) -> State:
+def read_for_change(opened: OpenedTarget, *, dry_run: bool, take_over: bool, doing: str) -> State:
+    """The newest state; unless it is a dry run, no driver may be at work."""
     log = opened.require_log()
     state = require_record(log).record.state
     if not dry_run:
@@ -175,7 +180,8 @@ def _read_state(opened: OpenedTarget, *, dry_run: bool, take_over: bool, doing: 
     return state
 
 
-def _declared(opened: OpenedTarget, sink: str) -> Sink:
+def declared_sink(opened: OpenedTarget, sink: str) -> Sink:
+    """The sink of this name, as the pipeline declares it."""
     declared = by_name(opened.require_sinks())
     if sink not in declared:
         raise Refused(
@@ -211,7 +217,7 @@ def _evidence(opened: OpenedTarget, state: State, sink: str, epoch: int) -> list
     if opened.sinks is None:
         return [*facts, "the target was not queried: only the log was named"]
     try:
-        with committer_of(_declared(opened, sink), state, opened.limits) as committer:
+        with committer_of(declared_sink(opened, sink), state, opened.limits) as committer:
             proofs = [committer.outcome(decision.epoch, receipt).value for receipt in receipts]
     except (EpochalError, OSError) as error:
         return [*facts, f"the target could not be queried: {error_text(error)}"]
@@ -223,7 +229,7 @@ def _step(dry_run: bool, would: str, done: str) -> str:
     return f"would {would}" if dry_run else done
 
 
-def _report(
+def resolution_report(
     opened: OpenedTarget,
     *,
     action: str,

@@ -1,5 +1,6 @@
 """
-A replay of decided epochs from their sources, in sums: what `epochal verify` compares receipts to.
+A replay of decided epochs from their sources: what `epochal verify` compares receipts to, in sums,
+and what `epochal repair` writes again.
 
 The same query runs once more, in a temporary checkpoint of its own. It begins where Spark's real
 checkpoint says that the first of these epochs began, and its only batch ends where the last of them
@@ -9,8 +10,8 @@ ended:
     offsets/1               the end of the last one: planned already, so Spark runs exactly that
     sources/I/…             copied: where a Kafka source began, which files a file source took
 
-No row is written. A query whose rows depend on more than its input (state, time, chance, joined
-tables) can't be checked this way, and is refused with the reason.
+`verify` writes no row. A query whose rows depend on more than its input (state, time, chance,
+joined tables) can't be read again this way, and is refused with the reason.
 """
 
 from __future__ import annotations
@@ -59,19 +60,31 @@ def replay(
     last: EpochNumber,
 ) -> Sums:
     """The rows that each sink would be given of these epochs now, or why that can't be found."""
-    _require_input_only(stream)
     sums: dict[SinkName, Fingerprint | NotReplayable] = {}
 
     def count(batch: DataFrame) -> None:
         for sink in sinks:
             sums[sink.name] = _counted(sink, batch)
 
+    replay_batch(stream, checkpoint, count, since=since, last=last)
+    return sums
+
+
+def replay_batch(
+    stream: DataFrame,
+    checkpoint: Checkpoint,
+    take: Callable[[DataFrame], None],
+    *,
+    since: EpochNumber,
+    last: EpochNumber,
+) -> None:
+    """Call `take` once with the rows of these epochs, as the query gives them now."""
+    _require_input_only(stream)
     with tempfile.TemporaryDirectory(prefix="epochal-replay-") as name:
         folder = Path(name)
         planned = _set_up(folder, checkpoint, since, last)
         _require_files(stream.sparkSession, checkpoint, since, last)
-        _run_one_batch(stream, folder, planned, count)
-    return sums
+        _run_one_batch(stream, folder, planned, take)
 
 
 def _require_input_only(stream: DataFrame) -> None:
@@ -91,12 +104,16 @@ def _require_repeatable(frame: DataFrame) -> None:
 
 
 def _counted(sink: Sink, batch: DataFrame) -> Fingerprint | NotReplayable:
-    taken = project_unordered(sink, batch)
     try:
-        _require_row_by_row(taken)
+        require_row_by_row(sink, batch)
     except NotReplayable as reason:
         return reason
-    return fingerprint_of(taken)
+    return fingerprint_of(project_unordered(sink, batch))
+
+
+def require_row_by_row(sink: Sink, batch: DataFrame) -> None:
+    """Raise where a sink's rows depend on how epochs were cut: one batch now stands for several."""
+    _require_row_by_row(project_unordered(sink, batch))
 
 
 def _require_row_by_row(taken: DataFrame) -> None:

@@ -5,7 +5,7 @@ import subprocess
 
 import pyarrow as pa
 import pytest
-from servers.mariadb import running_server
+from servers.mysql import running_server
 
 from epochal import Session
 from epochal.errors import WentBack
