@@ -10,6 +10,7 @@ from epochal.coordinator.journal import newest_record
 from epochal.errors import Refused, WentBack
 from epochal.protocol.state import GivenUp, RecordKind
 from epochal.reports import resolve
+from epochal.reports.doctor import diagnose
 from epochal.reports.recover import recover
 from epochal.reports.status import pipeline_status
 from epochal.terms import EpochNumber
@@ -131,6 +132,10 @@ def test_a_target_that_went_back_is_accepted_with_what_is_missing_on_record(shop
     ledger.settled_below = EpochNumber(1)
     with pytest.raises(WentBack, match="epoch 2 was committed there"):
         recover(shop.opened)
+    assert diagnose(shop.opened).problems == [
+        "orders: the target went back in time; missing there: epoch 2 (the log has no "
+        "offsets of them)"
+    ]
     accept = partial(resolve.accept, shop.opened, sink="orders", by="ann", because="restored")
     shown = accept(dry_run=True)
     assert shown.step == "would accept that 'orders' went back, and go on after epochs up to 1"

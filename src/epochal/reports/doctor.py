@@ -17,6 +17,7 @@ from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kit.sink_base import Operable
+from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, committer_of, error_text, list_found
@@ -93,6 +94,7 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
             hint=getattr(error, "hint", ""),
             abilities=[],
             newest="",
+            lost="",
             clock_skew_s=None,
             found=[],
         )
@@ -100,6 +102,7 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
 
 def _query(sink: Sink, committer: Committer, identity: State, state: State | None) -> SinkDiagnosis:
     abilities: Sequence[Ability] = committer.check(None)
+    marks = committer.newest()
     return SinkDiagnosis(
         sink=sink.name,
         described=sink.describe(),
@@ -107,7 +110,8 @@ def _query(sink: Sink, committer: Committer, identity: State, state: State | Non
         error="",
         hint="",
         abilities=abilities,
-        newest=_newest(committer.newest(), state, sink.name),
+        newest=_newest(marks, state, sink.name),
+        lost=_lost(marks, state, sink.name),
         clock_skew_s=_skew(committer),
         found=list_found(sink.name, committer.in_doubt(), identity),
     )
@@ -119,10 +123,16 @@ def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str
     if state is None:
         have = "has" if len(marks) == 1 else "have"
         return f"{quantity(len(marks), 'pipeline')} of this name {have} written here"
-    own = max((mark.epoch for mark in marks if mark.uid == state.uid), default=None)
+    own = own_epoch(state, marks)
     decided = None if state.last is None or sink not in state.last.rows else state.last.epoch
     proven = "no epoch" if own is None else f"epoch {own}"
     return f"proves {proven}; the log has decided {'none' if decided is None else decided}"
+
+
+def _lost(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str:
+    if state is None or marks is None or not is_back(state, sink, marks):
+        return ""
+    return lost_epochs(state, sink, own_epoch(state, marks)).text
 
 
 def _skew(committer: Committer) -> float | None:
@@ -139,6 +149,8 @@ def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -
     if not one.is_reached:
         return [f"{one.sink}: {one.error}"]
     found = []
+    if one.lost:
+        found.append(f"{one.sink}: the target went back in time; missing there: {one.lost}")
     if one.clock_skew_s is not None and abs(one.clock_skew_s) > CLOCK_SKEW_MAX_S:
         found.append(f"{one.sink}: its clock differs from this machine's by {one.clock_skew_s} s")
     is_alive = driver is not None and driver.liveness is Liveness.ALIVE

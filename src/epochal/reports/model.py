@@ -348,6 +348,8 @@ class SinkDiagnosis:
     abilities: Sequence[Ability]
     newest: str
     """The newest epoch that the target proves, compared with the log."""
+    lost: str
+    """What was committed there and is gone, as the target went back in time; empty if nothing."""
     clock_skew_s: float | None
     """Target's clock minus this machine's; None if the target has no clock to query."""
     found: Sequence[FoundReport]
