@@ -9,6 +9,7 @@ from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this
 from kit.sql.keyed_modes import KEYED, changes
 
 from epochal.errors import Misconfigured, RowRejected
+from epochal.sinks.memory import Memory
 
 pytestmark = pytest.mark.products("mariadb", "mysql")
 
@@ -93,7 +94,12 @@ def test_partitioned_tables_take_upserts(place, some):
 @KEYED
 def test_order_is_that_of_the_fields_whatever_column_keeps_them(keyed, mode):
     """9 is less than 10, though not as the text that the column keeps."""
-    options = {"id": "id", "name": "name", "version": "note"}
-    life = keyed.life(mode=mode, keys="id", order_by="version", columns=options)
-    life.write(0, changes((1, "old", 9, "u")), changes((1, "new", 10, "u")))
+    columns = {"id": "id", "name": "name", "version": "note"}
+    options = {"mode": mode, "keys": "id", "order_by": "version", "columns": columns}
+    keyed.life(**options).write(0, changes((1, "old", 9, "u")), changes((1, "new", 10, "u")))
     assert keyed.rows() == [(1, "new", "10")]
+    life = keyed.life(**options, name="keeping", on_reject=Memory(name="bad orders"))
+    rows = changes((1, "old", 99, "u"), (2**40, "x", 1, "u"), (1, "new", 100, "u"))
+    keyed.sql(f"ALTER TABLE {keyed.schema}.orders MODIFY COLUMN id int")
+    life.write(0, rows)
+    assert keyed.rows() == [(1, "new", "100")]

@@ -12,6 +12,7 @@ from sinks.life import Life
 
 from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.memory import Memory
+from epochal.sinks.oracle.types import Column, Table, plan, sent_fields
 from epochal.terms import EpochNumber, Proof
 
 OFFERED = [
@@ -89,6 +90,28 @@ def test_an_empty_string_for_a_column_that_must_be_filled_is_refused(place):
     place.sql("CREATE TABLE ETL.orders (id NUMBER(19), name VARCHAR2(9) NOT NULL)")
     with pytest.raises(RowRejected, match=r'row 1: field "name" is : .*takes it for null'):
         place.life().write(0, pa.table({"id": [1, 2], "name": ["a", ""]}))
+
+
+def test_a_field_of_order_by_is_staged_as_it_arrives_where_its_column_would_round_it(place):
+    version = Column(name="VERSION", data_type="BINARY_FLOAT", ddl="BINARY_FLOAT")
+    key = Column(name="ID", data_type="NUMBER", ddl="NUMBER(19)", scale=0)
+    table = Table(schema="ETL", name="ORDERS", columns={"ID": key, "VERSION": version})
+    sink = place.sink(mode="upsert", keys="id", order_by="version")
+    arriving = sent_fields(pa.schema([("id", pa.int64()), ("version", pa.int64())]), sink)
+    planned = plan(arriving, table, sink)
+    assert [(one.field, one.arrives_as, one.staging_ddl, one.rounding) for one in planned[1:]] == [
+        ("VERSION", "version", "BINARY_FLOAT", "BINARY_FLOAT keeps fewer digits"),
+        ("epochal_order_0", "version", "NUMBER(20)", ""),
+    ]
+
+
+def test_a_moment_after_the_year_9999_is_refused_with_its_row(place):
+    place.sql("CREATE TABLE ETL.orders (id NUMBER(19), due TIMESTAMP(6), sent DATE)")
+    for field, kind in (("due", pa.timestamp("us")), ("sent", pa.date32())):
+        bad = {pa.date32(): 2**23}.get(kind, 2**58)
+        rows = pa.table({"id": [1, 2], field: pa.array([0, bad], kind)})
+        with pytest.raises(RowRejected, match=rf'row 1: field "{field}" is \d{{5,}}-.*1 to 9999'):
+            place.life(name=field).write(0, rows)
 
 
 def test_refused_rows_are_set_apart_whether_a_column_or_a_constraint_refuses_them(place, some):
