@@ -5,6 +5,7 @@ Jobs of Spark's own writer: what they leave is prepared like the rows of tasks, 
 from __future__ import annotations
 
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,7 +208,7 @@ def test_a_job_of_which_files_are_visible_is_not_written_again(
     killer.at = ("decided", 0)
     assert killer.run(pipeline, df, checkpoint)
     folder = prepared_folder(out)
-    shown, lost = sorted(folder.iterdir())
+    shown, lost = sorted(folder.glob("*.parquet"))
     out.mkdir(exist_ok=True)
     shown.rename(out / shown.name)
     kept = lost.read_bytes()
@@ -278,6 +279,7 @@ def test_what_tasks_write_after_the_end_of_their_job_is_never_seen_and_cleared(
     folders: list[Path] = []
 
     def write_late(folder: Path) -> None:
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700, "others can look at its rows"
         folders.append(folder)
         late = folder / stray
         late.parent.mkdir(parents=True)

@@ -60,7 +60,7 @@ def test_old_leftovers_of_killed_writers_are_removed_and_fresh_ones_kept(
     for leftover in (old, fresh):
         leftover.write_bytes(b"half")
     os.utime(old, (0, 0))
-    store.put_if_absent("k1", b"x")
+    store.put_if_absent("folder/k1", b"x")
     assert not old.exists()
     assert fresh.exists()
 

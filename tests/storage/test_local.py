@@ -114,6 +114,26 @@ def test_old_leftovers_of_killed_writers_are_removed_and_fresh_ones_kept(folder:
     assert fresh.exists()
 
 
+def test_what_a_killed_put_leaves_is_where_any_later_put_looks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for verb, call in (("put", "replace"), ("put_if_absent", "link")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, killed)
+            patch.setattr("epochal.storage.local._remove", lambda path: None)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(LocalStore(folder), verb)("a folder/never used again", b"x")
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(left) == 2
+    for path in left:
+        os.utime(path, (0, 0))
+    LocalStore(folder).put("another/key", b"y")
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["key"]
+
+
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_disk_means_try_again_and_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: str

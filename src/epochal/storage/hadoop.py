@@ -103,9 +103,9 @@ class HadoopStore:
             self._write_at_close(key, path, content, is_new=False)
             return
         with self._errors("write", key):
-            scratch = self._write_scratch(path.getParent(), content)
+            scratch = self._write_scratch(content)
         with self._errors("write", key, is_put=True):
-            self._replace(scratch, path)
+            self._in_folder(path, lambda: self._replace(scratch, path))
 
     def put_if_absent(self, key: str, content: bytes) -> bool:
         path = self._path(key)
@@ -263,10 +263,10 @@ class HadoopStore:
         if self._creates_once:
             return self._write_at_close(key, path, content, is_new=True)
         with self._errors("write", key):
-            scratch = self._write_scratch(path.getParent(), content)
+            scratch = self._write_scratch(content)
         try:
             with self._errors("write", key, is_put=True):
-                return self._publish(scratch, path)
+                return bool(self._in_folder(path, lambda: self._publish(scratch, path)))
         finally:
             with suppress(*_JVM_ERRORS):
                 self._files.delete(scratch, False)
@@ -288,10 +288,13 @@ class HadoopStore:
         stream.write(content)
         return stream
 
-    def _write_scratch(self, folder: Java, content: bytes) -> Java:
-        """Make it durable under a hidden name; returns its path."""
+    def _write_scratch(self, content: bytes) -> Java:
+        """
+        Make it durable under a hidden name; returns its path. In the folder of all keys: in that of
+        its key nobody may ever look for what a killed process left.
+        """
         name = f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
-        scratch = self._jvm.org.apache.hadoop.fs.Path(folder, name)
+        scratch = self._jvm.org.apache.hadoop.fs.Path(self._base, name)
         stream = self._create_scratch(scratch)
         try:
             stream.write(content)
@@ -306,6 +309,20 @@ class HadoopStore:
             with suppress(*_JVM_ERRORS):
                 return self._files.create(scratch, True)
         return self._files.create(scratch, True)
+
+    def _in_folder(self, path: Java, create: Callable[[], Any]) -> Any:
+        """Create a name, with its folder, which a delete elsewhere may remove meanwhile."""
+        for _ in range(_CREATE_ATTEMPTS - 1):
+            if self._scheme == "file":
+                # Where there is no folder, Hadoop's rename copies.
+                self._files.mkdirs(path.getParent())
+            try:
+                return create()
+            except _JVM_ERRORS as error:
+                if not _kinds(error) & _MISSING:
+                    raise
+                self._files.mkdirs(path.getParent())
+        return create()
 
     def _publish(self, scratch: Java, path: Java) -> bool:
         if self._scheme == "file":
@@ -354,7 +371,7 @@ class HadoopStore:
     def _remove_leftovers(self) -> None:
         """Remove scratch files of killed writers. A living one that is this slow retries."""
         oldest_ms = (time.time() - _LEFTOVER_AGE_S) * 1000
-        pattern = self._below_root(f".*{_SCRATCH_SUFFIX}")
+        pattern = self._jvm.org.apache.hadoop.fs.Path(self._base, f".*{_SCRATCH_SUFFIX}")
         with suppress(*_JVM_ERRORS):
             for status in self._files.globStatus(pattern):
                 if status.getModificationTime() < oldest_ms:

@@ -21,17 +21,18 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.storage.store import UNFINISHED, Entry, checked, gone
 
+_Made = TypeVar("_Made")
+
 _LEFTOVER_AGE_S = 3600.0
 _SCRATCH_SUFFIX = ".tmp"
-_SWEPT_FOLDERS_MAX = 1000
 _CREATE_ATTEMPTS = 5
 _OUTPUT_BUFFER_BYTES = 256 * 1024
 
@@ -63,7 +64,7 @@ class LocalStore:
         # Without symbolic links: a log is bound to its place, by whichever name that is given.
         self._root = Path(os.path.realpath(root))
         self._base = self._root / folder
-        self._swept: set[Path] = set()
+        self._is_swept = False
 
     @property
     def location(self) -> str:
@@ -72,9 +73,9 @@ class LocalStore:
     def put(self, key: str, content: bytes) -> None:
         path = self._path(key)
         with self._errors("write", key):
-            scratch = self._write_scratch(path.parent, content)
+            scratch = self._write_scratch(content)
             try:
-                scratch.replace(path)
+                _in_folder(path, lambda: scratch.replace(path))
             except OSError:
                 _remove(scratch)
                 raise
@@ -83,9 +84,9 @@ class LocalStore:
     def put_if_absent(self, key: str, content: bytes) -> bool:
         path = self._path(key)
         with self._errors("write", key):
-            scratch = self._write_scratch(path.parent, content)
+            scratch = self._write_scratch(content)
             try:
-                is_created = self._link(scratch, path)
+                is_created = _in_folder(path, lambda: self._link(scratch, path))
             finally:
                 _remove(scratch)
         self._sync_name(path)
@@ -171,9 +172,13 @@ class LocalStore:
             except FileNotFoundError:
                 return []
 
-    def _write_scratch(self, folder: Path, content: bytes) -> Path:
-        self._remove_leftovers(folder)
-        scratch = folder / f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
+    def _write_scratch(self, content: bytes) -> Path:
+        """
+        A durable file without a name of its own, in the folder of all keys: in that of its key
+        nobody may ever look for what a killed process left.
+        """
+        self._remove_leftovers()
+        scratch = self._base / f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
         file = _created(scratch)
         try:
             with file:
@@ -208,15 +213,13 @@ class LocalStore:
                 f"{path} is written, but may not last: syncing its folder failed ({error.strerror})"
             ) from error
 
-    def _remove_leftovers(self, folder: Path) -> None:
-        """Remove scratch files of killed writers, once per folder. A slow living one retries."""
-        if folder in self._swept:
+    def _remove_leftovers(self) -> None:
+        """Remove scratch files of killed writers, once. A slow living one retries."""
+        if self._is_swept:
             return
-        if len(self._swept) == _SWEPT_FOLDERS_MAX:
-            self._swept.clear()
-        self._swept.add(folder)
+        self._is_swept = True
         oldest = time.time() - _LEFTOVER_AGE_S
-        for file in folder.glob(f".*{_SCRATCH_SUFFIX}"):
+        for file in self._base.glob(f".*{_SCRATCH_SUFFIX}"):
             with suppress(OSError):
                 if file.stat().st_mtime < oldest:
                     file.unlink()
@@ -330,11 +333,15 @@ def sync(path: Path) -> None:
 
 
 def _created(path: Path) -> BinaryIO:
-    """A new file, with its folder: which a delete elsewhere may remove between the two steps."""
+    return _in_folder(path, lambda: path.open("wb", buffering=0))
+
+
+def _in_folder(path: Path, create: Callable[[], _Made]) -> _Made:
+    """Create a name in its folder, which a delete elsewhere may remove between the two steps."""
     for _ in range(_CREATE_ATTEMPTS):
         with suppress(FileNotFoundError):
             make_folder(path.parent)
-            return path.open("wb", buffering=0)
+            return create()
     raise FileNotFoundError(errno.ENOENT, "its folder is removed again and again", str(path))
 
 

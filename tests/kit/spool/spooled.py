@@ -7,8 +7,12 @@ from pathlib import Path
 
 def left_in(spool: Path) -> list[str]:
     """
-    Rows and acknowledgements: everything but proofs of whole epochs, and what a killed put leaves
-    of its scratch file, which nobody reads.
+    Rows and acknowledgements: everything but proofs of whole epochs. What a killed put leaves of
+    its scratch file is in the spool itself, where a later process removes it.
     """
-    files = [path for path in spool.rglob("*") if path.is_file() and path.suffix != ".tmp"]
+    files = [path for path in spool.rglob("*") if path.is_file() and not _is_scratch(path, spool)]
     return [str(path) for path in files if path.suffix != ".json" or path.parent.suffix == ".acks"]
+
+
+def _is_scratch(path: Path, spool: Path) -> bool:
+    return path.suffix == ".tmp" and path.parent == spool

@@ -102,7 +102,15 @@ class EngineAttempt(Attempt, Protocol):
     """Where one job of the engine's own writer prepares its files."""
 
     @property
-    def folder(self) -> Path: ...
+    def folder(self) -> Path:
+        """Where its files wait for the decision, under their final names."""
+
+    @property
+    def job_folder(self) -> Path:
+        """Where the engine writes them: made by the engine."""
+
+    def make(self) -> None:
+        """Make the attempt's own folder, before the job."""
 
 
 class Staging(Protocol):

@@ -28,6 +28,7 @@ from epochal.sinks.files.formats import FORMATS
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.sinks.files.writer import receipt_of
+from epochal.storage.local import make_folder
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
 
 
@@ -109,11 +110,14 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return self._engine_refusal
 
     def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
-        """The job makes its folder before the first task, and that is its marker."""
+        """The attempt's folder is its marker, and is there before the first task."""
+        attempt = self._engine_attempt(handle)
+        with attempt.errors():
+            attempt.make()
         return EngineWrite(
             handle=handle,
             format="parquet",
-            folder=f"file://{self._engine_attempt(handle).folder}",
+            folder=f"file://{attempt.job_folder}",
             partition_by=self._partition_by,
             options=writer_options(self._compression),
         )
@@ -123,9 +127,10 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         attempt = self._engine_attempt(written.handle)
         suffix = FORMATS[self._format].suffix(self._compression)
         rows: dict[str, int] = {}
-        for file in engine_files(attempt.folder, rows=written.fingerprint.rows):
+        for file in engine_files(attempt.job_folder, rows=written.fingerprint.rows):
             name = layout.file_name(written.handle, len(rows), suffix)
             relative = f"{file.partition}/{name}" if file.partition else name
+            make_folder((attempt.folder / relative).parent, is_durable=False)
             file.move_to(attempt.folder / relative)
             rows[relative] = file.rows
         return receipt_of(

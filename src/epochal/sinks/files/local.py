@@ -99,13 +99,22 @@ class LocalAttempt:
     def folder(self) -> Path:
         return self._path
 
+    @property
+    def job_folder(self) -> Path:
+        """Inside, as the engine makes it with rights of its own."""
+        return self._path / "job"
+
+    def make(self) -> None:
+        """The attempt's marker, and what keeps other users from looking at its rows."""
+        if not self._path.is_dir():
+            make_folder(self._beside)
+            make_private_folder(self._path)
+
     def errors(self) -> AbstractContextManager[None]:
         return disk_errors("prepare files in", str(self._path))
 
     def create(self, relative: str) -> pa.NativeFile:
-        if not self._path.is_dir():
-            make_folder(self._beside)
-            make_private_folder(self._path)
+        self.make()
         path = self._path / relative
         make_folder(path.parent, is_durable=False)
         return pa.OSFile(str(path), "wb")

@@ -49,11 +49,11 @@ class SparkLog:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folder = root / SPARK_LOG
-        self._store = LocalStore(root)
+        self._store = LocalStore(root, folder=SPARK_LOG)
 
     def refuse_unless_ours(self) -> None:
         """Refuse a log of Spark's own, and one that would hide files from Spark's readers."""
-        if self._store.entry(_key(_MARK)) is not None:
+        if self._store.entry(_MARK) is not None:
             return
         if self.last() >= 0:
             raise Misconfigured(
@@ -69,8 +69,8 @@ class SparkLog:
 
     def mark(self) -> None:
         """Mark the log as ours. From here on Spark's readers see what it lists, and no more."""
-        if self._store.entry(_key(_MARK)) is None:
-            self._store.put_if_absent(_key(_MARK), b"written by epochal\n")
+        if self._store.entry(_MARK) is None:
+            self._store.put_if_absent(_MARK, b"written by epochal\n")
 
     def refuse_if_there(self) -> None:
         """Refuse to add files that Spark's readers would not see."""
@@ -82,7 +82,7 @@ class SparkLog:
 
     def last(self) -> int:
         """The newest entry's number, or -1."""
-        stems = (name.removesuffix(_COMPACT) for name in self._store.names(SPARK_LOG))
+        stems = (name.removesuffix(_COMPACT) for name in self._store.names())
         return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
     def append(self, files: Sequence[DataFile], *, since: int) -> None:
@@ -98,7 +98,7 @@ class SparkLog:
                 else self._entry(files)
             )
             content = "\n".join([_HEADER, *lines]).encode()
-            if self._store.put_if_absent(_key(_name(number)), content) and self.last() == number:
+            if self._store.put_if_absent(_name(number), content) and self.last() == number:
                 break
         if _is_compact(number):
             self._forget(number - _COMPACT_EVERY)
@@ -114,7 +114,7 @@ class SparkLog:
             yield from self._lines(number)
 
     def _lines(self, number: int) -> list[str]:
-        content = self._store.read(_key(_name(number))) or b""
+        content = self._store.read(_name(number)) or b""
         header, *lines = content.decode().splitlines() or [""]
         if header != _HEADER:
             path = self._folder / _name(number)
@@ -139,13 +139,14 @@ class SparkLog:
 
     def _forget(self, below: int) -> None:
         """Remove entries that the last two compact ones repeat; a slow reader retries by itself."""
-        names = self._store.names(SPARK_LOG)
+        names = self._store.names()
         stems = {name: name.removesuffix(_COMPACT) for name in names}
         old = [name for name, stem in stems.items() if stem.isdecimal() and int(stem) < below]
-        self._store.delete([_key(name) for name in old])
+        self._store.delete(old)
 
     def _visible_names(self) -> list[str]:
-        found = [*self._store.names(), *self._store.folders()]
+        root = LocalStore(self._root)
+        found = [*root.names(), *root.folders()]
         return sorted(name for name in found if not name.startswith(("_", ".")))
 
 
@@ -155,10 +156,6 @@ def _modified_ms(path: Path) -> int:
         return path.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return time.time_ns() // 1_000_000
-
-
-def _key(name: str) -> str:
-    return f"{SPARK_LOG}/{name}"
 
 
 def _is_compact(number: int) -> bool:
