@@ -38,6 +38,7 @@ RECOVERY = "src/epochal/protocol/recovery.py"
 RECEIPTS = "src/epochal/protocol/receipts.py"
 STATE = "src/epochal/protocol/state.py"
 TERMS = "src/epochal/terms.py"
+ERRORS = "src/epochal/errors.py"
 WORLD = "proof/world.py"
 MEMORY = "src/epochal/sinks/memory/store.py"
 
@@ -387,6 +388,32 @@ MUTANTS = (
     mutant(
         "decided although a target's deadline has passed",
         (COORDINATOR, "            self._rehearsal.require_time(self._open_epoch)\n", ""),
+    ),
+    mutant(
+        "a sweep at a target that went back in time",
+        (CLEANUP, "        require_not_back(state, sink, committer.newest())\n", ""),
+    ),
+    mutant(
+        "a sweep before the question whether the target went back in time",
+        (
+            CLEANUP,
+            "        require_not_back(state, sink, committer.newest())\n",
+            "",
+        ),
+        (
+            CLEANUP,
+            "        abort_judged(committer, judged, state)\n        self._note",
+            "        abort_judged(committer, judged, state)\n"
+            "        require_not_back(state, sink, committer.newest())\n        self._note",
+        ),
+    ),
+    mutant(
+        "an epoch at a target that went back in time",
+        (
+            ERRORS,
+            "if committed is not None and (proven is None or proven < committed):",
+            "if False:",
+        ),
     ),
     mutant(
         "a retargeted sink keeps its newest epoch",
