@@ -22,7 +22,6 @@ from epochal.demo.audit import READERS, audit
 from epochal.demo.kills import STEPS, plan_kills
 from epochal.demo.servers import forget, running_servers
 from epochal.demo.workspace import Workspace
-from epochal.kit.sql.names import staging_name
 from epochal.terms import Identity
 
 COMMAND = [sys.executable, "-m", "epochal.cli"]
@@ -145,9 +144,12 @@ def test_the_audit_objects_to_what_is_left_in_doubt(kept):
     who = Identity(pipeline="orders", uid=uid, sink="orders", generation=1)
     left = who.handle(0, partition=0, attempt=7)
     with psycopg.connect(workspace.addresses.postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE epochal.{staging_name(left)} (id bigint)")
+        connection.execute(
+            "INSERT INTO epochal_staging.slots (target, shape, handle)"
+            f" VALUES ('orders', '', '{left}')"
+        )
         assert audit(workspace, rows=3000, parts=6).left_in_doubt == before + 1 == 1
-        connection.execute(f"DROP TABLE epochal.{staging_name(left)}")
+        connection.execute(f"DELETE FROM epochal_staging.slots WHERE handle = '{left}'")
 
 
 def _newest_record(workspace: Workspace) -> bytes:

@@ -86,14 +86,14 @@ def test_a_column_that_is_altered_just_before_rows_are_applied_gets_nothing_of_t
     life.start(HALVES)
     receipts = [life.prepare(HALVES, 0)]
     checker = life.committer._checker
-    read = checker.mapped
+    read = checker.staged_layout
 
     def read_and_alter(*asked):
         found = read(*asked)
         alter(place, "bigint")
         return found
 
-    monkeypatch.setattr(checker, "mapped", read_and_alter)
+    monkeypatch.setattr(checker, "staged_layout", read_and_alter)
     with pytest.raises(EpochalError, match=REFUSED):
         life.rehearse(0, receipts)
     assert place.rows() == []

@@ -54,7 +54,7 @@ def test_a_crash_at_any_call_leaves_every_row_visible_once(place, strategy):
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_rows(place, monkeypatch):
-    monkeypatch.setattr(StagedSqlCommitter, "staged", lambda *_: {})
+    monkeypatch.setattr(StagedSqlCommitter, "take", lambda *_: [])
     with pytest.raises(Breach, match="lost 3 rows"):
         crash_at_every_call(settings_at(place), second=False)
 

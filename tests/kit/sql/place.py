@@ -14,8 +14,9 @@ import pytest
 from servers.tcp_proxy import Proxy
 from sinks.life import Life
 
+from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import SinkName
+from epochal.terms import Handle, SinkName
 
 
 @dataclass(kw_only=True)
@@ -48,6 +49,10 @@ class Place:
 
     def end_session(self, number: int) -> None:
         raise NotImplementedError
+
+    def drop_staged(self, handle: Handle) -> None:
+        """As somebody might who finds a table that looks forgotten."""
+        self.sql(f"DROP TABLE {self.meta}.{staging_name(handle)}")
 
     def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Any:
         name = options.pop("name", SinkName(f"{self.schema}.{table}"))

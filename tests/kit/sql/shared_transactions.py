@@ -16,7 +16,6 @@ from kit.sql.refused_rows import QUICK, Dies, Family, rows, session, write
 
 from epochal.coordinator import read_state
 from epochal.errors import RowRejected
-from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.staged import StagedSqlCommitter
 from epochal.logs import MemoryLog
 
@@ -132,7 +131,7 @@ def test_rows_of_one_that_are_lost_keep_the_others_waiting(family):
     with pytest.raises(Dies), session(family, log, dies_at="decided") as opened:
         write(opened, rows((1, family.good)))
     (child,) = read_state(log).unsettled.receipts["child"]
-    family.place.sql(f"DROP TABLE {family.place.meta}.{staging_name(child.handle)}")
+    family.place.drop_staged(child.handle)
     with session(family, log) as opened:
         assert read_state(log).done >= {"bad children", "bad parents"}
         assert "parent" not in read_state(log).done

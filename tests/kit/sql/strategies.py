@@ -151,7 +151,7 @@ def test_staging_that_somebody_dropped_fails_the_rehearsal_and_is_lost_after_the
     life = orders.life()
     life.start(some(1))
     receipt = life.prepare(some(1), 0)
-    orders.sql(f"DROP TABLE {orders.meta}.{staging_name(receipt.handle)}")
+    orders.drop_staged(receipt.handle)
     with pytest.raises(TryAgain, match="no decision was made"):
         life.rehearse(0, [receipt])
     with pytest.raises(PreparedLost) as raised:

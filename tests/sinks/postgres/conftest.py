@@ -19,6 +19,7 @@ from servers.tcp_proxy import Proxy
 from sinks.postgres.packed import PackedPostgres
 
 from epochal.sinks.postgres import Postgres
+from epochal.terms import Handle
 
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
@@ -73,16 +74,32 @@ class Place(shared.Place):
     def end_session(self, number: int) -> None:
         self.sql(f"SELECT pg_terminate_backend({number}, 10000)")
 
+    def slot(self, handle: Handle) -> str:
+        """The table that holds the rows of an attempt."""
+        ((slot,),) = self.sql(
+            f"SELECT slot FROM {self.meta}_staging.slots WHERE handle = '{handle}'"
+        )
+        return f"{self.meta}_staging.slot_{slot}"
+
+    def drop_staged(self, handle: Handle) -> None:
+        self.sql(f"DROP TABLE {self.slot(handle)}")
+
     def reconnect(self) -> None:
         """After the server was killed."""
         self.admin.close()
         self.admin = connect(self.server)
 
     def leftovers(self) -> list[str]:
-        """All staging tables and prepared transactions."""
-        staged = self.sql(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE n.nspname = '{self.meta}' AND c.relkind = 'r' AND c.relname <> 'ledger'"
+        """All staged attempts and prepared transactions."""
+        registry = f"{self.meta}_staging.slots"
+        is_there = self.sql(f"SELECT to_regclass('{registry}')") != [(None,)]
+        staged = (
+            self.sql(
+                f"SELECT handle FROM {registry} WHERE handle IS NOT NULL"
+                f" AND to_regclass('{self.meta}_staging.slot_' || slot) IS NOT NULL"
+            )
+            if is_there
+            else []
         )
         prepared = self.sql("SELECT gid FROM pg_prepared_xacts")
         return [name for (name,) in staged + prepared]
@@ -111,7 +128,7 @@ def make_place(server: PostgresServer, way: str = "columns") -> Iterator[Place]:
         admin = place.admin
         for (gid,) in admin.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
             admin.execute(f"ROLLBACK PREPARED '{gid}'")
-        for schema in (place.schema, place.meta):
+        for schema in (place.schema, place.meta, f"{place.meta}_staging"):
             admin.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
         admin.close()
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
-from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED
 from epochal.kit.sql.staged_table import RefusedRowSearch
 from epochal.sinks.memory import Memory
@@ -48,7 +47,8 @@ def test_a_bad_row_costs_few_subtransactions(uuids):
     )
     session = life.committer.pool.take()
     session.begin()
-    apply = life.committer.read_apply(session, {staging_name(receipt.handle): 0})
+    held = life.committer.hold(session, 0, [receipt.handle])
+    apply = life.committer.read_apply(session, held)
     search = RefusedRowSearch(session, apply, limit=10)
     found = search.run()
     session.roll_back()

@@ -51,14 +51,11 @@ class OnPostgres(ParentAndChild):
         )
 
     def drop_staging_of_the_first(self) -> None:
-        meta = self.place.meta
         ((staged,),) = self.place.sql(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE n.nspname = '{meta}' AND c.relkind = 'r' AND c.relname <> 'ledger'"
-            " AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid"
-            " AND a.attname = 'id')"
+            f"SELECT handle FROM {self.place.meta}_staging.slots WHERE handle IS NOT NULL"
+            f" AND target = '{self.place.schema}.{self.parent}'"
         )
-        self.place.sql(f"DROP TABLE {meta}.{staged}")
+        self.place.drop_staged(staged)
 
     def let_the_first_take_all(self) -> None:
         table = f"{self.place.schema}.{self.parent}"

@@ -112,7 +112,8 @@ def test_staging_tables_are_logged(orders, some):
     life = orders.life()
     life.start(some(1))
     receipt = life.prepare(some(1), 0)
-    kind = f"SELECT relpersistence FROM pg_class WHERE relname = '{staging_name(receipt.handle)}'"
+    slot = orders.slot(receipt.handle)
+    kind = f"SELECT relpersistence FROM pg_class WHERE oid = '{slot}'::regclass"
     assert orders.sql(kind) == [("p",)]
 
 

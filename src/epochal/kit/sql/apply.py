@@ -94,6 +94,8 @@ class Apply:
     """The table, quoted."""
     mapped: Sequence[Mapped]
     sources: Sequence[Source]
+    arrived: str
+    """The expression for a staged row's place in the order of arrival."""
 
     def statements(self) -> list[str]:
         """In their order; afterwards the table holds the epoch."""
@@ -254,7 +256,7 @@ class Apply:
                 for number, name in enumerate(self.mode.order_by)
             ),
             f"{self._is_delete()} AS is_delete",
-            f"s.{self.dialect.place} AS came",
+            f"s.{self.arrived} AS came",
         ]
         return " UNION ALL ".join(
             f"SELECT {', '.join(wanted)}, {one.part} AS part"
@@ -276,15 +278,15 @@ class Apply:
 
     # Running
 
-    def run(self, session: Session, epoch: int, rows: int) -> None:
+    def run(self, session: Session, epoch: int, rows: int) -> int:
         """
-        Put the rows into the table; `UnwritableRows` where this mode can't write some,
-        `RowRejected` where it is unclear which row of a key.
+        Put the rows into the table, and return how many the last statement wrote or changed.
+        `UnwritableRows` where this mode can't write some, `RowRejected` where it is unclear which
+        row of a key.
         """
         if not self.mode.is_keyed:
             self.clear(session)
-            self._execute(session)
-            return
+            return sum(session.execute_all(self.statements()))
         self._require_writable(session, epoch)
         # Rows that are not written would not be found to repeat a key.
         is_plain = self.mode.mode == "upsert" and not self.mode.skip_unchanged
@@ -296,15 +298,20 @@ class Apply:
         is_single = is_checked and written == rows
         if self.mode.order_by and len(self.sources) > 1 and not is_single:
             self._require_no_ties(session, epoch)
-
-    def _execute(self, session: Session) -> int:
-        written = 0
-        for statement in self.statements():
-            written = session.execute(statement)
         return written
 
+    def count(self, source: Source) -> str:
+        """A query for the number of rows of a source that are applied."""
+        table = self.dialect.quote(source.schema, source.table)
+        return f"SELECT COUNT(*) FROM {table} s WHERE {source.condition}"
+
+    def _execute(self, session: Session) -> int:
+        """How many rows the last statement wrote."""
+        counts = session.execute_all(self.statements())
+        return counts[-1] if counts else 0
+
     def _upsert_checked(self, session: Session, epoch: int) -> int:
-        session.execute(f"SAVEPOINT {_SAVEPOINT}")
+        session.defer(f"SAVEPOINT {_SAVEPOINT}")
         try:
             return self._execute(session)
         except self.dialect.errors as error:

@@ -106,6 +106,17 @@ class ExpectedColumns(Generic[S]):
         return {name: name for name in names if name not in only_steers or name in mode.order_by}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedLayout:
+    """How the rows of a staging table are written."""
+
+    mapped: Sequence[Mapped]
+    keeps_unfit: bool
+    """Whether it may hold rows as text (`UNFIT`)."""
+    arrived: str
+    """The expression for a row's place in the order of arrival."""
+
+
 T = TypeVar("T", bound=Table[Any])
 
 
@@ -339,15 +350,11 @@ class Checker(ABC, Generic[T, S]):
             raise self.no_table(session)
         return table
 
-    def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
-        """
-        How fields of a staging table are written, and whether it may hold rows as text (`UNFIT`).
-
-        Both by what the catalog contains now: the epoch may be older than this driver.
-        """
+    def staged_layout(self, session: Session, schema: str, staging: str) -> StagedLayout:
+        """What the catalog contains now: the epoch may be older than this driver."""
         sink, dialect = self._declared, self.dialect
         there = self.must_read(session).columns
-        staged = self.read_staging(session, staging)
+        staged = self.read_staging(session, schema, staging)
         wanted = columns_of(dialect.fields_of(staged), there, sink.column_map, sink.write_mode)
         self._require_types(staged, {f: there[c] for f, c in wanted.items() if c in there})
         copies = {name: order_copy(number) for number, name in enumerate(sink.write_mode.order_by)}
@@ -360,9 +367,9 @@ class Checker(ABC, Generic[T, S]):
             )
             for name, column in wanted.items()
         ]
-        return mapped, UNFIT[0] in staged
+        return StagedLayout(mapped=mapped, keeps_unfit=UNFIT[0] in staged, arrived=dialect.place)
 
-    def read_staging(self, session: Session, staging: str) -> Mapping[str, Any]:
+    def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Any]:
         """The columns of a staging table, which have the types of the table's own."""
         raise NotImplementedError
 

@@ -56,6 +56,24 @@ class Session(Protocol):
 
     def query(self, statement: str) -> list[tuple[Any, ...]]: ...
 
+    # Several statements in one round trip, where the protocol can
+
+    def execute_all(self, statements: Sequence[str]) -> list[int]:
+        return [self.execute(statement) for statement in statements]
+
+    def query_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+        return [self.query(statement) for statement in statements]
+
+    def defer(self, statement: str) -> None:
+        """Run it before the next one, if not at once: an error of it may be raised there."""
+        self.execute(statement)
+
+    def flush(self) -> None:
+        """Run what was deferred."""
+        return
+
+    # Transactions
+
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
         """
         Begin a transaction, READ COMMITTED, that waits this long for locks.

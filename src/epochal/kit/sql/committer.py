@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,12 +10,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.errors import Refused, TryAgain, copy_at_work, require_still_committed
+from epochal.errors import EpochalError, Refused, TryAgain, copy_at_work, require_still_committed
 from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
 from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.staging import Staging
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import (
     Ability,
@@ -28,9 +30,12 @@ from epochal.terms import (
     quantity,
 )
 
+logger = logging.getLogger("epochal")
+
 T = TypeVar("T")
 HOLDER_WAIT_S = 2.0
 """How long to wait for another driver's open transaction before its sessions are ended."""
+_CLEAR_WAIT_S = 0.1
 
 
 def retry_transient(attempt: Callable[[], T], limits: Limits) -> T:
@@ -67,11 +72,13 @@ class SqlCommitter(Operable):
         dialect: Dialect,
         pool: Pool,
         checker: Checker[Any, Any],
+        staging: Staging,
     ) -> None:
         self.sink = sink
         self.identity = identity
         self.dialect = dialect
         self.pool = pool
+        self.staging = staging
         self._limits = limits
         self._checker = checker
         self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
@@ -143,13 +150,21 @@ class SqlCommitter(Operable):
         return self._ask("count rows", count, missing=absent)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
-        """Delete the ledger rows of this sink of this uid. Its staging tables are in doubt."""
-        ledger = self._ledger
+        """
+        Delete the ledger rows of this sink of this uid, and staging tables that nobody uses. Those
+        that hold its attempts are in doubt.
+        """
+        ledger, staging = self._ledger, self.staging
 
         def forget(session: Session) -> Dropped:
             count = ledger.count(session) if is_dry_run else ledger.forget(session)
-            removed = f"{quantity(count, 'row')} of {ledger.schema}.{self.dialect.ledger}"
-            return Dropped(removed=[removed] if count else [])
+            unused = staging.remove_unused(session, is_dry_run=is_dry_run)
+            removed = [
+                f"{quantity(count, 'row')} of {ledger.schema}.{self.dialect.ledger}",
+                f"{quantity(unused, 'unused table')} of {staging.schema}",
+            ]
+            counted = zip((count, unused), removed, strict=True)
+            return Dropped(removed=[text for number, text in counted if number])
 
         return self._in_transaction("forget", forget, missing=Dropped())
 
@@ -185,6 +200,16 @@ class SqlCommitter(Operable):
     def _read_again(self) -> None:
         """After an epoch that failed the table is read again: it may have been altered."""
         self._checker.is_ready = False
+
+    def clear_staging(self, receipts: Sequence[Receipt]) -> None:
+        """Housekeeping after a COMMIT: whatever it meets, the epoch is done."""
+        if self.staging.is_clearing_due(receipts):
+            try:
+                self._in_transaction(
+                    "clear staging tables", self.staging.clear_up, lock_wait_s=_CLEAR_WAIT_S
+                )
+            except EpochalError as error:
+                logger.info("staging tables are cleared later: %s", error)
 
     def _ask(self, verb: str, ask: Callable[[Session], T], *, missing: T | None = None) -> T:
         """Ask on the primary; a schema that does not exist yet holds nothing."""

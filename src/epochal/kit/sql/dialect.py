@@ -174,7 +174,7 @@ class Dialect(ErrorTable):
         return (
             f"DELETE FROM {self.quote(source.schema, source.table)} s WHERE NOT EXISTS"
             f" (SELECT 1 FROM ({apply.winners()}) w"
-            f" WHERE w.part = {source.part} AND w.came = s.{self.place})"
+            f" WHERE w.part = {source.part} AND w.came = s.{apply.arrived})"
         )
 
     def check_constraints(self, session: Session) -> None:
@@ -184,10 +184,6 @@ class Dialect(ErrorTable):
         """Let rows of the next table refer to rows that are yet to come."""
 
     # Staging tables
-
-    @abstractmethod
-    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
-        """Every staging table of this sink, found by name alone (I6)."""
 
     present_sql: ClassVar[str]
     """A query for the names of the tables that are in `{schema}` and in `{tables}`."""
@@ -206,11 +202,6 @@ class Dialect(ErrorTable):
         """The columns of a staging table, in their order."""
         named = {"schema": self.literal(schema), "table": self.literal(table)}
         return [name for (name,) in session.query(self.columns_sql.format(**named))]
-
-    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
-        """Drop these tables, which were there a moment ago."""
-        listed = ", ".join(self.quote(schema, name) for name in tables)
-        session.execute(f"DROP TABLE IF EXISTS {listed}")
 
     def fields_of(self, columns: Iterable[str]) -> list[str]:
         """The columns of a staging table that are fields of the rows."""
@@ -279,3 +270,16 @@ class Dialect(ErrorTable):
         Only sessions up to this driver's generation are ended; if a later one holds the lock, this
         driver is the zombie.
         """
+
+
+class OwnTablesDialect(Dialect):
+    """The SQL of a database where each attempt stages its rows in a table of its own."""
+
+    @abstractmethod
+    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
+        """Every staging table of this sink, found by name alone (I6)."""
+
+    def drop(self, session: Session, schema: str, tables: Sequence[str]) -> None:
+        """Drop these tables, which were there a moment ago."""
+        listed = ", ".join(self.quote(schema, name) for name in tables)
+        session.execute(f"DROP TABLE IF EXISTS {listed}")

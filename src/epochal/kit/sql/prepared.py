@@ -68,6 +68,7 @@ class PreparedSqlCommitter(SqlCommitter):
             f"record epoch {epoch}",
             lambda session: self._ledger.record_all(session, epoch, receipts),
         )
+        self.clear_staging(receipts)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._read_again()

@@ -168,9 +168,18 @@ class SetApart:
         """All that were found are deleted from staging, durably."""
 
     def begin(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """With the receipts of all attempts that staged rows."""
         of = (epoch, frozenset(receipt.handle for receipt in receipts))
         if of != self._of:
             self._of, self._unfit, self._found, self.is_removed = of, {}, {}, True
+
+    @property
+    def attempts(self) -> tuple[EpochNumber, Sequence[Handle]]:
+        """The epoch of this rehearsal, and its attempts that staged rows."""
+        if self._of is None:
+            raise InvariantBroken(f"{self._table}: rows are set apart outside a rehearsal")
+        epoch, handles = self._of
+        return epoch, sorted(handles)
 
     def note(self, unfit: Sequence[Rejected]) -> None:
         """Add rows that a task kept as text, as no column could hold them: none is applied."""

@@ -3,9 +3,9 @@
 All staged sinks of a pipeline on one server share it, in the order of their declaration, so that
 rows which refer to each other arrive together; a sink that is alone is a group of one.
 
-    tasks       each: CREATE staging, load rows, COMMIT             durable, invisible
-    rehearse    BEGIN; per sink: claim the epoch in the ledger, apply its staging tables,
-                check constraints, write the ledger                 left open (I3)
+    tasks       each: load rows into a staging table, COMMIT        durable, invisible
+    rehearse    BEGIN; per sink: claim the epoch in the ledger, take its staging tables, apply
+                their rows, check constraints, write the ledger     left open (I3)
     (decision)
     commit      COMMIT                                              visible, and proven (I9)
 
@@ -27,8 +27,7 @@ from epochal.contract import Begin
 from epochal.errors import EpochalError, PreparedLost, TryAgain
 from epochal.kit.sql.apply import UnwritableRows
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.committer import HOLDER_WAIT_S, proven, retry_transient
-from epochal.kit.sql.names import staging_name
+from epochal.kit.sql.committer import HOLDER_WAIT_S, has_rows, proven, retry_transient
 from epochal.kit.sql.rejects import Rejected, refusal
 from epochal.kit.sql.staged_table import StagedTable
 from epochal.terms import (
@@ -90,7 +89,7 @@ class EpochTransaction:
         self.give_up()
         parts = self._parts(receipts)
         for part in parts:
-            part.table.apart.begin(epoch, part.receipts)
+            part.table.apart.begin(epoch, list(filter(has_rows, part.receipts)))
         retry_transient(lambda: self._rehearse(epoch, parts), self._limits)
 
     def confirm(self, epoch: EpochNumber, receipts: Receipts) -> None:
@@ -117,9 +116,8 @@ class EpochTransaction:
         self._open = None
         if open_ is not None:
             self._commit(epoch, open_.session)
-        if self._dialect.ddl_commits:
-            for part in parts:
-                self.drop_staged(f"clear up after epoch {epoch}", part.table, part.receipts)
+        for part in parts:
+            self._clear_up(epoch, part)
 
     @property
     def _held_max_s(self) -> float:
@@ -144,9 +142,14 @@ class EpochTransaction:
         if open_ is not None:
             self._let_go(open_.session)
 
-    def drop_staged(self, verb: str, table: StagedTable, receipts: Sequence[Receipt]) -> None:
+    def throw_away(self, verb: str, table: StagedTable, receipts: Sequence[Receipt]) -> None:
         """Again after an open rehearsal of an earlier driver, which locks them, was ended."""
-        retry_transient(lambda: table.drop_staged(verb, receipts), self._limits)
+        retry_transient(lambda: table.throw_away(verb, receipts), self._limits)
+
+    def _clear_up(self, epoch: EpochNumber, part: _Part) -> None:
+        if self._dialect.ddl_commits:
+            self.throw_away(f"clear up after epoch {epoch}", part.table, part.receipts)
+        part.table.clear_staging(part.receipts)
 
     # Applying
 
@@ -326,19 +329,18 @@ class StagedSqlCommitter(StagedTable):
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self.transaction.give_up()
         self._read_again()
-        self.transaction.drop_staged(f"abort epoch {epoch}", self, receipts)
+        self.transaction.throw_away(f"abort epoch {epoch}", self, receipts)
 
     def in_doubt(self) -> Sequence[InDoubt]:
         return self._ask(
-            "list staging tables",
-            lambda session: self.dialect.staged(session, self.sink.meta, self.identity),
+            "list staged attempts",
+            lambda session: self.staging.listed(session, self.identity),
             missing=[],
         )
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:  # noqa: ARG002
         def ask(session: Session) -> Proof:
-            name = staging_name(receipt.handle)
-            is_there = self.dialect.present(session, self.sink.meta, [name])
+            is_there = self.staging.is_listed(session, receipt.handle)
             proof = self._ledger.proof(session, receipt.handle)
             # Where DDL commits, a staging table of a committed epoch may be there as well.
             return Proof.UNKNOWN if is_there and proof is Proof.ABORTED else proven(receipt, proof)

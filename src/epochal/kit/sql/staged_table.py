@@ -6,7 +6,7 @@ Also the search for staged rows that the table refuses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,9 @@ from epochal.kit.sql.apply import Apply, Mapped, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
-from epochal.terms import EpochNumber, Receipt, quantity
+from epochal.kit.sql.staging import Held
+from epochal.terms import EpochNumber, Handle, Receipt, quantity
 
 logger = logging.getLogger("epochal")
 
@@ -61,25 +61,24 @@ class StagedTable(SqlCommitter):
         """
         Apply the staged rows and write the ledger. The transaction is somebody else's to end.
 
-        Where DDL can be part of it, the staging tables disappear in the very transaction that makes
-        their rows visible: as long as one is listed, its rows are not in the table. Elsewhere they
-        are dropped after the commit, and one that the ledger proves committed is only a leftover.
+        As long as an attempt is listed, its rows are not in the table; where DDL commits, an
+        attempt that the ledger proves committed may be listed still, as a leftover.
         """
-        tables = self.staged(session, epoch, receipts)
-        if tables:
+        taken = self.take(session, epoch, receipts)
+        if taken:
             layout = self._checker.layout(session)
-            rows = sum(receipt.rows for receipt in receipts)
-            apply = self.read_apply(session, tables)
+            apply = self.read_apply(session, taken)
+            expected = self._rows_to_read(taken, receipts)
             self._count_left_out(session, epoch, apply)
-            apply.run(session, epoch, rows)
+            written = apply.run(session, epoch, sum(expected.values()))
             self._require_layout(session, layout)
+            if written != sum(expected.values()) and self.staging.counts_rows_apart:
+                self._require_all_read(session, epoch, apply, expected)
         else:
-            self._apply_of((), ()).clear(session)
-        self.dialect.check_constraints(session)
+            self._apply_of((), (), "").clear(session)
         for statement in self._ledger.record_epoch(epoch, receipts):
-            session.execute(statement)
-        if tables and not self.dialect.ddl_commits:
-            self.dialect.drop(session, self.sink.meta, list(tables))
+            session.defer(statement)
+        self.dialect.check_constraints(session)
 
     def _count_left_out(self, session: Session, epoch: EpochNumber, apply: Apply) -> None:
         if self.sink.mode in {"insert_new", "update"}:
@@ -97,41 +96,83 @@ class StagedTable(SqlCommitter):
                 "they are applied again to its new columns",
             )
 
-    def read_apply(self, session: Session, tables: dict[str, int]) -> Apply:
+    def read_apply(self, session: Session, staged: Sequence[Held]) -> Apply:
         """What is to be done, by what the catalog contains now: staging tables have columns."""
-        sink, dialect = self.sink, self.dialect
-        first = next(iter(tables))
-        mapped, keeps_unfit = self._checker.mapped(session, first)
-        fits = f"s.{dialect.quote(UNFIT[0])} IS NULL" if keeps_unfit else "1 = 1"
+        dialect, schema = self.dialect, self.staging.schema
+        layout = self._checker.staged_layout(session, schema, staged[0].table)
+        fits = f"s.{dialect.quote(UNFIT[0])} IS NULL" if layout.keeps_unfit else "1 = 1"
         sources = [
-            Source(schema=sink.meta, table=name, part=part, condition=fits)
-            for name, part in tables.items()
+            Source(schema=schema, table=one.table, part=one.handle.partition, condition=fits)
+            for one in staged
         ]
-        return self._apply_of(mapped, sources)
+        return self._apply_of(layout.mapped, sources, layout.arrived)
 
-    def _apply_of(self, mapped: Sequence[Mapped], sources: Sequence[Source]) -> Apply:
+    def _apply_of(self, mapped: Sequence[Mapped], sources: Sequence[Source], arrived: str) -> Apply:
         sink, dialect = self.sink, self.dialect
-        target = dialect.quote(*sink.table_name.parts)
         return Apply(
-            dialect=dialect, mode=sink.write_mode, target=target, mapped=mapped, sources=sources
+            dialect=dialect,
+            mode=sink.write_mode,
+            target=dialect.quote(*sink.table_name.parts),
+            mapped=mapped,
+            sources=sources,
+            arrived=arrived,
         )
 
-    def staged(
+    def take(
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
-    ) -> dict[str, int]:
-        """The staging tables of these receipts, with their partitions; `PreparedLost` without."""
-        meta = self.sink.meta
-        wanted = {staging_name(one.handle): one.handle for one in receipts if has_rows(one)}
-        there = self.dialect.present(session, meta, wanted.keys())
-        lost = tuple(str(handle) for name, handle in wanted.items() if name not in there)
+    ) -> Sequence[Held]:
+        """What is staged under these receipts, for the transaction that applies it."""
+        handles = _with_rows(receipts)
+        return self._all_of(epoch, handles, self.staging.take(session, handles))
+
+    def hold(
+        self, session: Session, epoch: EpochNumber, handles: Sequence[Handle]
+    ) -> Sequence[Held]:
+        """The same for a transaction that only reads it, or sets rows apart."""
+        return self._all_of(epoch, handles, self.staging.hold(session, handles))
+
+    def _all_of(
+        self, epoch: EpochNumber, handles: Sequence[Handle], there: Mapping[Handle, Held]
+    ) -> Sequence[Held]:
+        lost = [handle for handle in handles if handle not in there]
         if lost:
-            raise PreparedLost(
-                f"epoch {epoch}: {len(lost)} of {len(receipts)} staging tables are not in {meta}, "
-                "and the ledger does not prove them committed",
-                "somebody dropped them, or the server was restored from a backup",
-                handles=lost,
-            )
-        return {name: handle.partition for name, handle in wanted.items()}
+            raise self._lost(epoch, lost, len(handles), "somebody dropped them")
+        return [there[handle] for handle in handles]
+
+    def _lost(
+        self, epoch: EpochNumber, lost: Sequence[Handle], of: int, because: str
+    ) -> PreparedLost:
+        return PreparedLost(
+            f"epoch {epoch}: {len(lost)} of {of} attempts are not staged any more in "
+            f"{self.staging.schema}, and the ledger does not prove them committed",
+            f"{because}, or the server was restored from a backup",
+            handles=tuple(map(str, lost)),
+        )
+
+    def _rows_to_read(
+        self, taken: Sequence[Held], receipts: Sequence[Receipt]
+    ) -> Mapping[Handle, int]:
+        """How many rows of each attempt are applied: all that fit and were not set apart."""
+        by_handle = {receipt.handle: receipt for receipt in receipts}
+        return {
+            one.handle: by_handle[one.handle].rows
+            - int(str(by_handle[one.handle].token.get("unfit", 0)))
+            - one.rows_apart
+            for one in taken
+        }
+
+    def _require_all_read(
+        self, session: Session, epoch: EpochNumber, apply: Apply, expected: Mapping[Handle, int]
+    ) -> None:
+        """
+        A table may write fewer rows than it was given, by key or by a trigger; staging may not hold
+        others than its receipts count.
+        """
+        counts = session.query_all([apply.count(source) for source in apply.sources])
+        found = dict(zip(expected, (int(count) for ((count,),) in counts), strict=True))
+        lost = [handle for handle, rows in expected.items() if found[handle] != rows]
+        if lost:
+            raise self._lost(epoch, lost, len(expected), "somebody changed their rows")
 
     def committed_already(self, epoch: EpochNumber) -> Refused:
         """Why an epoch can't be rehearsed whose very receipts the ledger proves committed."""
@@ -142,26 +183,23 @@ class StagedTable(SqlCommitter):
             "with a run= of its own",
         )
 
-    def drop_staged(self, verb: str, receipts: Sequence[Receipt]) -> None:
-        """Drop the staging tables of these receipts that are still there."""
-        tables = [staging_name(receipt.handle) for receipt in receipts]
-        meta, dialect = self.sink.meta, self.dialect
+    def throw_away(self, verb: str, receipts: Sequence[Receipt]) -> None:
+        """Remove what is still staged under these receipts."""
+        handles = [receipt.handle for receipt in receipts]
 
-        def drop(session: Session) -> bool:
-            there = dialect.present(session, meta, tables)
-            if there:
-                if dialect.ddl_commits:
-                    # A task that still writes to one makes this wait: not for long, it is retried.
-                    session.wait_for_locks(HOLDER_WAIT_S)
-                dialect.drop(session, meta, sorted(there))
+        def remove(session: Session) -> bool:
+            if self.dialect.ddl_commits:
+                # A task that still writes to one makes this wait: not for long, it is retried.
+                session.wait_for_locks(HOLDER_WAIT_S)
+            self.staging.throw_away(session, handles)
             return True
 
-        if not tables:
+        if not handles:
             return
-        if dialect.ddl_commits:
-            self._ask(verb, drop, missing=True)
+        if self.dialect.ddl_commits:
+            self._ask(verb, remove, missing=True)
         else:
-            self._in_transaction(verb, drop, missing=True, lock_wait_s=HOLDER_WAIT_S)
+            self._in_transaction(verb, remove, missing=True, lock_wait_s=HOLDER_WAIT_S)
 
     # Rows that the table refuses (`Rejecting`)
 
@@ -179,23 +217,27 @@ class StagedTable(SqlCommitter):
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt], *, limit: int
     ) -> list[Rejected]:
         """The rows that the table refuses, at most `limit`; the transaction must be rolled back."""
-        tables = self.staged(session, epoch, receipts)
-        search = RefusedRowSearch(session, self.read_apply(session, tables), limit=limit)
+        held = self.hold(session, epoch, _with_rows(receipts))
+        search = RefusedRowSearch(session, self.read_apply(session, held), limit=limit)
         return search.unwritable() or search.run()
 
     def remove_apart(self) -> None:
         """Delete from staging, durably, the rows set apart. May be repeated, so a lost reply is."""
-        statements = [
-            f"DELETE FROM {self.dialect.quote(self.sink.meta, table)}"
-            f" WHERE {self.dialect.at_places(places)}"
-            for table, places in self.apart.removals()
-        ]
-        if not statements:
+        removals = list(self.apart.removals())
+        if not removals:
             return
+
+        def remove(session: Session) -> None:
+            self.hold(session, *self.apart.attempts)
+            for table, places in removals:
+                rows = session.execute(
+                    f"DELETE FROM {self.dialect.quote(self.staging.schema, table)}"
+                    f" WHERE {self.dialect.at_places(places)}"
+                )
+                self.staging.note_apart(session, table, rows)
+
         try:
-            self._in_transaction(
-                "set rejected rows apart", lambda session: [*map(session.execute, statements)]
-            )
+            self._in_transaction("set rejected rows apart", remove)
         except OutcomeUnknown as error:
             raise TryAgain(error.message, error.hint) from error
         self.apart.is_removed = True
@@ -205,29 +247,35 @@ class StagedTable(SqlCommitter):
         unfit = [one for one in receipts if has_rows(one) and one.token.get("unfit", 1)]
         if self.takes_rejects and unfit:
             self.apart.note(
-                self._ask("read unfit rows", lambda session: self._unfit(session, epoch, unfit))
+                self._in_transaction(
+                    "read unfit rows", lambda session: self._unfit(session, epoch, unfit)
+                )
             )
 
     def _unfit(
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]
     ) -> list[Rejected]:
         row, why = map(self.dialect.quote, UNFIT)
-        place = self.dialect.place
+        place, schema = self.dialect.place, self.staging.schema
         return [
             Rejected(
-                table=table,
+                table=held.table,
                 place=str(at),
-                part=part,
+                part=held.handle.partition,
                 row=text,
                 sqlstate=_DATA_EXCEPTION,
                 reason=reason,
             )
-            for table, part in self.staged(session, epoch, receipts).items()
+            for held in self.hold(session, epoch, _with_rows(receipts))
             for at, text, reason in session.query(
-                f"SELECT {place}, {row}, {why} FROM {self.dialect.quote(self.sink.meta, table)}"
+                f"SELECT {place}, {row}, {why} FROM {self.dialect.quote(schema, held.table)}"
                 f" WHERE {row} IS NOT NULL ORDER BY {place} DESC"
             )
         ]
+
+
+def _with_rows(receipts: Sequence[Receipt]) -> list[Handle]:
+    return [receipt.handle for receipt in receipts if has_rows(receipt)]
 
 
 class RefusedRowSearch:

@@ -28,6 +28,7 @@ from epochal.terms import Json, Limits
 
 if TYPE_CHECKING:
     from epochal.kit.sql.check import Checker
+    from epochal.kit.sql.staging import Staging
 
 
 STAGED = Promises(
@@ -184,7 +185,9 @@ class TableSink(SinkBase):
         """One user on one database; prepared transactions are each task's own."""
         return f"{self.kind} {self.server_key}" if self.strategy == "staged" else None
 
-    def _committer(self, limits: Limits, pool: Pool, checker: Checker[Any, Any]) -> Committer:
+    def _committer(
+        self, limits: Limits, pool: Pool, checker: Checker[Any, Any], staging: Staging
+    ) -> Committer:
         """The strategy's committer; imported here, as tasks don't need it."""
         from epochal.kit.sql.prepared import PreparedSqlCommitter  # noqa: PLC0415
         from epochal.kit.sql.staged import StagedSqlCommitter  # noqa: PLC0415
@@ -197,6 +200,7 @@ class TableSink(SinkBase):
             dialect=checker.dialect,
             pool=pool,
             checker=checker,
+            staging=staging,
         )
 
     @property

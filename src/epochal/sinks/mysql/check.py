@@ -160,8 +160,8 @@ class MySQLChecker(Checker[Table, Sent]):
     def kept_as(self, column: Column) -> str:
         return column.ddl
 
-    def read_staging(self, session: Session, staging: str) -> Mapping[str, Column]:
-        return _columns(session, _which(TableName(self._sink.meta, staging)))
+    def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Column]:
+        return _columns(session, _which(TableName(schema, table)))
 
     def new_table(self, expected: ExpectedColumns[Sent]) -> Table:
         sink = self._sink

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.dialect import OwnTablesDialect
 from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.mysql.errors import MySQLErrors
@@ -28,7 +28,7 @@ _GENERATIONS_BACK = 100
 """How far back drivers that died are searched for."""
 
 
-class MySQLDialect(MySQLErrors, Dialect):
+class MySQLDialect(MySQLErrors, OwnTablesDialect):
     names: ClassVar[NameRule] = NAMES
     place: ClassVar[str] = f"`{AT}`"
     own_columns: ClassVar[frozenset[str]] = frozenset({AT})

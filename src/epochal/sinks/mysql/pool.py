@@ -26,7 +26,7 @@ _IDLE_IN_TRANSACTION = ("idle_transaction_timeout", "idle_write_transaction_time
 """MariaDB's own limits, which may be shorter than that of the session."""
 
 
-class MySQLSession:
+class MySQLSession(Session):
     """
     One connection of the pool.
 

@@ -85,6 +85,7 @@ class MySQL(TableSink):
         return kind(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
+        from epochal.kit.sql.staging import OwnTables  # noqa: PLC0415
         from epochal.sinks.mysql.check import MySQLChecker  # noqa: PLC0415
 
         try:
@@ -94,4 +95,6 @@ class MySQL(TableSink):
                 f"the MySQL sink needs a package that is not installed: {error.name}",
                 "pip install 'epochal[mysql]'",
             ) from error
-        return self._committer(limits, MySQLPool(self.server), MySQLChecker(self, identity))
+        staging = OwnTables(schema=self.meta, dialect=DIALECT)
+        checker = MySQLChecker(self, identity)
+        return self._committer(limits, MySQLPool(self.server), checker, staging)

@@ -95,8 +95,8 @@ class OracleChecker(Checker[Table, Arriving]):
     def layout(self, session: Session) -> str:
         return DIALECT.layout(session.query, self._sink.table_schema, self._sink.table_name.table)
 
-    def read_staging(self, session: Session, staging: str) -> Mapping[str, Column]:
-        staged = read_table(session, self._sink.meta, staging)
+    def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Column]:
+        staged = read_table(session, schema, table)
         return {} if staged is None else staged.columns
 
     def no_table(self, session: Session) -> Misconfigured:  # noqa: ARG002

@@ -99,7 +99,7 @@ def answers(connection: Any) -> bool:
     return True
 
 
-class OracleSession:
+class OracleSession(Session):
     """One connection of the pool. Oracle begins a transaction by itself."""
 
     def __init__(self, connection: Any, server: Server) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from epochal.kit.sql.apply import Apply
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.dialect import OwnTablesDialect
 from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.oracle.errors import OracleErrors
@@ -23,7 +23,7 @@ XID_FORMAT = 0x65706F63
 """The format id of our global transactions."""
 
 
-class OracleDialect(OracleErrors, Dialect):
+class OracleDialect(OracleErrors, OwnTablesDialect):
     names: ClassVar[NameRule] = NAMES
     ledger: ClassVar[str] = "EPOCHAL_LEDGER"
     place: ClassVar[str] = f'"{_AT}"'

@@ -14,7 +14,7 @@ from epochal.terms import Identity, Limits, SinkName
 
 try:
     from epochal.sinks.oracle.client import Server, parse_url
-    from epochal.sinks.oracle.dialect import NAMES
+    from epochal.sinks.oracle.dialect import DIALECT, NAMES
 except ImportError as error:
     raise Misconfigured(
         f"the Oracle sink needs a package that is not installed: {error.name}",
@@ -108,7 +108,10 @@ class Oracle(TableSink):
         return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
+        from epochal.kit.sql.staging import OwnTables  # noqa: PLC0415
         from epochal.sinks.oracle.check import OracleChecker  # noqa: PLC0415
         from epochal.sinks.oracle.client import OraclePool  # noqa: PLC0415
 
-        return self._committer(limits, OraclePool(self.server), OracleChecker(self, identity))
+        staging = OwnTables(schema=self.meta, dialect=DIALECT)
+        checker = OracleChecker(self, identity)
+        return self._committer(limits, OraclePool(self.server), checker, staging)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from epochal.errors import Misconfigured
-from epochal.kit.sql.apply import Mapped
 from epochal.kit.sql.check import (
     Checker,
     ExpectedColumns,
+    StagedLayout,
     abilities,
     exact_values,
     must_not_collide,
@@ -22,7 +22,8 @@ from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.sinks.postgres.client import PostgresSession
-from epochal.sinks.postgres.dialect import DIALECT
+from epochal.sinks.postgres.dialect import AT, DIALECT
+from epochal.sinks.postgres.slots import REGISTRY, Slots, pool_of, shape_of
 from epochal.sinks.postgres.types import (
     Column,
     Planned,
@@ -58,7 +59,8 @@ class PostgresChecker(Checker[Table, Sent]):
             raise Misconfigured(
                 f"{sink.server.place} is PostgreSQL {version // 10000}", "12 or newer is needed"
             )
-        _require_meta_rights(session, sink.meta_schema)
+        for ours in (sink.meta_schema, sink.staging_schema):
+            _require_meta_rights(session, ours)
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
@@ -74,7 +76,8 @@ class PostgresChecker(Checker[Table, Sent]):
         pooler = _pooler(session)
         if sink.strategy == "prepared":
             _require_preparable(session, sink, table, pooler)
-        return [*self._abilities(pooler, unlogged), exact_values(planned)]
+        found = [*self._abilities(pooler, unlogged), exact_values(planned)]
+        return [*found, _unpublished(session, sink)]
 
     def _abilities(self, pooler: str, unlogged: Sequence[str]) -> list[Ability]:
         return [
@@ -223,32 +226,47 @@ class PostgresChecker(Checker[Table, Sent]):
         return Column(name=name, type=type_, is_not_null=is_key)
 
     def make_meta(self, session: Session) -> None:
-        schema = self._sink.meta_schema
-        if DIALECT.present(session, schema, [DIALECT.ledger]):
-            return
-        session.query(f"SELECT pg_advisory_xact_lock({_CREATING})")
-        # Another driver may have created it meanwhile and prepared rows: CREATE INDEX IF NOT
-        # EXISTS would wait for those, even where the index exists.
-        if DIALECT.present(session, schema, [DIALECT.ledger]):
-            return
-        if not _has_schema(session, schema):
-            session.execute(f"CREATE SCHEMA {DIALECT.quote(schema)}")
-        for statement in DIALECT.create_ledger(schema):
-            session.execute(statement)
+        staging = pool_of(self._sink)
+        wanted = {
+            (self._sink.meta_schema, DIALECT.ledger): DIALECT.create_ledger(self._sink.meta_schema),
+            (staging.schema, REGISTRY): [staging.create()],
+        }
+        for (schema, table), statements in wanted.items():
+            if DIALECT.present(session, schema, [table]):
+                continue
+            session.query(f"SELECT pg_advisory_xact_lock({_CREATING})")
+            # Another driver may have created it meanwhile and prepared rows: CREATE INDEX IF NOT
+            # EXISTS would wait for those, even where the index exists.
+            if DIALECT.present(session, schema, [table]):
+                continue
+            if not _has_schema(session, schema):
+                session.execute(f"CREATE SCHEMA {DIALECT.quote(schema)}")
+            session.execute_all(statements)
+
+    def make_ready(self, session: Session) -> None:
+        super().make_ready(session)
+        sent = None if self._expected is None else self._expected.sent
+        shape = None if sent is None else shape_of(sent, self._sink)
+        Slots(self._sink).remove_idle(session, shape)
 
     @property
     def hands_out(self) -> bool:
         """Staged rows need nothing: their columns have the types of what arrives."""
         return self._sink.strategy == "prepared"
 
-    def mapped(self, session: Session, staging: str) -> tuple[list[Mapped], bool]:
+    def staged_layout(self, session: Session, schema: str, staging: str) -> StagedLayout:
         """With the casts from what arrived to what the table has now."""
-        sink, table = self._sink, self.must_read(session)
-        quoted = DIALECT.literal(DIALECT.quote(sink.meta_schema, staging))
-        staged = read_columns(session, f"{quoted}::regclass")
+        sink = self._sink
+        table, staged = read_with_staged(session, sink.table_name, DIALECT.quote(schema, staging))
+        if table is None:
+            raise self.no_table(session)
         fields = {name: staged[name].type for name in DIALECT.fields_of(staged)}
-        planned = plan(fields, table, sink)
-        return [one.mapped for one in planned], UNFIT[0] in staged
+        return StagedLayout(
+            mapped=[one.mapped for one in plan(fields, table, sink)],
+            keeps_unfit=UNFIT[0] in staged,
+            # Rows without numbers were staged for a sink whose keys come once in an epoch.
+            arrived=DIALECT.quote(AT) if AT in staged else DIALECT.place,
+        )
 
 
 def _may(session: Session, oid: int, right: str, column: str) -> bool:
@@ -289,6 +307,20 @@ def _pooler(session: Session) -> str:
     if pid == reported:
         return ""
     return f"a pooler is in between: it calls the session {reported}, the server {pid}"
+
+
+def _unpublished(session: Session, sink: Postgres) -> Ability:
+    """A publication of all tables includes staging, whose rows are not decided yet."""
+    rows = session.query("SELECT pubname FROM pg_publication WHERE puballtables ORDER BY 1")
+    named = ", ".join(name for (name,) in rows)
+    return Ability(
+        name="unpublished staging",
+        granted=not rows,
+        because=f'FOR ALL TABLES, {named} sends rows of "{sink.staging_schema}" to its subscribers '
+        "before they are decided: FOR TABLES IN SCHEMA names the schemas to publish"
+        if rows
+        else "no publication is for all tables",
+    )
 
 
 def _require_may_create(session: Session, sink: Postgres) -> None:
@@ -394,7 +426,7 @@ LOOP EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %s', number, {role}); END LOO
 _FIND = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass({})
+WHERE c.oid = {}
 """
 _COLUMNS = """
 SELECT a.attname, format_type(b.oid, -1), format_type(b.oid, b.typmod), b.typname, b.typcategory,
@@ -432,7 +464,26 @@ ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
 
 def read_table(session: Session, name: TableName) -> Table | None:
     """The table of this name, found by the server's search path where no schema is given."""
-    found = session.query(_FIND.format(DIALECT.literal(DIALECT.quote(*name.parts))))
+    return _table(session.query_all(_table_queries(name)))
+
+
+def read_with_staged(
+    session: Session, name: TableName, staging: str
+) -> tuple[Table | None, dict[str, Column]]:
+    """The same, and the columns of a staging table, whose name is quoted."""
+    *found, staged = session.query_all(
+        [*_table_queries(name), _COLUMNS.format(f"to_regclass({DIALECT.literal(staging)})")]
+    )
+    return _table(found), _by_name(staged)
+
+
+def _table_queries(name: TableName) -> list[str]:
+    oid = f"to_regclass({DIALECT.literal(DIALECT.quote(*name.parts))})"
+    return [_FIND.format(oid), _COLUMNS.format(oid), _UNIQUE.format(table=oid)]
+
+
+def _table(read: Sequence[Sequence[Any]]) -> Table | None:
+    found, columns, unique = read
     if not found:
         return None
     ((oid, schema, table, kind, has_row_security),) = found
@@ -442,14 +493,13 @@ def read_table(session: Session, name: TableName) -> Table | None:
         name=table,
         kind=_KINDS.get(kind, kind),
         has_row_security=has_row_security,
-        columns=read_columns(session, str(oid)),
-        unique=_unique(session, oid),
+        columns=_by_name(columns),
+        unique=_unique(unique),
     )
 
 
-def read_columns(session: Session, table: str) -> dict[str, Column]:
-    """The columns of a table, given by its oid or as a `regclass`."""
-    columns = [_column(row) for row in session.query(_COLUMNS.format(table))]
+def _by_name(rows: Sequence[Sequence[Any]]) -> dict[str, Column]:
+    columns = map(_column, rows)
     return {column.name: column for column in columns}
 
 
@@ -476,7 +526,7 @@ def _column(row: Sequence[Any]) -> Column:
     )
 
 
-def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
+def _unique(rows: Sequence[Sequence[Any]]) -> tuple[UniqueIndex, ...]:
     return tuple(
         UniqueIndex(
             name=name,
@@ -485,9 +535,7 @@ def _unique(session: Session, oid: int) -> tuple[UniqueIndex, ...]:
             is_immediate=is_immediate,
             is_plain=is_plain,
         )
-        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in session.query(
-            _UNIQUE.format(table=oid)
-        )
+        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in rows
     )
 
 
@@ -517,12 +565,16 @@ def grants(sink: Postgres, role: str) -> list[str]:
     Without `columns=` the columns are not known yet: rights are on the whole table.
     """
     to = DIALECT.quote(role)
-    meta = DIALECT.quote(sink.meta_schema)
+    schemas = [DIALECT.quote(schema) for schema in (sink.meta_schema, sink.staging_schema)]
     name = sink.table_name
     table = DIALECT.quote(*name.parts)
     statements = [
-        f"CREATE SCHEMA IF NOT EXISTS {meta}",
-        f"GRANT USAGE, CREATE ON SCHEMA {meta} TO {to}",
+        statement
+        for schema in schemas
+        for statement in (
+            f"CREATE SCHEMA IF NOT EXISTS {schema}",
+            f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {to}",
+        )
     ]
     if name.schema:
         schema = DIALECT.quote(name.schema)

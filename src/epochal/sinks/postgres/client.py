@@ -14,7 +14,7 @@ import atexit
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -31,6 +31,7 @@ from epochal.terms import Identity
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """The signature, and neither flags nor an extension."""
 _COPY_TRAILER = b"\xff\xff"
@@ -79,11 +80,6 @@ class Server(DatabaseServer):
                 "target_session_attrs": "read-write",
             }
         )
-
-    def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> str:
-        """BEGIN, with every setting that matters, for this transaction only."""
-        settings = self.settings(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s)
-        return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {settings}"
 
     def settings(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> str:
         """
@@ -135,31 +131,62 @@ def parse_url(kind: str, url: str, password: Secret | None) -> tuple[dict[str, s
     return parameters, HeldSecret(found) if found is not None else password
 
 
-class PostgresSession:
-    """One connection of the pool, in autocommit until `begin`."""
+class PostgresSession(Session):
+    """
+    One connection of the pool, in autocommit until `begin`.
+
+    What is deferred is sent in one pipeline with the next statement: a server answers it whole or,
+    from the first statement that fails on, with errors. A COMMIT is never part of one. The last
+    statement before a transaction is left open must not be, either: libpq sends a message more
+    after a pipeline, and that stops the clock of `idle_in_transaction_session_timeout`.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], server: Server) -> None:
         self.connection = connection
         self._server = server
+        self._deferred: list[str] = []
 
     def execute(self, statement: str) -> int:
-        return self.connection.execute(statement.encode()).rowcount
+        return self._run([statement])[0].rowcount
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.connection.execute(statement.encode()).fetchall()
+        return self._run([statement])[0].fetchall()
+
+    def execute_all(self, statements: Sequence[str]) -> list[int]:
+        return [cursor.rowcount for cursor in self._run(statements)]
+
+    def query_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+        return [cursor.fetchall() for cursor in self._run(statements)]
+
+    def defer(self, statement: str) -> None:
+        self._deferred.append(statement)
+
+    def flush(self) -> None:
+        self._run([])
+
+    def _run(self, statements: Sequence[str]) -> list[psycopg.Cursor[Any]]:
+        """The cursors of these, with the results; what was deferred is run before them."""
+        waiting, self._deferred = self._deferred, []
+        whole = [*waiting, *statements]
+        with self.connection.pipeline() if len(whole) > 1 else nullcontext():
+            cursors = [self.connection.execute(one.encode()) for one in whole]
+        return cursors[len(waiting) :]
 
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
-        self.execute(self._server.begin(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s))
+        self.defer(BEGIN)
+        self.defer(self._server.settings(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s))
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
-        self.execute(self._server.settings(lock_wait_s=seconds))
+        self.defer(self._server.settings(lock_wait_s=seconds))
 
     def commit(self) -> None:
+        self.flush()
         done = self.connection.execute("COMMIT").statusmessage
         if done != "COMMIT":
             raise TryAgain(f"COMMIT on {self._server.place}: the server answered {done}")
 
     def roll_back(self) -> None:
+        self._deferred = []
         try:
             self.connection.execute("ROLLBACK")
         except psycopg.Error:
@@ -290,6 +317,10 @@ class TaskConnection(ABC, Generic[C]):
     @abstractmethod
     def execute(self, statement: str) -> None: ...
 
+    @abstractmethod
+    def ask(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements, in one round trip where the library can; the rows of the last one."""
+
     def renew(self) -> None:
         """A kept connection turned out to be dead: open another one."""
         self._kept.close(self._connection)
@@ -361,6 +392,20 @@ class ArrowConnection(TaskConnection[AdbcSession]):
             running.set_sql_query(statement)
             running.execute_update()
 
+    def ask(self, *statements: str) -> list[tuple[Any, ...]]:
+        import pyarrow as pa  # noqa: PLC0415  for columns only
+        from adbc_driver_manager import AdbcStatement  # noqa: PLC0415  for columns only
+
+        for statement in statements[:-1]:
+            self.execute(statement)
+        with AdbcStatement(self._connection.connection) as running:
+            # Else the query would be run inside a COPY.
+            running.set_options(**{"adbc.postgresql.use_copy": "false"})
+            running.set_sql_query(statements[-1])
+            stream, _ = running.execute_query()
+            found = pa.RecordBatchReader._import_from_c(stream.address).read_all()
+        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
     def _connect(self) -> AdbcSession:
         from adbc_driver_manager import Error  # noqa: PLC0415  for columns only
 
@@ -382,6 +427,11 @@ class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
 
     def execute(self, statement: str) -> None:
         self._connection.execute(statement.encode())
+
+    def ask(self, *statements: str) -> list[tuple[Any, ...]]:
+        with self._connection.pipeline() if len(statements) > 1 else nullcontext():
+            cursors = [self._connection.execute(one.encode()) for one in statements]
+        return cursors[-1].fetchall()
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:

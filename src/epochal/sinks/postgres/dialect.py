@@ -1,8 +1,7 @@
-"""PostgreSQL's SQL: DDL is part of a transaction, and a staged row's place is its ctid."""
+"""PostgreSQL's SQL: a staged row's place is its ctid."""
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,15 @@ from typing import ClassVar
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import Dialect, Query
-from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
+from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.rejects import Rows
 from epochal.sinks.postgres.errors import ALTERED, PostgresErrors
 from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
 """Nothing is folded to lower case: case is kept."""
+AT = "epochal_at"
+"""The column of a staging table that numbers its rows, where their order counts."""
 _DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
@@ -52,9 +53,9 @@ class PostgresDialect(PostgresErrors, Dialect):
     dual: ClassVar[str] = ""
     place: ClassVar[str] = "ctid"
     own_columns: ClassVar[frozenset[str]] = frozenset(
-        {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+        {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", AT}
     )
-    """Of every table; none can have another column of such a name."""
+    """Of every table, which can have no other column of such a name; and one of ours."""
     ddl_commits: ClassVar[bool] = False
     on_ledger_conflict: ClassVar[str] = " ON CONFLICT DO NOTHING"
     insert_alias: ClassVar[str] = " AS t"
@@ -160,24 +161,13 @@ class PostgresDialect(PostgresErrors, Dialect):
         )
 
     def check_constraints(self, session: Session) -> None:
+        session.flush()
         session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def defer_constraints(self, session: Session) -> None:
-        session.execute("SET CONSTRAINTS ALL DEFERRED")
+        session.defer("SET CONSTRAINTS ALL DEFERRED")
 
-    # Staging tables
-
-    def staged(self, session: Session, schema: str, identity: Identity) -> list[InDoubt]:
-        rows = session.query(
-            "SELECT c.relname, obj_description(c.oid, 'pg_class')"
-            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE n.nspname = {literal(schema)} AND c.relkind = 'r'"
-            f" AND starts_with(c.relname, {literal(staging_prefix(identity))}) ORDER BY c.relname"
-        )
-        return [
-            InDoubt(name=name, handle=parse_staging_name(name), age_s=_age_s(comment))
-            for name, comment in rows
-        ]
+    # Staging tables: see `slots`
 
     present_sql: ClassVar[str] = (
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -328,20 +318,6 @@ class _Places:
 def _tids(places: Sequence[str]) -> str:
     listed = ", ".join(f'"{place}"' for place in places)
     return f"'{{{listed}}}'::tid[]"
-
-
-def staging_comment(handle: object) -> str:
-    """Kept with a staging table: when it was made, by the clock of its task."""
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return f"{handle}, prepared at {now}"
-
-
-def _age_s(comment: str | None) -> float | None:
-    try:
-        since = dt.datetime.fromisoformat((comment or "").rpartition(" ")[2])
-    except ValueError:
-        return None
-    return max(0.0, (dt.datetime.now(dt.UTC) - since).total_seconds())
 
 
 DIALECT = PostgresDialect()

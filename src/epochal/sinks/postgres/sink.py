@@ -50,8 +50,8 @@ class Postgres(TableSink):
     `strategy="prepared"` appends with two-phase commit, task by task: the fastest, where the server
     allows it. The url is `postgresql://user@host/database`, or `host=… dbname=…`, or `service=…`;
     without a password libpq looks for a pgpass or service file. The table is `orders`,
-    `public.orders`, or with quotes around a part that holds a dot; case is kept. Staging tables and
-    the ledger live in `meta_schema`.
+    `public.orders`, or with quotes around a part that holds a dot; case is kept. The ledger lives
+    in `meta_schema`, staging tables in a schema of that name and `_staging`.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -64,10 +64,13 @@ class Postgres(TableSink):
     """How many tasks an epoch may have under `strategy="prepared"`: checked against the server."""
     truncate: bool = False
     """Whether mode="complete" empties the table by TRUNCATE: readers wait until the COMMIT."""
+    staging_bytes_max: int = 256 * 1024**3
+    """How large the staging tables of this table may be before an attempt waits for room."""
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         NAMES.require(self.meta_schema, "meta_schema")
+        NAMES.require(self.staging_schema, "meta_schema")
         super().__post_init__()
 
     def _write_mode(self) -> WriteMode:
@@ -87,6 +90,11 @@ class Postgres(TableSink):
     @property
     def meta(self) -> str:
         return self.meta_schema
+
+    @property
+    def staging_schema(self) -> str:
+        """A schema of its own, so that a dump can leave it out and keep the ledger."""
+        return f"{self.meta_schema}_staging"
 
     @property
     def server_key(self) -> str:
@@ -120,6 +128,7 @@ class Postgres(TableSink):
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         from epochal.sinks.postgres.check import PostgresChecker  # noqa: PLC0415
         from epochal.sinks.postgres.client import PostgresPool  # noqa: PLC0415
+        from epochal.sinks.postgres.slots import Slots  # noqa: PLC0415
 
         pool = PostgresPool(self.server, driver_name(identity))
-        return self._committer(limits, pool, PostgresChecker(self, identity))
+        return self._committer(limits, pool, PostgresChecker(self, identity), Slots(self))

@@ -1,9 +1,8 @@
 """Prepares rows on an executor: rows in, binary COPY out, one transaction per attempt.
 
-Staged: the rows go into a table of this attempt's own, logged, and the transaction commits: durable
-and without locks that others wait for. Prepared: they go into the table itself, or through a
-staging table of the same transaction where a column's type needs the server's cast, and the
-transaction is left prepared under the handle's name.
+Staged: the rows go into a slot (`slots`), and the transaction commits: durable and without locks
+that others wait for. Prepared: they go into the table itself, or through a slot where a column's
+type needs the server's cast, and the transaction is left prepared under the handle's name.
 """
 
 from __future__ import annotations
@@ -22,19 +21,24 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, Misconfigured, RowRejected
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import shown_rows
 from epochal.kit.sql.writer import BlockWriter
-from epochal.sinks.postgres.client import ArrowConnection, BytesConnection, Server, TaskConnection
+from epochal.sinks.postgres.client import (
+    BEGIN,
+    ArrowConnection,
+    BytesConnection,
+    Server,
+    TaskConnection,
+)
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
-from epochal.sinks.postgres.dialect import DIALECT, staging_comment
+from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
+from epochal.sinks.postgres.slots import Claiming, pool_of, shape_of
 from epochal.sinks.postgres.types import Sent, arrow_of, from_json, may_go_direct, plan, sent_fields
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
 
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _SAVEPOINT = "epochal_block"
 _NUL = "holds the character NUL (\\u0000), which PostgreSQL can't store in text"
 
@@ -136,6 +140,7 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         super().__init__(sink, task, DIALECT)
         self._sink = sink
         self._sent = sent_fields(task.schema, sink)
+        self._slot = ""
 
     # Of each strategy
 
@@ -149,7 +154,7 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
 
     @abstractmethod
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        """The statements before the rows, in their transaction."""
+        """Begin the transaction, up to the rows."""
 
     @abstractmethod
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
@@ -167,7 +172,19 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
 
     @property
     def _staging(self) -> tuple[str, str]:
-        return self._sink.meta_schema, staging_name(self._task.handle)
+        """The slot of this attempt, once it is claimed."""
+        return self._sink.staging_schema, self._slot
+
+    def _claim(self, connection: TaskConnection[Any]) -> None:
+        """Begin, and claim a slot."""
+        claiming = Claiming(
+            sink=self._sink,
+            pool=pool_of(self._sink),
+            shape=shape_of(self._sent, self._sink),
+            handle=self._task.handle,
+            is_listed=self._is_staged,
+        )
+        self._slot = claiming.claim(connection, BEGIN, self._sink.server.settings())
 
     # Sending
 
@@ -275,18 +292,18 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     def _open(self) -> TaskConnection[Any]:
         name = f"epochal-{self._task.handle.uid}-s{self._task.handle.sink}-task"
         self._connection = connection = self._sending.connect(self._sink.server, name)
-        if connection.is_reused and not self._answers(connection):
-            connection.renew()
-        if not connection.is_reused:
-            self._classified("begin", lambda: connection.execute(_BEGIN))
-        self._classified("begin", lambda: self._begin(connection))
+        if not connection.is_reused or not self._has_begun(connection):
+            self._classified("begin", lambda: self._begin(connection))
         return connection
 
-    def _answers(self, connection: TaskConnection[Any]) -> bool:
-        """Whether a kept connection is still alive: its first statement shows it."""
+    def _has_begun(self, connection: TaskConnection[Any]) -> bool:
+        """Begin on a kept connection; where it is dead, which shows only now, open another one."""
         try:
-            connection.execute(_BEGIN)
-        except Exception:  # noqa: BLE001  whatever the error is, another connection is opened
+            self._begin(connection)
+        except EpochalError:
+            raise
+        except Exception:  # noqa: BLE001  whatever the error is, the other connection meets it, too
+            connection.renew()
             return False
         return True
 
@@ -300,21 +317,6 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
                 raise type(error)(error.message.replace(secret, "…"), error.hint) from None
             raise
 
-    def _create_staging(self) -> str:
-        """One statement: limits of this transaction, the table, and the time as its comment."""
-        columns = [f"{DIALECT.quote(name)} {one.ddl}" for name, one in self._sent.items()]
-        if self._keeps_unfit:
-            columns += [f"{DIALECT.quote(name)} text" for name in UNFIT]
-        table, comment = DIALECT.quote(*self._staging), staging_comment(self._task.handle)
-        body = (
-            f"BEGIN PERFORM 1 FROM ({self._sink.server.settings()}) q;"
-            f" CREATE TABLE {table} ({', '.join(columns)}) WITH (autovacuum_enabled = false);"
-            # Without it a publication of all tables would forbid to delete refused rows.
-            f" ALTER TABLE {table} REPLICA IDENTITY FULL;"
-            f" COMMENT ON TABLE {table} IS {DIALECT.literal(comment)}; END"
-        )
-        return f"DO {DIALECT.literal(body)}"
-
 
 class StagedWriter(PostgresWriter):
     def _copied(self) -> list[Copied]:
@@ -324,7 +326,7 @@ class StagedWriter(PostgresWriter):
         return self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        connection.execute(self._create_staging())
+        self._claim(connection)
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
         self._classified("commit staging", lambda: connection.execute("COMMIT"), is_commit=True)
@@ -355,9 +357,10 @@ class PreparedWriter(PostgresWriter):
         return (self._table.schema, self._table.name) if self._is_direct else self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        connection.execute(
-            self._sink.server.settings() if self._is_direct else self._create_staging()
-        )
+        if self._is_direct:
+            connection.ask(BEGIN, self._sink.server.settings())
+        else:
+            self._claim(connection)
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
         self._classified("apply", lambda: self._apply(connection))
@@ -383,8 +386,9 @@ class PreparedWriter(PostgresWriter):
                 target=self._table.quoted,
                 mapped=[one.mapped for one in self._plan],
                 sources=[Source(schema=schema, table=table, part=self._task.handle.partition)],
+                arrived=DIALECT.place,
             )
-            for statement in (*apply.statements(), f"DROP TABLE {DIALECT.quote(schema, table)}"):
+            for statement in apply.statements():
                 connection.execute(statement)
         # The rows hold a lock under which nobody alters the table.
         layout, target = self._given["layout"], (self._table.schema, self._table.name)
