@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from pyspark.sql.functions import col, count
 
 from epochal.errors import Misconfigured
 from epochal.sinks.files import Files, read_epochs
@@ -131,3 +132,21 @@ def test_each_batch_creates_a_table_that_is_missing(spark, place, tmp_path):
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
     writer.start().awaitTermination()
     assert place.rows("made") == [(1,), (2,), (3,)]
+
+
+def test_a_complete_result_replaces_the_last_one(spark, place, tmp_path):
+    place.sql(f"CREATE TABLE {place.schema}.totals (k bigint PRIMARY KEY, n bigint)")
+    source = tmp_path / "source"
+    for _ in range(2):
+        spark.range(0, 6, numPartitions=1).write.mode("append").parquet(str(source))
+    stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1)
+    totals = (
+        stream.parquet(str(source)).groupBy((col("id") % 3).alias("k")).agg(count("*").alias("n"))
+    )
+    pipeline = Pipeline("totals", sinks=[place.sink("totals", mode="complete")])
+    options = {"checkpoint": str(tmp_path / "checkpoint"), "availableNow": True}
+    with pytest.raises(Misconfigured, match="can't honour Spark's output mode 'update'"):
+        pipeline.start(totals, outputMode="update", **options)
+    pipeline.start(totals, outputMode="complete", **options).awaitTermination()
+    assert pipeline.error is None
+    assert place.rows("totals") == [(0, 4), (1, 4), (2, 4)]
