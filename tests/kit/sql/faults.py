@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -181,6 +182,31 @@ def test_a_rehearsal_that_was_lost_while_gates_ran_is_no_ground_for_a_decision(k
         session.commit()
     assert keyed.rows(columns="id") == [(1,), (2,)]
     assert keyed.leftovers() == []
+
+
+def test_an_upsert_locks_keys_in_their_order(keyed, some):
+    """Rows come as 3, 2, 1; somebody who has changed 1 goes on to 3, and nobody is in the way."""
+    life = keyed.life(mode="upsert", keys="id")
+    life.write(0, some(1, 2, 3))
+    receipts = [life.prepare(some(3, 2, 1, name="m"), 1)]
+    change = f"UPDATE {keyed.schema}.orders SET note = 'theirs' WHERE id = "
+    keyed.sql("START TRANSACTION")
+    keyed.sql(f"{change}1")
+    with ThreadPoolExecutor(1) as ours:
+        applied = ours.submit(life.rehearse, 1, receipts)
+        other = keyed.other_connection()
+        while not other.is_anybody_waiting():
+            time.sleep(0.02)
+        keyed.sql(f"{change}3")
+        keyed.sql("COMMIT")
+        other.admin.close()
+        applied.result()
+    life.commit(1, receipts)
+    assert keyed.rows(columns="id, name, note") == [
+        (1, "m1", "theirs"),
+        (2, "m2", "untouched"),
+        (3, "m3", "theirs"),
+    ]
 
 
 def test_a_driver_that_is_gone_holds_rows_for_a_bounded_time(orders, some):

@@ -43,6 +43,10 @@ class Place:
     def url(self, **options: Any) -> str:
         raise NotImplementedError
 
+    def other_connection(self) -> Place:
+        """The same place for somebody else, who closes `admin`."""
+        raise NotImplementedError
+
     def open_transactions(self) -> list[int]:
         """The sessions that have one, of all users."""
         raise NotImplementedError
@@ -53,6 +57,10 @@ class Place:
     def drop_staged(self, handle: Handle) -> None:
         """As somebody might who finds a table that looks forgotten."""
         self.sql(f"DROP TABLE {self.meta}.{staging_name(handle)}")
+
+    def is_anybody_waiting(self) -> bool:
+        """Whether a transaction waits for a lock."""
+        raise NotImplementedError
 
     def sink(self, table: str = "orders", *, url: str | None = None, **options: Any) -> Any:
         name = options.pop("name", SinkName(f"{self.schema}.{table}"))

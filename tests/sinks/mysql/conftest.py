@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -111,6 +111,14 @@ class Place(shared.Place):
             " WHERE trx_mysql_thread_id <> 0"
         )
         return [number for (number,) in rows]
+
+    def other_connection(self) -> Place:
+        return replace(self, admin=self.server.connect(), lives=[])
+
+    def is_anybody_waiting(self) -> bool:
+        time.sleep(0.15)
+        waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        return bool(self.sql(waiting))
 
     def end_session(self, number: int) -> None:
         self.sql(f"KILL CONNECTION {number}")

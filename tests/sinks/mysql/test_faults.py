@@ -132,7 +132,7 @@ def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(1114, TryAgain), (1021, TryAgain), (1213, TryAgain), (1644, RowRejected)]
+    ("number", "error"), [(1114, TryAgain), (1021, TryAgain), (1205, TryAgain), (1644, RowRejected)]
 )
 def test_errors_are_sorted_by_what_may_be_done_next(orders, some, number, error):
     trigger(orders, f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'no'")

@@ -203,9 +203,9 @@ NOBODYS_FAULT = {
         "nowhere",
     ),
     "a retry that a trigger asks for": (
-        trigger("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213"),
+        trigger("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1205"),
         TryAgain,
-        "1213",
+        "1205",
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ class Place(shared.Place):
     def open_transactions(self) -> list[int]:
         rows = self.sql("SELECT pid FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")
         return [pid for (pid,) in rows]
+
+    def other_connection(self) -> Place:
+        return replace(self, admin=connect(self.server), lives=[])
+
+    def is_anybody_waiting(self) -> bool:
+        return bool(self.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
     def end_session(self, number: int) -> None:
         self.sql(f"SELECT pg_terminate_backend({number}, 10000)")

@@ -52,6 +52,15 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
     assert len(orders.rows()) == 1
 
 
+def test_deadlocks_are_waited_out(orders, some):
+    orders.sql(f"CREATE SEQUENCE {orders.schema}.tries")
+    raised = "RAISE EXCEPTION 'deadlock' USING ERRCODE = 'deadlock_detected'"
+    trigger(orders, f"IF nextval('{orders.schema}.tries') < 9 THEN {raised}; END IF")
+    life = orders.life()
+    life.write(0, some(1))
+    assert orders.rows(columns="id") == [(1,)]
+
+
 def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
     short = "-c idle_in_transaction_session_timeout=300 -c transaction_timeout=300"
     url = f"{orders.server.url()}?options={quote(short)}"

@@ -159,14 +159,15 @@ def test_prepared_is_refused_where_the_server_has_too_few(orders, some):
         orders.life(strategy="prepared", tasks_max=65).start(some(1))
 
 
-def test_prepared_transactions_that_run_out_are_reported_with_the_way_out(orders, some):
+def test_prepared_transactions_that_run_out_are_tried_again_and_reported(orders, some):
     life = orders.life(strategy="prepared")
     life.start(some(1))
-    for partition in range(64):
-        life.prepare(some(partition), 0, partition)
-    with pytest.raises(Misconfigured, match="maximum number of prepared transactions") as raised:
+    prepared = [life.prepare(some(partition), 0, partition) for partition in range(64)]
+    with pytest.raises(TryAgain, match="maximum number of prepared transactions") as raised:
         life.prepare(some(64), 0, 64)
     assert "strategy='staged'" in raised.value.hint
+    life.committer.abort(EpochNumber(0), prepared[:1])
+    life.prepare(some(64), 0, 64)
 
 
 def test_prepared_is_refused_through_a_pooler(orders, some, proxy):

@@ -176,7 +176,17 @@ class Apply:
         return (
             f"INSERT INTO {self.target}{self.dialect.insert_alias} ({self.columns()})"
             f" SELECT {values} FROM ({self.winners()}) i WHERE {self.written()}"
+            f"{self._in_key_order()}"
         )
+
+    def _in_key_order(self) -> str:
+        """
+        Writers that lock rows in one order don't deadlock, and pages of the index are met once.
+        Keys without a unique index (`replace`) may have no order.
+        """
+        if self.mode.mode == "replace":
+            return ""
+        return f" ORDER BY {', '.join(f'i.{self.alias(key)}' for key in self.keys)}"
 
     def assignment(self, one: Mapped) -> str:
         return f"{self.dialect.quote(one.column)} = i.{self.alias(one)}"

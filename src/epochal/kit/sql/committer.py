@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,14 +39,28 @@ HOLDER_WAIT_S = 2.0
 _CLEAR_WAIT_S = 0.1
 
 
-def retry_transient(attempt: Callable[[], T], limits: Limits) -> T:
-    """Repeat a whole transaction that failed with `TryAgain`: each begins anew."""
-    for wait_ms in limits.retry_backoff_ms:
+def retry_transient(
+    attempt: Callable[[], T],
+    limits: Limits,
+    is_patient: Callable[[BaseException | None], bool] = lambda _: False,
+) -> T:
+    """
+    Repeat a whole transaction that failed with `TryAgain`: each begins anew. Causes that others'
+    transactions bring, and take away, are waited for as long as a commit may take (`is_patient`).
+    """
+    waits_ms, deadline_s = limits.retry_backoff_ms, time.monotonic() + limits.commit_retry_max_s
+    number = 0
+    while True:
         try:
             return attempt()
-        except TryAgain:
-            time.sleep(wait_ms / 1000)
-    return attempt()
+        except TryAgain as error:
+            is_left = is_patient(error.__cause__) and time.monotonic() < deadline_s
+            if not waits_ms or (number >= len(waits_ms) and not is_left):
+                raise
+        # With jitter: two writers that wait alike would meet again.
+        wait_ms = waits_ms[min(number, len(waits_ms) - 1)]
+        time.sleep(wait_ms / 1000 * random.uniform(0.5, 1.0))
+        number += 1
 
 
 def has_rows(receipt: Receipt) -> bool:

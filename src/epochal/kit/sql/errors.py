@@ -28,6 +28,7 @@ class ErrorTable(ABC):
     exists: ClassVar[Collection[Code]] = frozenset()
     """There is such a table already; needed where CREATE knows no IF NOT EXISTS."""
     lock_waits: ClassVar[Collection[Code]]
+    deadlocks: ClassVar[Collection[Code]]
     not_prepared: ClassVar[Collection[Code]]
     """There is no prepared transaction of this name, or another session still holds it."""
     transient: ClassVar[Collection[Code]]
@@ -71,6 +72,10 @@ class ErrorTable(ABC):
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return self.is_one_of(error, self.lock_waits)
+
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """Whether somebody else's transaction was preferred: it has passed by now."""
+        return error is not None and self.is_one_of(error, self.deadlocks)
 
     def is_missing(self, error: BaseException) -> bool:
         return self.is_one_of(error, self.missing)

@@ -90,7 +90,9 @@ class EpochTransaction:
         parts = self._parts(receipts)
         for part in parts:
             part.table.apart.begin(epoch, list(filter(has_rows, part.receipts)))
-        retry_transient(lambda: self._rehearse(epoch, parts), self._limits)
+        retry_transient(
+            lambda: self._rehearse(epoch, parts), self._limits, self._dialect.is_deadlock
+        )
 
     def confirm(self, epoch: EpochNumber, receipts: Receipts) -> None:
         """Apply again what was lost since, so that the decision is on rows that the tables take."""

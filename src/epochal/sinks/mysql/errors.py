@@ -52,6 +52,7 @@ class MySQLErrors(ErrorTable):
     duplicate: ClassVar[Collection[Code]] = frozenset({1062})
     missing: ClassVar[Collection[Code]] = frozenset({1049, 1051, 1146})
     lock_waits: ClassVar[Collection[Code]] = frozenset({1205})
+    deadlocks: ClassVar[Collection[Code]] = frozenset({1213})
     not_prepared: ClassVar[Collection[Code]] = frozenset({1397})
     transient: ClassVar[Collection[Code]] = _TRANSIENT
     data: ClassVar[Collection[Code]] = _DATA

@@ -47,6 +47,7 @@ class OracleErrors(ErrorTable):
     missing: ClassVar[Collection[Code]] = frozenset({942, 4043})
     exists: ClassVar[Collection[Code]] = frozenset({955})
     lock_waits: ClassVar[Collection[Code]] = frozenset({54, 4021, 30006})
+    deadlocks: ClassVar[Collection[Code]] = frozenset({60})
     not_prepared: ClassVar[Collection[Code]] = frozenset({2058, 24756})
     transient: ClassVar[Collection[Code]] = _TRANSIENT
     data: ClassVar[Collection[Code]] = _DATA | _RAISED_BY_TRIGGERS

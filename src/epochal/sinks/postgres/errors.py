@@ -49,6 +49,7 @@ class PostgresErrors(ErrorTable):
     duplicate: ClassVar[Collection[Code]] = frozenset({"23505"})
     missing: ClassVar[Collection[Code]] = frozenset({"42P01", "3F000"})
     lock_waits: ClassVar[Collection[Code]] = frozenset({_LOCK_NOT_AVAILABLE})
+    deadlocks: ClassVar[Collection[Code]] = frozenset({"40P01"})
     not_prepared: ClassVar[Collection[Code]] = frozenset({"42704", "55000"})
     """There is none of this name; another session is ending it."""
     transient: ClassVar[Collection[Code]] = frozenset(

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochal.contract import Task
-from epochal.errors import EpochalError, Misconfigured, RowRejected
+from epochal.errors import EpochalError, RowRejected, TryAgain
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.rejects import shown_rows
@@ -370,9 +370,10 @@ class PreparedWriter(PostgresWriter):
             self._classified("prepare", lambda: connection.execute(prepare), is_commit=True)
         except EpochalError as error:
             if f"[{TOO_MANY_PREPARED}]" in error.message:
-                raise Misconfigured(
+                # Of others, perhaps, and free in a moment; the check has counted them.
+                raise TryAgain(
                     error.message,
-                    "more tasks than max_prepared_transactions: raise it on the server, fewer "
+                    "all max_prepared_transactions are in use: raise it on the server, fewer "
                     "partitions (coalesce), or strategy='staged'",
                 ) from None
             raise
