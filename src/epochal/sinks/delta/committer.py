@@ -307,8 +307,16 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         See every file from here, in the partitions and with the columns that the table has: a
         commit would take others, and no reader would find the rows, or their values, again.
         """
+        digest = columns_digest(ledger.table)
+        partition_by = set(ledger.table.metadata().partition_columns)
+
+        def lost_of(receipt: Receipt) -> str | None:
+            has_these_columns = receipt.token.get("columns") == digest
+            changed = None if has_these_columns else ledger.table
+            return self._lost(receipt, partition_by, changed)
+
         with self._errors("look for prepared files"):
-            found = at_once(lambda one: self._lost(ledger.table, one), receipts)
+            found = at_once(lost_of, receipts)
         lost = {str(one.handle): why for one, why in zip(receipts, found, strict=True) if why}
         if lost:
             self._plan = None  # rows that are written again are written for the table as it is now
@@ -321,12 +329,15 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 handles=tuple(sorted(lost)),
             )
 
-    def _lost(self, table: DeltaTable, receipt: Receipt) -> str | None:
-        """Why the table can't have the files of a receipt; None where it can."""
+    def _lost(
+        self, receipt: Receipt, partition_by: set[str], changed: DeltaTable | None
+    ) -> str | None:
+        """
+        Why the table can't have the files of a receipt; None where it can. `changed` is the table
+        where it has other columns than the files were written for.
+        """
         files = files_of(receipt)
-        has_these_columns = receipt.token.get("columns") == columns_digest(table)
-        is_staged = self._sink.mode == "merge"
-        columns = set() if is_staged else set(table.metadata().partition_columns)
+        columns = set() if self._sink.mode == "merge" else partition_by
         sizes = self._files.sizes([file["path"] for file in files])
         for file, size in zip(files, sizes, strict=True):
             if size is None:
@@ -335,7 +346,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 return f"{file['path']} has {size} bytes, and was prepared with {file['bytes']}"
             if file["partition"].keys() != columns:
                 return f"{file['path']} is of other partitions than the table has now"
-            if not has_these_columns and (why := self._misfit(table, receipt, file)):
+            if changed is not None and (why := self._misfit(changed, receipt, file)):
                 return f"{file['path']} is of other columns than the table has now: {why}"
         return None
 
