@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import secrets
 import stat
 import time
@@ -147,7 +148,10 @@ class LocalStore:
     def create(self, key: str) -> LocalOutput:
         path = self._path(key)
         with self._errors("write", key):
-            return LocalOutput(self, key, path, _created(path.with_name(path.name + UNFINISHED)))
+            file = _created(path.with_name(path.name + UNFINISHED))
+            # Rows, on their way to a target that has rights of its own.
+            os.fchmod(file.fileno(), 0o660 if is_shared(path.parent) else 0o600)
+        return LocalOutput(self, key, path, file)
 
     def discard_unfinished(self, folder: str) -> None:
         """`names` lists them here: they are deleted like other keys."""
@@ -158,6 +162,18 @@ class LocalStore:
                 return self._path(key).open("rb")
             except FileNotFoundError:
                 return None
+
+    def require_removable(self, key: str) -> None:
+        """Raise where this user could not remove a file that another may have written."""
+        folder = self._path(key).parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            owner, me = user_name(folder.stat().st_uid), user_name(os.geteuid())
+            raise Misconfigured(
+                f"{folder} belongs to {owner}, and this process, which runs as {me}, can't remove "
+                "files there",
+                f"run driver and executors as one user; or give {me} and {owner} a common group: "
+                f"chgrp -R GROUP {self.location} and chmod -R g+rwXs on it",
+            )
 
     def _path(self, key: str) -> Path:
         return self._base / checked(key)
@@ -317,10 +333,22 @@ def make_private_folder(path: Path) -> None:
 
 
 def _share(path: Path, mode: int) -> None:
-    """A folder with the mode g+ws is shared by its group, and so is all that is made in it."""
-    shared = stat.S_IWGRP | stat.S_ISGID
-    if path.parent.stat().st_mode & shared == shared:
+    """What is made in a shared folder is shared, too."""
+    if is_shared(path.parent):
         path.chmod(mode | stat.S_ISGID)
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a folder has the mode g+ws, by which a group shares it."""
+    shared = stat.S_IWGRP | stat.S_ISGID
+    return folder.stat().st_mode & shared == shared
+
+
+def user_name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"user {uid}"
 
 
 def sync(path: Path) -> None:

@@ -64,8 +64,11 @@ class Delivery(Protocol):
 
 
 def require_seen(spool: RowSpool, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-    """Raise where a row can't be seen from here: executors may have written to their own disks."""
-    lost = _lost(spool, receipts)
+    """
+    Raise where a row can't be read from here: executors may have written to their own disks, or as
+    another user.
+    """
+    lost = [one for one in receipts if one.rows and not spool.can_read(one.handle)]
     if lost:
         raise Misconfigured(
             f"epoch {epoch}: the driver does not see the rows that {len(lost)} of "

@@ -26,6 +26,7 @@ import pyarrow as pa
 from epochal.contract import Task
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured, PreparedLost
 from epochal.storage import UNFINISHED, FileStore, Output, open_file_store
+from epochal.storage.local import LocalStore
 from epochal.storage.urls import OBJECT_SCHEMES, scheme_of, without_secrets
 from epochal.terms import Fingerprint, Handle, InDoubt, Receipt, SinkTag, Uid, handle_prefix
 
@@ -151,6 +152,19 @@ class RowSpool:
 
     def has(self, handle: Handle) -> bool:
         return self.store.entry(_name(handle)) is not None
+
+    def can_read(self, handle: Handle) -> bool:
+        """
+        Whether its rows are there, and can be read here. Raises `Misconfigured` where this user may
+        not read or remove what a task has written as another.
+        """
+        file = self.store.open(_name(handle))
+        if file is None:
+            return False
+        file.close()
+        if isinstance(self.store, LocalStore):
+            self.store.require_removable(_name(handle))
+        return True
 
     def read(self, handle: Handle, *, rows: int) -> Iterator[pa.RecordBatch]:
         """

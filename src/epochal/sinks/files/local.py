@@ -23,7 +23,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import pwd
 import secrets
 import shutil
 import stat
@@ -46,6 +45,7 @@ from epochal.storage.local import (
     make_folder,
     make_private_folder,
     sync,
+    user_name,
 )
 from epochal.terms import (
     Ability,
@@ -254,7 +254,7 @@ class LocalStaging:
             raise self._not_allowed("move files out of", source.parent, reason) from error
 
     def _not_allowed(self, verb: str, folder: Path, reason: str) -> Misconfigured:
-        driver, owner = _user(os.geteuid()), _user(folder.stat().st_uid)
+        driver, owner = user_name(os.geteuid()), user_name(folder.stat().st_uid)
         return Misconfigured(
             f"the driver, which runs as {driver}, can't {verb} {folder}, which belongs to {owner}: "
             f"{reason}",
@@ -491,7 +491,7 @@ def _remove(folder: Path) -> None:
 def _warn(path: Path, error: OSError) -> None:
     """Not raised: what one user left must not stop every start of another."""
     with suppress(FileNotFoundError):
-        owner = _user(path.lstat().st_uid)
+        owner = user_name(path.lstat().st_uid)
         logger.warning(
             "%s, which belongs to %s, can't be removed, and no decision needs it: %s",
             path,
@@ -507,10 +507,3 @@ def _owners(file: Path) -> tuple[int, int]:
 def _nearest(folder: Path) -> Path:
     """The folder itself, or the one above it in which it is going to be made."""
     return folder if folder.exists() else _nearest(folder.parent)
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
-    except KeyError:
-        return f"user {uid}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sinks.files import other_user
+from sinks.other_user import as_user
 
 from epochal.errors import Misconfigured
+from epochal.sinks.callback import Callback
 from epochal.sinks.files import Files
 from epochal.sinks.files.local import folder_beside
 from epochal.terms import NO_ROWS, EpochNumber, Receipt
@@ -32,17 +29,6 @@ def lake() -> Iterator[Path]:
     folder.chmod(0o777)
     yield folder
     shutil.rmtree(folder)
-
-
-def as_user(uid: int, gid: int, verb: str, sink: Files, *given: Any) -> Any:
-    done = subprocess.run(
-        [sys.executable, other_user.__file__, str(uid), str(gid)],
-        input=pickle.dumps((verb, sink, given)),
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return pickle.loads(done.stdout)
 
 
 def test_files_of_another_user_that_can_not_be_moved_are_refused_before_the_decision(
@@ -111,3 +97,26 @@ def test_what_another_user_left_is_reported_and_stops_no_start(drive, numbers, l
     assert as_user(DRIVER, DRIVER, "ask", sink, identity, "abort", EpochNumber(0), [bare]) is None
     listed = as_user(DRIVER, DRIVER, "ask", sink, identity, "in_doubt")
     assert [found.handle for found in listed] == [left.handle]
+
+
+def test_spooled_rows_are_private_and_refused_before_the_decision_where_the_driver_is_another_user(
+    drive, numbers, lake
+):
+    driver = drive(Callback(print, spool=str(lake / "spool")))
+    task = (driver.sink, driver.task(numbers(1), 0), numbers(1))
+    receipt = as_user(TASK, TASK, "prepare", *task)
+    (spooled,) = (lake / "spool").rglob("*.arrow")
+    assert stat.S_IMODE(spooled.stat().st_mode) == 0o600
+    given = (driver.sink, driver.identity, "rehearse", EpochNumber(0), [receipt])
+    for mode in (0o600, 0o644):
+        spooled.chmod(mode)
+        refused = as_user(DRIVER, DRIVER, "ask", *given)
+        assert isinstance(refused, Misconfigured), oct(mode)
+    assert str(TASK) in refused.message
+    shutil.rmtree(lake / "spool")
+    (lake / "spool").mkdir()
+    os.chown(lake / "spool", DRIVER, GROUP)
+    (lake / "spool").chmod(0o2770)
+    receipt = as_user(TASK, GROUP, "prepare", *task)
+    assert isinstance(receipt, Receipt)
+    assert as_user(DRIVER, GROUP, "ask", *given[:-1], [receipt]) is None

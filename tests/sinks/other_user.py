@@ -1,19 +1,39 @@
-"""A program that does one verb of a sink as another user: `python other_user.py <uid> <gid>`."""
+"""
+Another user of the machine, who does one verb of a sink in a process of its own.
+
+This is the program, too: `python other_user.py <uid> <gid>`.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import sys
+from typing import Any
 
 import pyarrow.parquet as pq
 
+import epochal.kit.spool.committer
+import epochal.sinks.callback.sink
 import epochal.sinks.files.committer
 import epochal.sinks.files.local
 import epochal.sinks.files.spark_log
 import epochal.sinks.files.writer  # noqa: F401  what is loaded late can't be read any more
 from epochal.contract import Limits, prepare_rows
 from epochal.errors import EpochalError
+
+
+def as_user(uid: int, gid: int, verb: str, sink: Any, *given: Any) -> Any:
+    """What the verb returns, or the error of ours that it raises."""
+    done = subprocess.run(
+        [sys.executable, __file__, str(uid), str(gid)],
+        input=pickle.dumps((verb, sink, given)),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return pickle.loads(done.stdout)
 
 
 def main(uid: int, gid: int) -> None:
