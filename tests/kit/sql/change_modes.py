@@ -17,6 +17,8 @@ from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.memory import Memory
 
 EPOCHS = 6
+OTHERS = 3
+"""The epoch that another driver commits."""
 TASKS = 2
 ROWS = 8
 KEYS = 5
@@ -158,6 +160,17 @@ def test_a_change_stream_leaves_what_row_by_row_sql_leaves(place, name):
     judge_stream(place, name)
 
 
+def write_by_two(place: Any, life: Any, epoch: int, *tasks: pa.Table) -> Any:
+    """One driver rehearses and dies; the next one carries the decision out, and then again."""
+    receipts = [life.prepare(rows, epoch, number) for number, rows in enumerate(tasks)]
+    life.rehearse(epoch, receipts)
+    life.close()
+    other = place.keep(life.fresh(generation=2))
+    for _ in range(2):
+        other.commit(epoch, receipts)
+    return other
+
+
 def judge_stream(place: Any, name: str) -> None:
     make(place)
     options = options_of(place, name)
@@ -169,7 +182,10 @@ def judge_stream(place: Any, name: str) -> None:
         )
     life = place.life(**options)
     for epoch, tasks in enumerate(epochs(seed=7)):
-        life.write(epoch, *map(table_of, tasks))
+        if epoch == OTHERS:
+            life = write_by_two(place, life, epoch, *map(table_of, tasks))
+        else:
+            life.write(epoch, *map(table_of, tasks))
         expected.apply(row for rows in tasks for row in rows)
         assert place.rows("orders") == place.rows("expected"), f"epoch {epoch}"
         if "tombstones" in options:

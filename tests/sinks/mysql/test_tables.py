@@ -13,6 +13,7 @@ from epochal.sinks.mysql import MySQL, client
 from epochal.terms import EpochNumber
 
 SECRET = "hunter2-s3cret"
+BURIED = {"delete_when": "name = 'x'", "tombstones": "{schema}.buried"}
 
 
 def test_a_missing_table_is_reported_with_what_is_like_it(place, some):
@@ -98,6 +99,18 @@ def test_what_the_server_fills_is_left_to_it(place, some):
         {"mode": "upsert", "keys": ["id"], "columns": ["id", "name"]},
         {"mode": "replace", "keys": ["id"], "columns": ["id", "name"]},
         {"mode": "upsert", "keys": "id", "delete_when": "name = 'x'", "columns": ["id", "name"]},
+        {"mode": "insert_new", "keys": "id", "columns": ["id", "name"]},
+        {"mode": "update", "keys": "id", "columns": ["id", "name"], "skip_unchanged": True},
+        {"mode": "complete", "columns": ["id", "name"]},
+        {
+            "mode": "upsert",
+            "keys": "id",
+            "newer": "name",
+            "delete_when": "name = 'x'",
+            "delete_as": {"gone": "1"},
+            "columns": ["id", "name"],
+        },
+        {"mode": "upsert", "keys": "id", "newer": "name", **BURIED},
         {"create_table": "if_missing"},
     ],
     ids=str,
@@ -105,7 +118,14 @@ def test_what_the_server_fills_is_left_to_it(place, some):
 def test_what_grants_prints_is_all_that_an_account_needs(place, some, options):
     if "create_table" not in options:
         key = "PRIMARY KEY" if "mode" in options else ""
-        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint {key}, name text)")
+        place.sql(
+            f"CREATE TABLE {place.schema}.orders (id bigint {key}, name varchar(9)"
+            " COLLATE utf8mb4_bin, gone bigint)"
+        )
+    if "mode" in options:
+        place.sql(f"INSERT INTO {place.schema}.orders (id) VALUES (1), (2)")
+    if "tombstones" in options:
+        options = {**options, "tombstones": f"{place.schema}.buried"}
     place.make_account("least")
     life = place.life(url=place.url(user="least"), **options)
     for statement in life.sink.grants():

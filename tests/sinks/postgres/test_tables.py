@@ -18,6 +18,7 @@ from epochal.sinks.postgres import Postgres
 from epochal.terms import EpochNumber
 
 SECRET = "hunter2-s3cret"
+BURIED = {"delete_when": "name = 'x'", "tombstones": "{schema}.buried"}
 
 
 # Mismatches
@@ -296,6 +297,19 @@ def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server)
             "delete_when": "name = 'gone'",
             "columns": ["id", "name"],
         },
+        {"mode": "insert_new", "keys": "id", "columns": ["id", "name"]},
+        {"mode": "update", "keys": "id", "columns": ["id", "name"], "skip_unchanged": True},
+        {"mode": "complete", "columns": ["id", "name"], "truncate": True},
+        {"mode": "complete", "columns": ["id", "name"]},
+        {
+            "mode": "upsert",
+            "keys": "id",
+            "newer": "name",
+            "delete_when": "name = 'x'",
+            "delete_as": {"gone": "1"},
+            "columns": ["id", "name"],
+        },
+        {"mode": "upsert", "keys": "id", "newer": "name", **BURIED},
         {"create_table": "if_missing"},
     ],
     ids=str,
@@ -304,7 +318,13 @@ def test_what_grants_prints_is_all_that_a_role_needs(place, some, server, option
     role = f"role_{place.schema}"
     if "create_table" not in options:
         key = "PRIMARY KEY" if "mode" in options else ""
-        place.sql(f"CREATE TABLE {place.schema}.orders (n serial, id bigint {key}, name text)")
+        place.sql(
+            f"CREATE TABLE {place.schema}.orders (n serial, id bigint {key}, name text, gone int)"
+        )
+    if "mode" in options:
+        place.sql(f"INSERT INTO {place.schema}.orders (id) VALUES (1), (2)")
+    if "tombstones" in options:
+        options = {**options, "tombstones": f"{place.schema}.buried"}
     place.sql(f"CREATE ROLE {role} LOGIN")
     try:
         life = place.life(url=server.url(user=role), **options)

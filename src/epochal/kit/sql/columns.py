@@ -267,7 +267,7 @@ def no_order(field: str, column: str, type_: str) -> tuple[str, str]:
     return (
         f'newer="{field}": the column "{column}" is {type_}, which orders values otherwise than '
         "they arrive",
-        "a column of the field's own type",
+        "a column of the field's own type; for text one that compares bytes (COLLATE … _bin)",
     )
 
 

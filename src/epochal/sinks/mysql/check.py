@@ -398,6 +398,10 @@ def grants(sink: MySQL, account: str) -> list[str]:
         f"GRANT {_META_RIGHTS} ON {meta}.* TO {account}",
         f"GRANT {rights_on_table(sink)} ON {table} TO {account}",
     ]
+    buried = sink.write_mode.tombstones
+    if buried is not None:
+        named = DIALECT.quote(buried.schema or sink.server.database, buried.table)
+        statements.append(f"GRANT CREATE, SELECT, INSERT, UPDATE, DELETE ON {named} TO {account}")
     if sink.strategy == "prepared":
         statements.append(f"GRANT XA_RECOVER_ADMIN ON *.* TO {account} /* MySQL, not MariaDB */")
     return statements

@@ -290,7 +290,7 @@ def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Plann
         if name in taking and not _keeps_order(sent[name], taking[name])
     ]
     newer = sink.write_mode.newer
-    if newer is not None and newer in taking and not _keeps_order(sent[newer], taking[newer]):
+    if newer is not None and newer in taking and not _is_version(sent[newer], taking[newer]):
         problems.add(*no_order(newer, taking[newer].name, taking[newer].ddl))
     if sink.write_mode.needs_unique_key and not problems.facts:
         columns = {name: column.name for name, column in taking.items()}
@@ -330,6 +330,12 @@ _ORDERED: Mapping[str, frozenset[str]] = {
 
 def _keeps_order(sent: Sent, column: Column) -> bool:
     return column.data_type in _ORDERED.get(sent.family, ())
+
+
+def _is_version(sent: Sent, column: Column) -> bool:
+    """Whether values compare in the column as they arrive; text arrives as bytes."""
+    is_bytes = sent.family == "text" and column.ddl.endswith("_bin")
+    return is_bytes or _keeps_order(sent, column)
 
 
 def _require_key(

@@ -580,6 +580,10 @@ def grants(sink: Postgres, role: str) -> list[str]:
         schema = DIALECT.quote(name.schema)
         right = "USAGE, CREATE" if sink.create_table == "if_missing" else "USAGE"
         statements.append(f"GRANT {right} ON SCHEMA {schema} TO {to}")
+    buried = sink.write_mode.tombstones
+    if buried is not None:
+        within = DIALECT.quote(buried.schema or "public")
+        statements.append(f"GRANT USAGE, CREATE ON SCHEMA {within} TO {to}")
     if sink.create_table == "if_missing":
         return statements
     columns, keys = sink.named_columns()
