@@ -432,7 +432,11 @@ def test_a_job_that_a_delta_table_lost_after_the_decision_is_written_again(
 
 
 def test_check_says_what_writes_the_rows_and_why(source: Source, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2775)
     sinks = {
+        "shared": (Files(shared), False, "shared by a group"),
         "plain": (Files(tmp_path / "plain"), True, "Python"),
         "csv": (Files(tmp_path / "csv", format="csv"), False, "csv"),
         "split": (Files(tmp_path / "split", max_file_bytes=BY_TASKS), False, "max_file_bytes"),

@@ -163,6 +163,9 @@ class Staging(Protocol):
     def clear_listed(self, found: InDoubt) -> None:
         """Remove what is listed of an attempt whose files are all in their place."""
 
+    def engine_refusal(self) -> str | None:
+        """Why only tasks can prepare here, and no job of the engine's own writer."""
+
     def engine_attempt(self, handle: Handle) -> EngineAttempt | None:
         """Where a job of the engine's own writer prepares; None where only tasks can."""
 

@@ -107,7 +107,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     # Jobs of the engine's own writer
 
     def engine_refusal(self, schema: pa.Schema | None) -> str | None:  # noqa: ARG002
-        return self._engine_refusal
+        return self._engine_refusal or self._staging.engine_refusal()
 
     def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
         """The attempt's folder is its marker, and is there before the first task."""

@@ -42,6 +42,7 @@ from epochal.sinks.files.backend import Showing, Stores, files_of
 from epochal.storage.local import (
     LocalStore,
     disk_errors,
+    is_shared,
     make_folder,
     make_private_folder,
     sync,
@@ -378,6 +379,13 @@ class LocalStaging:
 
     def clear_listed(self, found: InDoubt) -> None:
         self._discard(self._beside / found.name)
+
+    def engine_refusal(self) -> str | None:
+        """Driver and executors may be two users there, and Spark makes folders for one only."""
+        found = next((one for one in (self._beside, self._root) if one.is_dir()), None)
+        if found is None or not is_shared(found):
+            return None
+        return f"{found} is shared by a group (g+ws), and what Spark's writer makes is not"
 
     def engine_attempt(self, handle: Handle) -> LocalAttempt:
         return LocalAttempt(self._root, handle)

@@ -162,6 +162,9 @@ class MultipartStaging:
         if found.receipt is not None:
             self.discard(found.receipt)
 
+    def engine_refusal(self) -> str:
+        return "objects are uploaded by tasks"
+
     def engine_attempt(self, handle: Handle) -> None:
         """Only tasks upload."""
 

@@ -239,8 +239,6 @@ class Files(SinkBase):
 
     def _engine_refusal(self) -> str | None:
         """Why tasks write the files, and not Spark's own writer."""
-        if self._mechanism != "rename":
-            return "objects are uploaded by tasks"
         if self.format != "parquet":
             return f"the form of values in {self.format} is that of tasks"
         if self.max_file_bytes is not None:

@@ -179,6 +179,9 @@ class WholeObjectStaging:
     def clear_listed(self, found: InDoubt) -> None:
         self._ours.delete([f"{layout.IN_DOUBT}/{found.name}"])
 
+    def engine_refusal(self) -> str:
+        return "objects are uploaded by tasks"
+
     def engine_attempt(self, handle: Handle) -> None:
         """Only tasks upload."""
 
