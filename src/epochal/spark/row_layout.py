@@ -118,6 +118,10 @@ class _Builder:
             column = self._expressions.microseconds(column, kind)
         else:
             column = column.cast({2: "smallint", 4: "int", 8: "bigint"}[piece.width])
+        if piece.plus < 0 and piece.width == 8:
+            # Nothing wraps around to a number that means another moment: the target refuses this.
+            first = functions.lit(-(2**63) - piece.plus + 1)
+            column = functions.when(column < first, first).otherwise(column)
         return column + functions.lit(piece.plus) if piece.plus else column
 
     def _digits(self, column: Column, piece: Digits) -> list[Column]:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from pyspark.sql.functions import col, count
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.files import Files, read_epochs
 from epochal.spark import row_layout as packing
 from epochal.spark.pipeline import Pipeline
@@ -150,3 +150,13 @@ def test_a_complete_result_replaces_the_last_one(spark, place, tmp_path):
     pipeline.start(totals, outputMode="complete", **options).awaitTermination()
     assert pipeline.error is None
     assert place.rows("totals") == [(0, 4), (1, 4), (2, 4)]
+
+
+def test_spark_s_first_moments_are_refused(spark, place, tmp_path):
+    place.sql(f"CREATE TABLE {place.schema}.moments (id bigint, at timestamptz)")
+    pipeline = Pipeline("moments", [place.sink("moments")])
+    for number, first in enumerate([-(2**63), -(2**63) + 946_684_800_000_000]):
+        rows = spark.sql(f"SELECT {number}L AS id, timestamp_micros({first + 1}L - 1) AS at")
+        with pytest.raises(RowRejected, match="out of range"):
+            pipeline.write(rows, run=f"r{number}", checkpoint=str(tmp_path / "checkpoint"))
+    assert place.rows("moments") == []

@@ -9,6 +9,7 @@ from decimal import Decimal
 import psycopg
 import pyarrow as pa
 import pytest
+from sinks.postgres.conftest import make_place
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.rejects import REJECTED
@@ -317,3 +318,17 @@ def test_refused_rows_go_elsewhere_where_all_tables_are_published(uuids):
         assert len(uuids.rows()) == 18
     finally:
         uuids.sql(f"DROP PUBLICATION every_{uuids.schema}")
+
+
+def test_spark_s_first_moment_is_refused_and_not_retried(server):
+    first = pa.array([0, -(2**63), 1], pa.timestamp("us"))
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "at": first})
+    with make_place(server, "columns") as place:
+        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, at timestamp)")
+        with pytest.raises(RowRejected, match="4713 BC"):
+            place.life().write(0, rows)
+        life = place.life(name="elsewhere", on_reject=Memory(name="bad orders"))
+        life.write(0, rows)
+        (rejected,) = life.committer.rejected(0).to_pylist()
+        assert json.loads(rejected["row"])["id"] == 2
+        assert place.rows(columns="id") == [(1,), (3,)]

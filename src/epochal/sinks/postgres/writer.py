@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
 
 _SAVEPOINT = "epochal_block"
+_FIRST_US = 946_684_800_000_000 - 2**63
+"""What is counted from the year 2000 as the lowest number: for PostgreSQL, minus infinity."""
 _NUL = "holds the character NUL (\\u0000), which PostgreSQL can't store in text"
 
 
@@ -83,6 +85,8 @@ class SendingColumns:
 
     def send(self, connection: ArrowConnection, schema: str, table: str, block: pa.Table) -> None:
         columns = {one.column: one.values(block) for one in self._copied}
+        for name, values in columns.items():
+            _require_countable(name, values)
         connection.ingest(schema, table, pa.table(columns))
 
     def nuls(self, block: pa.Table) -> Iterator[tuple[str, int]]:
@@ -122,6 +126,19 @@ class SendingBytes:
             dict(zip(names, read_row(row, bases), strict=True))
             for row in block.column(0).to_pylist()
         ]
+
+
+def _require_countable(column: str, values: pa.ChunkedArray) -> None:
+    """
+    PostgreSQL counts from the year 2000: Spark's first moments are before its first number. ADBC
+    would report that as an error of the connection.
+    """
+    if pa.types.is_timestamp(values.type) and values.type.unit == "us":
+        first = pc.min(values.cast(pa.int64())).as_py()
+        if first is not None and first <= _FIRST_US:
+            raise pa.ArrowInvalid(
+                f'"{column}" holds a time before 4713 BC, PostgreSQL\'s first year'
+            )
 
 
 def _bytes_of(rows: pa.BinaryArray) -> memoryview:
