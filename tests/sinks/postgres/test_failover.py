@@ -57,10 +57,10 @@ class Pair:
         assert self.sql("SELECT pg_promote()", self.replica) == [(True,)]
 
     def leftovers(self):
-        """Staging tables and prepared transactions on the replica."""
+        """Staged attempts and prepared transactions on the replica."""
         staged = self.sql(
-            "SELECT tablename::text FROM pg_tables WHERE schemaname = 'epochal'"
-            " AND tablename <> 'ledger' UNION ALL SELECT gid FROM pg_prepared_xacts ORDER BY 1",
+            "SELECT handle FROM epochal_staging.slots WHERE handle IS NOT NULL"
+            " UNION ALL SELECT gid FROM pg_prepared_xacts ORDER BY 1",
             self.replica,
         )
         return [name for (name,) in staged]
