@@ -194,3 +194,22 @@ def test_a_delete_condition_that_can_not_be_evaluated_is_refused_at_the_start(
     with pytest.raises(Misconfigured, match=f"delete_when='{condition}'") as caught:
         life.start(some(1))
     assert "the fields are id, name" in caught.value.hint.lower()
+
+
+def test_a_key_that_is_deleted_and_comes_again_in_one_epoch_is_a_new_row(keyed):
+    life = keyed.life(
+        mode="upsert", keys="id", order_by="at", delete_when="name = 'gone'", columns=["id", "name"]
+    )
+
+    def rows(*some):
+        ids, names, moments = zip(*some, strict=True)
+        return pa.table({"id": pa.array(ids, pa.int64()), "name": names, "at": moments})
+
+    life.write(0, rows((1, "a", 1), (2, "b", 1), (3, "c", 1)))
+    keyed.sql(f"UPDATE {keyed.schema}.orders SET note = 'old'")
+    life.write(
+        1,
+        rows((1, "gone", 2), (1, "back", 3), (2, "still", 2), (3, "again", 2)),
+        rows((3, "gone", 3)),
+    )
+    assert keyed.rows(columns="id, name, note") == [(1, "back", "untouched"), (2, "still", "old")]

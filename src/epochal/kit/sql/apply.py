@@ -112,10 +112,19 @@ class Apply:
         is_delete = " AND ".join(["i.is_delete = 1", *self.newer_condition()])
         buried = [dialect.bury(self)] if mode.tombstones is not None else []
         if not mode.delete_as:
-            return [*buried, dialect.delete(self, is_delete)]
+            return [*buried, dialect.delete(self._with_every_delete(), is_delete)]
         marks = [f"{dialect.quote(column)} = {made}" for column, made in mode.delete_as.items()]
         version = [self.assignment(one) for one in self.newest]
         return [*buried, dialect.update(self, [*marks, *version], is_delete)]
+
+    def _with_every_delete(self) -> Apply:
+        """
+        A key that is deleted and comes again in one epoch is a new row: columns that no field fills
+        get their defaults. So deletes that do not win count, too. With `newer`, the winner decides.
+        """
+        if self.mode.newer is not None:
+            return self
+        return replace(self, mode=replace(self.mode, order_by=()))
 
     def _writes(self) -> list[str]:
         mode, dialect = self.mode, self.dialect
