@@ -235,7 +235,7 @@ class SimCommitter:
         self._call("rehearse", epoch, tuple(receipts), self._after)
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
-        self._call("commit", epoch, tuple(receipts))
+        self._call("commit", epoch, tuple(receipts), self._after)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._call("abort", epoch, tuple(receipts))

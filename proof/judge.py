@@ -33,7 +33,7 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from epochal.errors import Fenced, Unsettled
+from epochal.errors import Fenced, Unsettled, WentBack
 from epochal.protocol.receipts import lists_of
 from epochal.protocol.records import decode
 from epochal.protocol.state import Record, RecordKind, State
@@ -65,11 +65,11 @@ class Judge:
         "_hanging",
         "_hanging_commits",
         "_latecomers",
-        "_lost",
         "_named",
         "_rehearsed",
         "_top",
         "claimant",
+        "lost",
         "truth",
     )
 
@@ -97,7 +97,7 @@ class Judge:
         """Drivers that wait for a commit that hangs."""
         self._answered: frozenset[tuple[str, SinkName, int]] = frozenset()
         """Drivers that know of a sink that it has committed an epoch."""
-        self._lost: dict[SinkName, frozenset[tuple[Uid, int]]] = {}
+        self.lost: dict[SinkName, frozenset[tuple[Uid, int]]] = {}
         """Targets that went back in time, with the epochs that were committed and are gone."""
 
     def copy(self) -> Judge:
@@ -115,7 +115,7 @@ class Judge:
         other._clear_generation = self._clear_generation
         other._hanging, other._hanging_commits = self._hanging, self._hanging_commits
         other._answered = self._answered
-        other._lost = dict(self._lost)
+        other.lost = dict(self.lost)
 
     def key(self) -> Hashable:
         """`_asked` and what drivers know follow from their own calls, which the state has."""
@@ -126,7 +126,7 @@ class Judge:
             self._expired,
             self._latecomers,
             self._rehearsed,
-            frozenset(self._lost.items()),
+            frozenset(self.lost.items()),
         )
 
     @property
@@ -157,7 +157,7 @@ class Judge:
         if call.room != TARGET:
             return
         if call.verb in ("commit", "commit_half"):
-            self._may_commit(call)
+            self._may_commit(world, call)
         elif call.verb == "abort":
             self._may_drop(world, call)
         elif call.verb == "rehearse":
@@ -173,16 +173,31 @@ class Judge:
         if self.truth is not None and (needed := lists_of(self.truth.unsettled) & set(names)):
             raise Breach("I4", f"{call}: the newest record names {sorted(needed)}")
 
-    def _may_commit(self, call: Call) -> None:
+    def _may_commit(self, world: World, call: Call) -> None:
         epoch, handles = _epoch_and_handles(call)
         if SinkName(call.name) not in self._decided.get(epoch, ()):
             raise Breach("I3", f"{call}: no durable decision for epoch {epoch}")
         for handle in handles:
             if self._named.get(handle) != epoch:
                 raise Breach("I1", f"{call}: no decision names {handle}")
-        lost = {at for _, at in self._lost.get(SinkName(call.name), ())}
-        if lost and epoch > max(lost):
-            raise Breach("I10", f"{call}: {call.name} went back and has lost {sorted(lost)}")
+        if self.lost:
+            self._knows_of_no_gap(world.targets[SinkName(call.name)], call, epoch)
+
+    def _knows_of_no_gap(self, target: Target, call: Call, epoch: int) -> None:
+        """
+        What a running driver, or the log, knows to be committed there is there, or the target
+        refuses. A start has asked for the newest epoch a moment before, and commits without it.
+        """
+        after = cast("int | None", call.args[2])
+        proven = target.proven(self.truth.uid) if self.truth is not None else None
+        if self.truth is None or after is None or proven is None or after > proven:
+            return
+        logged = self.truth.newest_committed.get(target.name, -1)
+        for uid, lost in self.lost.get(target.name, ()):
+            is_known = lost <= logged or (call.actor, target.name, lost) in self._answered
+            is_gone = (uid, lost) not in target.epochs and lost >= target.pruned.get(uid, 0)
+            if lost < epoch and is_known and is_gone:
+                raise Breach("I10", f"{call}: {target.name} went back and has lost epoch {lost}")
 
     def _has_claimed(self, call: Call) -> None:
         """The first question of a driver that takes itself for the newest."""
@@ -296,7 +311,7 @@ class Judge:
                 raise Breach("I4", f"{call}: epoch {epoch} is taken for done on {sink}, and is not")
 
     def _is_proven(self, target: Target, key: tuple[Uid, int], named: Collection[str]) -> bool:
-        if key in self._lost.get(target.name, ()):
+        if key in self.lost.get(target.name, ()):
             return True
         return key in target.epochs and target.committed.issuperset(named)
 
@@ -378,11 +393,13 @@ class Judge:
     def went_back(self, before: Target, now: Target) -> None:
         """A target is replaced by an older one."""
         lost = before.epochs - now.epochs
-        self._lost[now.name] = self._lost.get(now.name, frozenset()) | lost
+        self.lost[now.name] = self.lost.get(now.name, frozenset()) | lost
+        self.expired([*(before.prepared.keys() | before.committed) - now.prepared.keys()])
+        self._latecomers |= now.prepared.keys() - before.prepared.keys()
 
     def accepted(self, sink: SinkName) -> None:
         """A person goes on at a target that went back."""
-        del self._lost[sink]
+        del self.lost[sink]
 
     # Targets that hang, sources that are idle
 
@@ -421,10 +438,19 @@ class Judge:
         self, world: World, error: BaseException | None, *, is_deterministic: bool
     ) -> None:
         """A last driver ran undisturbed, and ended so."""
-        if isinstance(error, Unsettled) and not is_deterministic:
+        is_other = isinstance(error, Unsettled) and not is_deterministic
+        if is_other or (self.lost and self._is_told(error)):
             self.partly(world)
         else:
             self.at_rest(world)
+
+    def _is_told(self, error: BaseException | None) -> bool:
+        """
+        A person learns that a target went back, or that a decided epoch is not carried out: the
+        engine may have taken it for done, and does not give its rows again.
+        """
+        is_unsettled = self.truth is not None and self.truth.unsettled is not None
+        return isinstance(error, WentBack) or is_unsettled
 
     def at_rest(self, world: World) -> None:
         """After a last driver started and stopped undisturbed, and no call is on its way."""

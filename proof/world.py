@@ -180,10 +180,27 @@ class Target:
         after: int | None = None,
     ) -> None:
         """Nothing simulated refuses by content; a schedule may make it. It may have gone back."""
-        mine = (at for uid, at in self.epochs if uid == identity.uid)
-        require_still_committed(self.name, after, proven=max(mine, default=None))
+        require_still_committed(self.name, after, proven=self.proven(identity.uid))
 
-    def commit(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+    def _require_not_back(
+        self, identity: Identity, epoch: int, receipts: Sequence[Receipt], after: int | None
+    ) -> None:
+        """Of an epoch that is not committed under these very handles."""
+        is_there = (identity.uid, epoch) in self.epochs
+        if not (is_there and self.committed.issuperset(_names(receipts))):
+            require_still_committed(self.name, after, proven=self.proven(identity.uid))
+
+    def proven(self, uid: Uid) -> int | None:
+        return max((epoch for owner, epoch in self.epochs if owner == uid), default=None)
+
+    def commit(
+        self,
+        identity: Identity,
+        epoch: int,
+        receipts: Sequence[Receipt],
+        after: int | None = None,
+    ) -> None:
+        self._require_not_back(identity, epoch, receipts, after)
         self._take(identity, epoch, receipts)
         if epoch < self.pruned.get(identity.uid, 0):
             return
@@ -220,8 +237,15 @@ class Target:
         self.epochs.add((uid, epoch))
         return True
 
-    def commit_half(self, identity: Identity, epoch: int, receipts: Sequence[Receipt]) -> None:
+    def commit_half(
+        self,
+        identity: Identity,
+        epoch: int,
+        receipts: Sequence[Receipt],
+        after: int | None = None,
+    ) -> None:
         """What a crash in the middle of a commit leaves."""
+        self._require_not_back(identity, epoch, receipts, after)
         self._take(identity, epoch, receipts)
         if epoch >= self.pruned.get(identity.uid, 0):
             for handle in _names(receipts)[: len(receipts) // 2]:

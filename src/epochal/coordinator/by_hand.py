@@ -270,8 +270,8 @@ def require_abortable(state: State, sink: SinkName, committer: Committer, name: 
             "is, nothing there may be aborted (I5)",
             "`epochal resolve finish` commits it; `epochal resolve give-up` gives it up, on record",
         )
-    require_not_back(state, sink, committer.newest())
     listed = {one.name: one for one in committer.in_doubt()}
+    require_not_back(state, sink, committer.newest())
     if name not in listed:
         raise Refused(
             f"sink {sink!r} lists nothing named {name}",

@@ -6,9 +6,9 @@ themselves list, as a killed task hands back no receipt. What can't be cleared n
 by its target and cleared by a later sweep. Only a driver that is fenced, or finds an invariant
 broken or a target that went back in time, raises.
 
-**First of all a sweep asks whether the target went back in time.** After a restore, or after a
-replica that lagged took over, a target lists handles of settled epochs as prepared again, and no
-decision names them any more:
+**Before it aborts anything, a sweep asks whether the target went back in time.** After a restore,
+or after a replica that lagged took over, a target lists handles of settled epochs as prepared
+again, and no decision names them any more:
 
     the log             orders: 7 committed, 8 is next
     the replica         ledger: up to 6; prepared: g1-e7-p0, g1-e7-p1
@@ -161,8 +161,10 @@ class Cleanup:
             return left_to_a_copy(found)
 
     def _sweep_one(self, sink: SinkName, committer: Committer, state: State) -> list[Judgement]:
+        listed = committer.in_doubt()
+        # After the listing: what a target lists before it goes back is truly undecided.
         require_not_back(state, sink, committer.newest())
-        judged = [self._judged(found, state) for found in committer.in_doubt()]
+        judged = [self._judged(found, state) for found in listed]
         _warn_of_old(sink, judged, self._limits.in_doubt_alarm_s)
         left = [one for one in judged if one.verdict is Verdict.LEAVE]
         # Before and after: where an abort fails, all that was found is still in doubt.
