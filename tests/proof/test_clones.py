@@ -10,36 +10,35 @@ from proof import simulation
 from proof.clones import simulate_clones
 from proof.world import Target
 
-SEEDS = range(60, 140)
+SEEDS = range(100)
 
 
-def objection():
+def objections():
     for seed in SEEDS:
         try:
             simulate_clones(seed)
         except Breach as breach:
-            return str(breach)
-    return ""
+            yield str(breach)
 
 
 def test_copies_of_one_log_carry_no_epoch_out_twice_and_lose_none():
-    assert objection() == ""
+    assert list(objections()) == []
 
 
 def test_the_judge_objects_to_an_epoch_that_both_carry_out(monkeypatch):
     monkeypatch.setattr(Target, "_take", lambda *_: None)
-    assert objection().startswith("I1")
+    assert any(one.startswith("I1") for one in objections())
 
 
 def test_the_judge_objects_to_a_ledger_row_of_other_handles_taken_for_proof(monkeypatch):
     commit = Target.commit
 
-    def any_row(self, identity, epoch, receipts):
+    def any_row(self, identity, epoch, receipts, after=None):
         if (identity.uid, epoch) not in self.epochs:
-            commit(self, identity, epoch, receipts)
+            commit(self, identity, epoch, receipts, after)
 
     monkeypatch.setattr(Target, "commit", any_row)
-    assert "is taken for done" in objection()
+    assert any("is taken for done" in one for one in objections())
 
 
 def test_the_judge_objects_to_a_sweep_of_what_the_other_side_prepared(monkeypatch):
@@ -49,7 +48,7 @@ def test_the_judge_objects_to_a_sweep_of_what_the_other_side_prepared(monkeypatc
         return replace(judge(found, state), verdict=Verdict.ABORT)
 
     monkeypatch.setattr(cleanup, "judge", abort_all)
-    assert "I5" in objection()
+    assert any("I5" in one for one in objections())
 
 
 def test_the_judge_objects_to_drivers_that_share_a_claim(monkeypatch):
@@ -59,4 +58,4 @@ def test_the_judge_objects_to_drivers_that_share_a_claim(monkeypatch):
         "Environment",
         lambda **given: real(**{**given, "new_claim": lambda: UNCLAIMED}),
     )
-    assert objection().startswith(("I5", "I6"))
+    assert any(one.startswith(("I5", "I6")) for one in objections())

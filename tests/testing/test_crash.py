@@ -150,8 +150,8 @@ class Eager(Target):
 class Lossy(Target):
     """Says that it committed."""
 
-    def commit(self, identity, epoch, receipts):
-        super().commit(identity, epoch, receipts[:1])
+    def commit(self, identity, epoch, receipts, after=None):
+        super().commit(identity, epoch, receipts[:1], after)
 
 
 @pytest.mark.parametrize(("target", "rule"), [(Forgetful, "I5"), (Eager, "I1"), (Lossy, "I4")])
