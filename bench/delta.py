@@ -82,7 +82,9 @@ def _theirs(stream: Any, target: Path, checkpoint: Path) -> Any:
 
 def _rows_per_s(spark: Any, source: Path, start: Callable[..., Any]) -> float:
     schema = spark.read.parquet(str(source)).schema
-    with tempfile.TemporaryDirectory() as name, stopwatch() as seconds:
+    # A pipeline writes its last record after its query has ended.
+    scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with scratch as name, stopwatch() as seconds:
         folder = Path(name)
         stream = spark.readStream.schema(schema).parquet(str(source))
         start(stream, folder / "target", folder / "checkpoint").awaitTermination()
