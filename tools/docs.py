@@ -21,8 +21,8 @@ from typing import Any
 
 from typer.main import get_command
 
+import column_types_page
 import docs_sinks
-import docs_types
 from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
 from epochal.errors import EpochalError
@@ -166,7 +166,7 @@ def grants_page() -> str:
 
 
 def types_page() -> str:
-    return _page("Types of columns", *docs_types.parts())
+    return _page("Types of columns", *column_types_page.parts())
 
 
 def tested_page() -> str:

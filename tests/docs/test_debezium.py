@@ -98,7 +98,7 @@ def run(spark, tmp_path: Path, urls: tuple[Any, Any], code: str) -> None:
     records = (
         spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).json(str(source))
     )
-    made = known["pipeline"](urls[0].url(), urls[1].url(database="shop"))
+    made = known["copy_of_orders"](urls[0].url(), urls[1].url(database="shop"))
     query = made.start(
         known["changes"](records), checkpoint=str(tmp_path / "checkpoint"), availableNow=True
     )

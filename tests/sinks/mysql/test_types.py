@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from docs_types import ARRIVING, MYSQL, mysql_verdict
+from column_types_page import ARRIVING, MYSQL, mysql_verdict
 from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.memory import Memory
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from docs_types import ARRIVING, POSTGRES, postgres_verdict
+from column_types_page import ARRIVING, POSTGRES, postgres_verdict
 from epochal.sinks.postgres.check import read_columns
 from epochal.sinks.postgres.types import Column, cast_between, sent_as
 
