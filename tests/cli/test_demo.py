@@ -145,11 +145,13 @@ def test_the_audit_objects_to_what_is_left_in_doubt(kept):
     left = who.handle(0, partition=0, attempt=7)
     with psycopg.connect(workspace.addresses.postgres, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO epochal_staging.slots (target, shape, handle)"
-            f" VALUES ('orders', '', '{left}')"
+            "INSERT INTO epochal_staging.slots (slot, target, shape, handle)"
+            f" VALUES (999, 'orders', '', '{left}')"
         )
+        connection.execute("CREATE TABLE epochal_staging.slot_999 (id bigint)")
         assert audit(workspace, rows=3000, parts=6).left_in_doubt == before + 1 == 1
-        connection.execute(f"DELETE FROM epochal_staging.slots WHERE handle = '{left}'")
+        connection.execute("DROP TABLE epochal_staging.slot_999")
+        connection.execute("DELETE FROM epochal_staging.slots WHERE slot = 999")
 
 
 def _newest_record(workspace: Workspace) -> bytes:
