@@ -76,7 +76,7 @@ OWN = {
     "values writer",
     "memory": "client sink store",
     "mysql": "client dialect errors sink types writer",
-    "postgres": "client copy_format dialect errors sink types writer",
+    "postgres": "client copy_format dialect errors sink slots types writer",
 }
 """Modules of the sink's own folder."""
 NEVER = {

@@ -225,6 +225,13 @@ class OfOneThread(MemoryCommitter):
         super().commit(epoch, receipts)
 
 
+class ComparesNothing(MemoryCommitter):
+    """Begins an epoch whatever the target has lost."""
+
+    def begin(self, begin):
+        return None
+
+
 class ProbingCommitter(MemoryCommitter):
     """Tries the target by writing to it."""
 
@@ -277,6 +284,9 @@ BROKEN = {
     "a_commit_of_what_was_thrown_away_is_not_taken_for_done": {"store": CommitsNothing},
     "a_commit_may_come_from_another_thread_than_the_rehearsal": {"committer": OfOneThread},
     "a_rehearsal_that_nobody_concluded_is_given_up": {"committer": HastyCommitter},
+    "a_target_that_lost_a_committed_epoch_is_refused_before_the_decision": {
+        "committer": ComparesNothing
+    },
     "of_two_attempts_of_one_task_only_the_winner_is_seen": {"store": ListsNothing},
     "what_is_prepared_is_listed_with_its_whole_name": {"store": ListsNothing},
     "another_pipeline_is_neither_listed_nor_touched": {"store": ListsAnyPipeline},

@@ -108,7 +108,6 @@ def test_fields_go_to_the_columns_that_were_named_for_them(packed):
     ("column", "kind", "strategy"),
     [
         ("integer", pa.int64(), "prepared"),  # a value may not fit, and the row must be named
-        ("real", pa.float64(), "prepared"),
         ("numeric(38,0)", pa.decimal128(19, 0), "staged"),
         ("bigint[]", pa.list_(pa.int64()), "staged"),
         ("jsonb", pa.struct([("x", pa.int32())]), "staged"),

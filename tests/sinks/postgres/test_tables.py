@@ -267,6 +267,9 @@ def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server)
         ):
             place.life(url=url).start(some(1))
         place.sql(f"GRANT USAGE, CREATE ON SCHEMA {place.meta} TO {role}")
+        with pytest.raises(Misconfigured, match=f'may not make the schema "{place.meta}_staging"'):
+            place.life(url=url).start(some(1))
+        place.sql(f"CREATE SCHEMA {place.meta}_staging AUTHORIZATION {role}")
         with pytest.raises(Misconfigured, match="permission denied for schema"):
             place.life(url=url).start(some(1))
         place.sql(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")

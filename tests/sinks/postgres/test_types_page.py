@@ -13,7 +13,8 @@ import numpy as np
 import psycopg
 
 from column_types_page import ARRIVING, POSTGRES, postgres_verdict
-from epochal.sinks.postgres.check import read_columns
+from epochal.kit.sql.names import TableName
+from epochal.sinks.postgres.check import read_table
 from epochal.sinks.postgres.types import Column, cast_between, sent_as
 
 EDGES: dict[str, list[str]] = {
@@ -89,15 +90,15 @@ def changes(place, table: str, column: Column, arriving: str) -> set[bool]:
 class _Asking:
     place: Any
 
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self.place.sql(statement)
+    def query_all(self, statements: list[str]) -> list[list[tuple[Any, ...]]]:
+        return [self.place.sql(one) for one in statements]
 
 
 def test_the_documented_table_of_types_is_what_the_server_does(place):
     table = f"{place.schema}.everything"
     columns = ", ".join(f"{json.dumps(one.strip(chr(34)))} {one}" for one in POSTGRES)
     place.sql(f"SET TimeZone = 'UTC'; CREATE TABLE {table} ({columns})")
-    found = read_columns(_Asking(place), f"'{table}'::regclass")
+    found = read_table(_Asking(place), TableName(schema=place.schema, table="everything")).columns
     for (column, written), there in zip(POSTGRES.items(), found.values(), strict=True):
         same = ("base", "category", "typmod", "is_array")
         assert [getattr(there.type, one) for one in same] == [
