@@ -22,7 +22,7 @@ _RUNNING = frozenset({Liveness.ALIVE, Liveness.UNKNOWN})
 def pause(
     pipeline: Target,
     because: Annotated[
-        str, typer.Option(help="The reason, for whoever finds the pipeline stopped.")
+        str, typer.Option(help="The reason, for those who find the pipeline stopped.")
     ],
     checkpoint: Checkpoint = None,
     wait_s: Annotated[

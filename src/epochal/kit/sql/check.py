@@ -149,11 +149,11 @@ class Checker(ABC, Generic[T, S]):
     def read_table(self, session: Session) -> T | None: ...
 
     def read_named(self, session: Session, name: TableName) -> T | None:
-        """Another table than the sink's."""
+        """Another table than the sink's: of tombstones, which a sink of Oracle refuses."""
         raise NotImplementedError
 
     def kept_as(self, column: Any) -> str:
-        """The whole type of a column."""
+        """The whole type of a column, for the table of tombstones."""
         raise NotImplementedError
 
     @abstractmethod
@@ -370,7 +370,10 @@ class Checker(ABC, Generic[T, S]):
         return StagedLayout(mapped=mapped, keeps_unfit=UNFIT[0] in staged, arrived=dialect.place)
 
     def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Any]:
-        """The columns of a staging table, which have the types of the table's own."""
+        """
+        The columns of a staging table, which have the types of the table's own. PostgreSQL does not
+        come here: it reads them together with the table's.
+        """
         raise NotImplementedError
 
     def _require_types(self, staged: Mapping[str, Any], taking: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
 from epochal.kit.sql.dialect import Dialect
 from epochal.kit.sql.ledger import Ledger
-from epochal.kit.sql.staging import Staging
+from epochal.kit.sql.staging_tables import Staging
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import (
     Ability,

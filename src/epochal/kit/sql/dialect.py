@@ -151,7 +151,7 @@ class Dialect(ErrorTable):
         """Delete rows `t` of winners `i` that meet a condition."""
 
     def differs(self, apply: Apply, come: str) -> str:
-        """Whether a winner would change its row `t`."""
+        """Whether a winner would change its row `t`. A sink of Oracle refuses to be asked."""
         raise NotImplementedError
 
     def default(self, column: str) -> str:  # noqa: ARG002
@@ -161,7 +161,10 @@ class Dialect(ErrorTable):
     # Tombstones: the keys that were deleted, and the version of the delete
 
     def bury(self, apply: Apply) -> str:
-        """Remember the deletes among the winners, each unless a newer one is remembered."""
+        """
+        Remember the deletes among the winners, each unless a newer one is remembered. A sink of
+        Oracle refuses tombstones.
+        """
         raise NotImplementedError
 
     def unearth(self, apply: Apply) -> str:

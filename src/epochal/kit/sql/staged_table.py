@@ -18,7 +18,7 @@ from epochal.kit.sql.client import Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
-from epochal.kit.sql.staging import Held
+from epochal.kit.sql.staging_tables import Held
 from epochal.terms import EpochNumber, Handle, Receipt, quantity
 
 logger = logging.getLogger("epochal")

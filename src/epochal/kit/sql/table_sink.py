@@ -28,7 +28,7 @@ from epochal.terms import Json, Limits
 
 if TYPE_CHECKING:
     from epochal.kit.sql.check import Checker
-    from epochal.kit.sql.staging import Staging
+    from epochal.kit.sql.staging_tables import Staging
 
 
 STAGED = Promises(

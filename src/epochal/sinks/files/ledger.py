@@ -26,7 +26,8 @@ and the manifest is looked for once more after it:
     driver B   no manifest │ put showing: it is there, with a: refused, nothing moved
     later, B   put showing: b │ a manifest, of a: refused, nothing moved
 
-The key of `showing` is free again once the manifest is there, so whoever fills it then finds that.
+The key of `showing` is free again once the manifest is there, and a driver that fills it then finds
+the manifest.
 
 It also says, to a commit that is repeated, that a file which is nowhere may have been shown, and
 taken away by a consumer since.

@@ -85,7 +85,7 @@ class MySQL(TableSink):
         return kind(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        from epochal.kit.sql.staging import OwnTables  # noqa: PLC0415
+        from epochal.kit.sql.staging_tables import OwnTables  # noqa: PLC0415
         from epochal.sinks.mysql.check import MySQLChecker  # noqa: PLC0415
 
         try:

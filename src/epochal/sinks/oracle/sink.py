@@ -108,7 +108,7 @@ class Oracle(TableSink):
         return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        from epochal.kit.sql.staging import OwnTables  # noqa: PLC0415
+        from epochal.kit.sql.staging_tables import OwnTables  # noqa: PLC0415
         from epochal.sinks.oracle.check import OracleChecker  # noqa: PLC0415
         from epochal.sinks.oracle.client import OraclePool  # noqa: PLC0415
 

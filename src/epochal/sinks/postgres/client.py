@@ -137,8 +137,8 @@ class PostgresSession(Session):
 
     What is deferred is sent in one pipeline with the next statement: a server answers it whole or,
     from the first statement that fails on, with errors. A COMMIT is never part of one. The last
-    statement before a transaction is left open must not be, either: libpq sends a message more
-    after a pipeline, and that stops the clock of `idle_in_transaction_session_timeout`.
+    statement before a transaction is left open must not be, either: after a pipeline the server was
+    seen not to apply `idle_in_transaction_session_timeout`.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], server: Server) -> None:

@@ -13,8 +13,9 @@ pool, not to a pipeline; the handle in its registry row says whose rows it holds
     abort       free the handles                                              locks no staging table
     later       TRUNCATE where a slot has grown, if nobody reads it           never part of an epoch
 
-**The fence** is the lock on the registry's row. Whoever names a slot's table in a statement holds
-that lock and has seen its own handle in the row (or no handle, to claim or to clear it):
+**The fence** is the lock on the registry's row. A transaction that names a slot's table in a
+statement holds that lock and has seen its own handle in the row (or no handle, to claim or to clear
+it):
 
     a task that sleeps before its COMMIT       holds the lock: nobody claims the slot
     a driver that wakes after another's COMMIT  finds another handle, or none: its rows are gone
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from epochal.errors import TryAgain
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.staging import Held, Staging
+from epochal.kit.sql.staging_tables import Held, Staging
 from epochal.sinks.postgres.dialect import AT, DIALECT
 from epochal.terms import Handle, Identity, InDoubt, Receipt, handle_prefix, quantity
 
