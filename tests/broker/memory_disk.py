@@ -1,7 +1,8 @@
 """A disk in memory that forgets and fails on purpose.
 
 What was written survives a crash of the process; what was not synced may be lost with the power, in
-part or as a whole. The n-th change can be made to fail half-way, which is a crash at that point.
+part or as a whole: bytes of a file, and the name of a new file whose folder was not synced. The
+n-th change can be made to fail half-way, which is a crash at that point.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class MemoryDisk:
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
         self.synced: dict[str, bytes] = {}
+        self.named: set[str] = set()
+        """Files and folders whose names are on disk."""
         self.changes = 0
         self.crash_at = -1
         self._is_crashing = False
@@ -90,6 +93,7 @@ class MemoryDisk:
             self.after_change()
         self.files[path] = bytearray(data)
         self.synced[path] = data
+        self.sync_folder(path.rpartition("/")[0])
 
     def remove(self, path: str) -> None:
         self.change(0)
@@ -103,7 +107,15 @@ class MemoryDisk:
 
     def sync_folder(self, folder: str) -> None:
         self.change(0)
+        for path in self.files:
+            parent, _, _ = path.rpartition("/")
+            self.named |= {one for one in (path, parent) if one.rpartition("/")[0] == folder}
+            self.named |= {one for one in (path.partition("/")[0],) if not folder}
         self.after_change()
+
+    def is_named(self, path: str) -> bool:
+        parts = path.split("/")
+        return all("/".join(parts[: n + 1]) in self.named for n in range(len(parts)))
 
     # Crashes
 
@@ -112,12 +124,15 @@ class MemoryDisk:
         disk = MemoryDisk()
         disk.files = {path: bytearray(data) for path, data in self.files.items()}
         disk.synced = dict(self.synced)
+        disk.named = set(self.named)
         return disk
 
     def after_power_loss(self, chance: random.Random) -> MemoryDisk:
         """Of what was not synced, any part may be gone."""
         disk = MemoryDisk()
         for path, data in self.files.items():
+            if not self.is_named(path) and chance.random() < 0.7:
+                continue
             safe = self.synced.get(path, b"")
             if bytes(data[: len(safe)]) != safe:
                 disk.files[path] = bytearray(safe)
@@ -127,4 +142,11 @@ class MemoryDisk:
             if kept > len(safe) and chance.random() < 0.3:
                 disk.files[path][chance.randrange(len(safe), kept)] ^= 0xFF
         disk.synced = {path: bytes(data) for path, data in disk.files.items()}
+        for folder in {path.rpartition("/")[0] for path in disk.files} | {"partitions", ""}:
+            disk.sync_folder(folder)
+        return disk
+
+    def with_flipped_bit(self, path: str, bit: int) -> MemoryDisk:
+        disk = self.restarted()
+        disk.files[path][bit >> 3] ^= 1 << (bit & 7)
         return disk

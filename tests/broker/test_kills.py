@@ -6,14 +6,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest_tools import new_topic
 from servers.embedded import EmbeddedServer
 from wire import Transaction, add_partition, end, fetch, produce, values
 
+from epochal.broker.embedded import BrokerProcess
 from epochal.clock import SystemClock
 from epochal.errors import EpochalError
 from epochal.kafka import batch_reader
@@ -23,6 +25,7 @@ from epochal.kafka.codes import Code
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 
+Server = EmbeddedServer | BrokerProcess
 KILLS = int(os.environ.get("BROKER_KILLS", "9"))
 WRITERS = 3
 
@@ -121,21 +124,31 @@ def aborted_of(client: Client, topic: str, partition: int) -> list[tuple[int, in
         offset = found[-1].last_offset + 1
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("fsync", [False, True], ids=["write", "fsync"])
-def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
-    tmp_path: Path, fsync: bool
-) -> None:
-    server = EmbeddedServer(tmp_path / "data", fsync=fsync)
+class Killed(NamedTuple):
+    """What a loop of kills went through."""
+
+    committed: int
+
+
+def kill_loop(
+    server: Server,
+    kills: int,
+    beside: Callable[[str, str, threading.Event], Sequence[threading.Thread]] = lambda *_: (),
+) -> Killed:
+    """
+    Kill a broker again and again while clients write, and look at every row in the end. `beside`
+    makes threads that run with them, from the address, the topic and the end of it all.
+    """
     server.start()
-    with Client(server.address(), clock=SystemClock()) as client:
+    address = server.address if isinstance(server.address, str) else server.address()
+    with Client(address, clock=SystemClock()) as client:
         topic = new_topic(client, 2, segment_bytes="20000")
     is_over = threading.Event()
-    writers = [Writer(server.address(), topic, n, is_over) for n in range(WRITERS)]
-    for writer in writers:
-        writer.start()
+    writers = [Writer(address, topic, n, is_over) for n in range(WRITERS)]
+    for thread in (*writers, *beside(address, topic, is_over)):
+        thread.start()
     chance = random.Random(1)
-    for _ in range(KILLS if not fsync else KILLS // 3):
+    for _ in range(kills):
         await_more(writers)
         time.sleep(chance.uniform(0.05, 0.4))
         server.kill()
@@ -146,7 +159,7 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
         writer.join(120)
         assert not writer.is_alive()
         assert writer.error is None, writer.error
-    with Client(server.address(), clock=SystemClock()) as client:
+    with Client(address, clock=SystemClock()) as client:
         for writer in writers:
             # Whatever was left open ends here.
             name = f"writer-{writer.number}"
@@ -154,6 +167,11 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
             assert client.ask(request, Coordinator(name)).error_code == 0
         rows = seen(client, topic)
     server.stop()
+    _judge(writers, rows)
+    return Killed(sum(len(writer.committed) for writer in writers))
+
+
+def _judge(writers: Sequence[Writer], rows: list[bytes]) -> None:
     found = set(rows)
     assert len(rows) == len(found), "a row is there twice"
     for writer in writers:
@@ -161,3 +179,11 @@ def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
         assert not set(writer.aborted) & found, "an aborted row is visible"
         for whole in writer.unknown:
             assert whole <= found or not whole & found, "half a transaction is visible"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("fsync", [False, True], ids=["no-fsync", "fsync"])
+def test_a_broker_killed_under_load_keeps_every_acknowledged_transaction(
+    tmp_path: Path, fsync: bool
+) -> None:
+    kill_loop(EmbeddedServer(tmp_path / "data", fsync=fsync), KILLS if not fsync else KILLS // 3)

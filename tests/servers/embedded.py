@@ -19,7 +19,7 @@ class EmbeddedServer:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         settings = {**SETTINGS, **options.pop("settings", {})}
-        self._process = BrokerProcess(folder, settings=settings, **options)
+        self._process = BrokerProcess(folder, settings=settings, **{"fsync": False, **options})
 
     def address(self, _listener: str = "PLAIN") -> str:
         return self._process.address

@@ -22,6 +22,8 @@ from epochal.broker.core.transactions import Transaction
 from epochal.broker.fetch_waiters import FetchWaiters
 from epochal.broker.sasl import Login
 from epochal.broker.storage.store import Store
+from epochal.errors import CorruptRecord
+from epochal.kafka.codes import Code
 from epochal.kafka.primitives import Message
 
 FEATURE = "transaction.version"
@@ -68,6 +70,9 @@ class Broker:
         self.fetch_waiters = FetchWaiters()
         self.now_ms = now_ms
         """The time of this tick."""
+        self.report: Callable[[str], None] = _unheard
+        """Writes a line for the operator."""
+        self._reported: set[str] = set()
         self.state = BrokerState(settings, store.emit, self.fetch_waiters.grown)
         self._recover()
 
@@ -109,6 +114,14 @@ class Broker:
         ids = self.state.transactions.ids.values()
         return [txn for txn in ids if txn.state is State.ONGOING]
 
+    def report_damage(self, error: CorruptRecord) -> Code:
+        """Report a batch that failed its checksum, once; returns what its reader is told."""
+        text = str(error)
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
+        return Code.CORRUPT_MESSAGE
+
     # Retention and expiry
 
     def clean_up(self) -> None:
@@ -138,3 +151,7 @@ class Broker:
             start = segment.end_offset
             size -= segment.size
         return start
+
+
+def _unheard(_: str) -> None:
+    """Until there is a loop that logs."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ _STOP_WITHIN_S = 60.0
 
 class BrokerProcess:
     """A broker process with its own folder. Its port stays the same over restarts."""
+
+    PROGRAM: Sequence[str] = ("-m", "epochal.broker")
 
     def __init__(self, data_dir: str | Path, *, port: int = 0, **options: Any) -> None:
         """`options` are those of `serve`; `settings` is a mapping of settings that differ."""
@@ -33,9 +35,8 @@ class BrokerProcess:
 
     def start(self) -> str:
         """Returns the address once the broker can be used."""
-        command = [sys.executable, "-m", "epochal.broker", json.dumps(self._options)]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, *self.PROGRAM, json.dumps(self._options)],
             stdin=subprocess.PIPE,  # the broker stops when this pipe is closed
             stdout=subprocess.PIPE,
             text=True,
@@ -81,14 +82,17 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def broker(data_dir: str | Path | None = None, *, port: int = 0, **options: Any) -> Iterator[str]:
+def broker(
+    data_dir: str | Path | None = None, *, port: int = 0, fsync: bool = False, **options: Any
+) -> Iterator[str]:
     """
     The address of a broker that lives as long as the block: `with broker() as bootstrap: …`.
 
-    Without `data_dir` its data is removed afterwards.
+    For tests and demos: it does not sync unless `fsync` says so. Without `data_dir` its data is
+    removed afterwards.
     """
     with tempfile.TemporaryDirectory(prefix="epochal-broker-") as temporary:
-        process = BrokerProcess(data_dir or temporary, port=port, **options)
+        process = BrokerProcess(data_dir or temporary, port=port, fsync=fsync, **options)
         try:
             yield process.start()
         finally:

@@ -82,7 +82,7 @@ async def running(
     listener: Listener,
     settings: Settings,
     *,
-    fsync: bool = False,
+    fsync: bool = True,
     fail: Callable[[BaseException], None] | None = None,
 ) -> AsyncIterator[Address]:
     """A broker for the length of a block. `fail` is called with an error that ends it."""
@@ -184,7 +184,7 @@ def serve(
     port: int = 9092,
     *,
     advertised_host: str | None = None,
-    fsync: bool = False,
+    fsync: bool = True,
     users: Mapping[str, str] | None = None,
     mechanisms: Sequence[str] = MECHANISMS,
     certificate_file: str | None = None,
@@ -195,7 +195,8 @@ def serve(
 ) -> None:
     """
     Run a broker until SIGTERM or a SIGINT that is not ignored. `ready` is called with its address
-    once it can be used.
+    once it can be used. Without `fsync`, for tests and demos, a power cut may lose what was
+    acknowledged; a crash of the process loses nothing in either case.
 
     Raises `Misconfigured` where the folder is in use, the address is taken or open to everyone, or
     the disk refuses a write: the broker has then stopped, and all acknowledged records are in the

@@ -2,7 +2,9 @@
 
 A tick takes every request that has arrived, lets the core decide them one after the other, writes
 all changes with one write, and only then sends the answers. Requests that arrive while the write is
-synced to disk wait for the next tick: the slower the disk, the larger the groups.
+synced to disk wait for the next tick: the slower the disk, the larger the groups. An answer waits
+for everything that was written before it, its own tick's or an earlier one's: a reader never sees
+what a power cut could take back. A tick after which nothing is unsynced answers at once.
 
     requests   a b c │           d e │       f
     tick 1     decide a b c, write, sync ────► answer a b c
@@ -36,6 +38,7 @@ class TickLoop:
         clean_up_every_s: float = _CLEAN_UP_EVERY_S,
     ) -> None:
         self.broker = broker
+        broker.report = self.log
         self.frame_bytes_max = broker.settings.frame_bytes_max
         self._advertised = advertised
         self._has_fixed_host = has_fixed_host
@@ -98,7 +101,9 @@ class TickLoop:
 
     def _tick(self) -> None:
         self._is_scheduled = False
-        if self._is_over:
+        # A decision can wake a connection before its own sync begins: without this, a second tick
+        # would run during that sync, and the first one's end would send the answers of both.
+        if self._is_over or self.is_syncing:
             return
         try:
             self._decide()
@@ -106,7 +111,7 @@ class TickLoop:
         except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk
             self._stop(error)
             return
-        if self.broker.store.is_synced and self._answering:
+        if self._answering and self.broker.store.needs_sync:
             self._sync()
         else:
             self._answer()

@@ -18,8 +18,13 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
         str, typer.Option(help="Loopback unless users or certificates are configured.")
     ] = "127.0.0.1",
     is_synced: Annotated[
-        bool, typer.Option("--fsync", help="Sync before acknowledging: survives a power cut.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--fsync/--no-fsync",
+            help="Sync before acknowledging, so that a power cut loses nothing. "
+            "Without: for tests and demos.",
+        ),
+    ] = True,
     users: Annotated[
         Path | None, typer.Option(help="SASL users: a file with name:password lines.")
     ] = None,

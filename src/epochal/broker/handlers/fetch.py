@@ -8,6 +8,7 @@ from __future__ import annotations
 from epochal.broker.broker import Broker, Call, Later
 from epochal.broker.core.state import LEADER_EPOCH
 from epochal.broker.fetch_waiters import FetchWaiter
+from epochal.errors import CorruptRecord
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.fetch import (
     AbortedTransaction,
@@ -61,7 +62,9 @@ class _Reading:
             ]
         )
 
-    def _read(self, topic: str, part: FetchPartition) -> PartitionData:
+    def _read(  # noqa: PLR0911  a line for each refusal
+        self, topic: str, part: FetchPartition
+    ) -> PartitionData:
         partition = self._broker.partition(topic, part.partition)
         if partition is None:
             return self._failed(part, Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -85,7 +88,10 @@ class _Reading:
             return found
         limit = min(part.partition_max_bytes, self._left)
         log = self._broker.store.logs[partition.number]
-        data, before = log.read(start, end, limit)
+        try:
+            data, before = log.read(start, end, limit)
+        except CorruptRecord as error:
+            return self._failed(part, self._broker.report_damage(error))
         if self.size and len(data) > self._left:
             # Only the first partition with anything may go beyond the limit.
             return found

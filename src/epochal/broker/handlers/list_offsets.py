@@ -13,6 +13,7 @@ from epochal.broker.broker import Broker, Call
 from epochal.broker.core.batch_check import BatchHeader, header_at
 from epochal.broker.core.partitions import Partition
 from epochal.broker.core.state import LEADER_EPOCH
+from epochal.errors import CorruptRecord
 from epochal.kafka import batch_format
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.list_offsets import (
@@ -67,7 +68,11 @@ def _found(
         case -2 | -4:  # the start; as nothing is kept elsewhere, the local one too
             answer.offset = partition.log_start
         case _:
-            answer.timestamp, answer.offset = _since(broker, partition, part.timestamp, end)
+            try:
+                answer.timestamp, answer.offset = _since(broker, partition, part.timestamp, end)
+            except CorruptRecord as error:
+                answer.error_code = broker.report_damage(error)
+                return answer
             if answer.offset < 0:
                 return answer
     if call.version >= _EPOCHS_FROM:

@@ -2,11 +2,16 @@
 
 A segment is nothing but batches, one after the other, each with its own checksum. Beside it is
 a sparse index: of one batch in every 16 KB its offset, its position, and the latest time stamp up
-to there. An index is a help, not a truth: an entry is believed if the batch it points at has its
-offset; if not, or if it is missing, it is made again by walking the segment.
+to there. An index is a help, not a truth: each entry has a checksum, and those that are missing or
+wrong are made again by walking the segment.
 
 Bytes of a segment count as far as the journal has them (`Placed`); bytes behind that were never
-acknowledged and is cut off at the next start.
+acknowledged and are cut off at the next start.
+
+Nothing is read from a segment unchecked. What a batch's checksum does not cover (its offset, its
+length) is checked by its place: within a segment every batch begins with the offset at which the
+one before ends; after a gap there is a new segment. A batch that fails is `CorruptRecord`, for this
+read and every later one; batches before and behind it are still read.
 """
 
 from __future__ import annotations
@@ -15,17 +20,23 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 from epochal.broker.core.entries import Placed, SegmentKnown
+from epochal.broker.storage.checksums import crc32c, is_of_one_bit, with_one_bit_flipped
 from epochal.broker.storage.disk import Disk, File
+from epochal.errors import CorruptRecord
 from epochal.kafka import batch_format
 
 INDEX_EVERY_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 16
 _INDEX_ENTRY = struct.Struct(">qqq")
+_INDEX_CRC = struct.Struct(">I")
+_INDEX_BYTES = _INDEX_ENTRY.size + _INDEX_CRC.size
+_FRONT = struct.Struct(">qiibIhi")
+"""Offset, length, leader epoch, format, checksum, attributes, last offset delta."""
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _DELTA_AT = 23
 _I32 = struct.Struct(">i")
@@ -67,6 +78,7 @@ class Found(NamedTuple):
     base_offset: int
     position: int
     size: int
+    timestamp_max_ms: int
 
 
 class Chunk(NamedTuple):
@@ -107,9 +119,9 @@ class PartitionLog:
         self.tail_bytes = 0
         self.end = 0
         self.segment_bytes_max = 1 << 30
-        self.is_new = True
-        """Whether its folder may not be on disk yet."""
         self._files = files
+        self._unsynced: dict[str, bool] = {}
+        """Files written since the last sync → whether they are new."""
 
     @property
     def size(self) -> int:
@@ -135,10 +147,11 @@ class PartitionLog:
         first = self.tail_offsets[0]
         segment = self.segments[-1] if self.segments else None
         is_full = segment is not None and segment.size + self.tail_bytes > self.segment_bytes_max
-        if segment is None or (is_full and segment.size):
+        if segment is None or segment.end_offset != first or (is_full and segment.size):
             segment = Segment(first, first)
             self.segments.append(segment)
         file = self._files.get(self.path(segment))
+        self._unsynced.setdefault(self.path(segment), not segment.size)
         if file.size != segment.size:
             file.truncate(segment.size)
         file.append(self.tail)
@@ -149,7 +162,7 @@ class PartitionLog:
             (timestamp_ms,) = _I64.unpack_from(batch, _MAX_TIMESTAMP_AT)
             segment.timestamp_max_ms = max(segment.timestamp_max_ms, timestamp_ms)
             if segment.note(offset, segment.size):
-                fresh += _INDEX_ENTRY.pack(offset, segment.size, segment.timestamp_max_ms)
+                fresh += _index_entry(offset, segment.size, segment.timestamp_max_ms)
             segment.size += len(batch)
         if fresh:
             self._files.get(self.path(segment, "index")).append([bytes(fresh)])
@@ -161,13 +174,13 @@ class PartitionLog:
         return placed
 
     def sync(self) -> None:
-        """The active segment survives a loss of power."""
-        if self.segments:
-            self._files.get(self.path(self.segments[-1])).sync()
-            if self.is_new or not self.segments[-1].positions[1:]:
-                self._files.disk.sync_folder(self.folder)
-                self._files.disk.sync_folder("partitions")
-                self.is_new = False
+        """What was written to segments survives a loss of power."""
+        unsynced, self._unsynced = self._unsynced, {}
+        for path in unsynced:
+            self._files.get(path).sync()
+        if any(unsynced.values()):
+            for folder in (self.folder, "partitions", ""):
+                self._files.disk.sync_folder(folder)
 
     # Reading
 
@@ -206,33 +219,57 @@ class PartitionLog:
             found = self._find(segment, start)
             if found is None:
                 continue
-            stop = segment.size
-            if end < segment.end_offset:
-                limit = self._find(segment, end)
-                stop = segment.size if limit is None else limit.position
-            size = min(max(bytes_max, found.size), stop - found.position)
-            if size > 0:
-                data = self._files.get(self.path(segment)).read(found.position, size)
-                at = bisect_left(segment.positions, found.position + size)
-                is_inside = at < len(segment.offsets)
-                return Chunk(data, segment.offsets[at] if is_inside else segment.end_offset)
+            size = min(max(bytes_max, found.size), segment.size - found.position)
+            return self._checked(segment, found, size, end)
         return Chunk(b"", start)
+
+    def _checked(self, segment: Segment, first: Found, size: int, end: int) -> Chunk:
+        """Whole batches from `first` up to an offset; raises if it is damaged itself."""
+        data = self._files.get(self.path(segment)).read(first.position, size)
+        at, offset = 0, first.base_offset
+        while offset < end and at + batch_format.HEADER_BYTES <= len(data):
+            base_offset, length, epoch, magic, crc, _, delta = _FRONT.unpack_from(data, at)
+            behind = at + batch_format.LENGTH_FROM + length
+            is_good = (
+                base_offset == offset
+                and magic == batch_format.MAGIC
+                and epoch == 0
+                and behind >= at + batch_format.HEADER_BYTES
+                and (behind > len(data) or crc32c(data[at + batch_format.CRC_FROM : behind]) == crc)
+            )
+            if not is_good and not at:
+                raise self._damaged(segment, first.position)
+            if not is_good or behind > len(data):
+                break
+            at, offset = behind, offset + delta + 1
+        if not at:
+            raise self._damaged(segment, first.position)
+        return Chunk(data if at == len(data) else data[:at], offset)
+
+    def _damaged(self, segment: Segment, position: int) -> CorruptRecord:
+        return damaged(self.path(segment), position)
 
     def _find(self, segment: Segment, offset: int) -> Found | None:
         """The first batch that ends at or behind an offset."""
         self._ensure_index(segment)
-        at = bisect_right(segment.offsets, offset) - 1
-        position = segment.positions[at] if at >= 0 else 0
-        for found, last in self._walk(segment, position):
+        for found, last in self._walk(segment, bisect_right(segment.offsets, offset) - 1):
             if last >= offset:
                 return found
         return None
 
-    def _walk(self, segment: Segment, position: int) -> Walk:
-        return Walk(self._files.get(self.path(segment)), position, segment.size)
+    def _walk(self, segment: Segment, at: int = -1) -> Walk:
+        """From an entry of the index on, or from the start."""
+        is_start = at < 0 or not segment.positions
+        return Walk(
+            self._files.get(self.path(segment)),
+            self.path(segment),
+            0 if is_start else segment.positions[at],
+            segment.size,
+            segment.base_offset if is_start else segment.offsets[at],
+        )
 
-    def batch_at(self, segment: Segment, found: Found) -> bytes:
-        return self._files.get(self.path(segment)).read(found.position, found.size)
+    def _batch_at(self, segment: Segment, found: Found) -> bytes:
+        return self._checked(segment, found, found.size, found.base_offset + 1).data
 
     def first_since(self, timestamp_ms: int, start: int) -> bytes | None:
         """The first batch from `start` on with a timestamp at or after the given one."""
@@ -241,12 +278,9 @@ class PartitionLog:
                 continue
             self._ensure_index(segment)
             at = max(bisect_left(segment.timestamps, timestamp_ms) - 1, 0)
-            position = segment.positions[at] if segment.positions else 0
-            file = self._files.get(self.path(segment))
-            for found, last in self._walk(segment, position):
-                (latest,) = _I64.unpack(file.read(found.position + _MAX_TIMESTAMP_AT, 8))
-                if latest >= timestamp_ms and last >= start:
-                    return self.batch_at(segment, found)
+            for found, last in self._walk(segment, at):
+                if found.timestamp_max_ms >= timestamp_ms and last >= start:
+                    return self._batch_at(segment, found)
         for batch in self.tail:
             if _I64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0] >= timestamp_ms:
                 return batch
@@ -268,33 +302,34 @@ class PartitionLog:
             segment.offsets.append(offset)
             segment.positions.append(position)
             segment.timestamps.append(timestamp_ms)
-        position = segment.positions[-1] if segment.positions else 0
-        file = self._files.get(self.path(segment))
         latest = segment.timestamps[-1] if segment.timestamps else -1
         known_max, segment.timestamp_max_ms = segment.timestamp_max_ms, latest
-        for found, _ in self._walk(segment, position):
-            (timestamp_ms,) = _I64.unpack(file.read(found.position + _MAX_TIMESTAMP_AT, 8))
-            segment.timestamp_max_ms = max(segment.timestamp_max_ms, timestamp_ms)
-            segment.note(found.base_offset, found.position)
+        try:
+            for found, _ in self._walk(segment, len(segment.positions) - 1):
+                segment.timestamp_max_ms = max(segment.timestamp_max_ms, found.timestamp_max_ms)
+                segment.note(found.base_offset, found.position)
+        except CorruptRecord:
+            # The index ends before it; a read of that batch reports it.
+            segment.timestamp_max_ms = known_max
         segment.timestamp_max_ms = max(known_max, segment.timestamp_max_ms)
 
     def _stored_index(self, segment: Segment) -> list[tuple[int, int, int]]:
-        """The segment as far as its file is intact."""
+        """The entries of the index's file, up to the first that is not right."""
         path = self.path(segment, "index")
         if not self._files.disk.exists(path):
             return []
         data = self._files.disk.read_all(path)
-        whole = len(data) - len(data) % _INDEX_ENTRY.size
-        listed = [row for row in _INDEX_ENTRY.iter_unpack(data[:whole]) if row[1] < segment.size]
-        is_rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(listed))
-        file = self._files.get(self.path(segment))
-        is_true = all(file.read(row[1], 8) == _I64.pack(row[0]) for row in listed[:1] + listed[-1:])
+        listed: list[tuple[int, int, int]] = []
+        for at in range(0, len(data) - _INDEX_BYTES + 1, _INDEX_BYTES):
+            row = _INDEX_ENTRY.unpack_from(data, at)
+            if data[at : at + _INDEX_BYTES] != _index_entry(*row) or row[1] >= segment.size:
+                break
+            if listed and not (row[0] > listed[-1][0] and row[1] > listed[-1][1]):
+                break
+            listed.append(row)
         self._files.drop(path)
-        if not is_rising or not is_true:
-            self._files.disk.remove(path)
-            return []
-        if len(listed) * _INDEX_ENTRY.size != len(data):
-            self._files.get(path).truncate(len(listed) * _INDEX_ENTRY.size)
+        if len(listed) * _INDEX_BYTES != len(data):
+            self._files.get(path).truncate(len(listed) * _INDEX_BYTES)
         return listed
 
     # The start of the log
@@ -309,6 +344,7 @@ class PartitionLog:
     def remove(self, segments: list[Segment]) -> None:
         for segment in segments:
             for kind in ("segment", "index"):
+                self._unsynced.pop(self.path(segment, kind), None)
                 self._files.drop(self.path(segment, kind))
                 self._files.disk.remove(self.path(segment, kind))
 
@@ -327,10 +363,14 @@ class PartitionLog:
         self.end = entry.end_offset
 
     def place(self, entry: Placed) -> list[bytes]:
-        """Believe a segment up to here; returns the batches that were only there."""
+        """
+        Believe a segment up to here; returns the batches that were only there.
+
+        Raises `CorruptRecord` where its bytes are damaged or missing.
+        """
         segment = next((s for s in self.segments if s.base_offset == entry.segment), None)
         if segment is None:
-            segment = Segment(entry.segment, entry.first_offset, is_indexed=False)
+            segment = Segment(entry.segment, entry.first_offset)
             self.segments.append(segment)
         segment.is_indexed = False
         for kept in (segment.offsets, segment.positions, segment.timestamps):
@@ -340,32 +380,65 @@ class PartitionLog:
         known = self.end
         self.tail, self.tail_offsets, self.tail_bytes = [], [], 0
         self.end = entry.end_offset
-        found = []
-        for batch, _ in self._walk(segment, entry.position):
+        found: list[bytes] = []
+        if not self._files.disk.exists(self.path(segment)):
+            return found  # below the start of the log, by a later entry
+        for data, batch in self._placed(entry):
             if batch.base_offset >= known:
-                found.append(self.batch_at(segment, batch))
-            data = self._files.get(self.path(segment)).read(batch.position + _MAX_TIMESTAMP_AT, 8)
-            segment.timestamp_max_ms = max(segment.timestamp_max_ms, _I64.unpack(data)[0])
+                found.append(data)
+            segment.timestamp_max_ms = max(segment.timestamp_max_ms, batch.timestamp_max_ms)
         return found
 
+    def has_placed(self, entry: Placed) -> bool:
+        """
+        Whether the bytes of a tick that may not have been synced are there. Raises `CorruptRecord`
+        where they are but for one flipped bit.
+        """
+        path = self.path(Segment(entry.segment, entry.segment))
+        if not self._files.disk.exists(path):
+            return False
+        position = entry.position
+        try:
+            for _, batch in self._placed(entry):
+                position = batch.position + batch.size
+        except CorruptRecord:
+            end = entry.position + entry.size
+            if is_one_bit_off(self._files.get(path).read(position, end - position)):
+                raise
+            return False
+        return True
+
+    def _placed(self, entry: Placed) -> Iterator[tuple[bytes, Found]]:
+        segment = Segment(entry.segment, entry.end_offset, entry.position + entry.size)
+        path = self.path(segment)
+        walk = Walk(self._files.get(path), path, entry.position, segment.size, entry.first_offset)
+        for batch, _ in walk:
+            yield self._batch_at(segment, batch), batch
+
     def settle(self) -> int:
-        """Remove bytes never acknowledged; returns how many acknowledged ones are missing."""
+        """Remove bytes never acknowledged; returns how many of the others are missing."""
         missing = 0
         for segment in self.segments:
             file = self._files.get(self.path(segment))
+            if file.size < segment.size:
+                size, segment.end_offset = self._whole(segment, file.size)
+                missing += segment.size - size
+                segment.size = size
             if file.size > segment.size:
-                file.truncate(segment.size)
-            elif file.size < segment.size:
-                missing += segment.size - file.size
-                segment.size = self._whole(segment, file.size)
                 file.truncate(segment.size)
         return missing
 
-    def _whole(self, segment: Segment, size: int) -> int:
-        end = 0
-        for found, _ in Walk(self._files.get(self.path(segment)), 0, size):
-            end = found.position + found.size
-        return end
+    def _whole(self, segment: Segment, size: int) -> tuple[int, int]:
+        """The size and the end of the batches that are whole."""
+        path = self.path(segment)
+        end, end_offset = 0, segment.base_offset
+        try:
+            for found, last in Walk(self._files.get(path), path, 0, size, segment.base_offset):
+                self._batch_at(segment, found)
+                end, end_offset = found.position + found.size, last + 1
+        except CorruptRecord:
+            return end, end_offset
+        return end, end_offset
 
     def known(self) -> list[SegmentKnown]:
         return [
@@ -374,13 +447,49 @@ class PartitionLog:
         ]
 
 
-class Walk:
-    """The batches of a segment from a position on, with their last offsets."""
+def _index_entry(offset: int, position: int, timestamp_ms: int) -> bytes:
+    row = _INDEX_ENTRY.pack(offset, position, timestamp_ms)
+    return row + _INDEX_CRC.pack(crc32c(row))
 
-    def __init__(self, file: File, position: int, end: int) -> None:
+
+def damaged(path: str, position: int) -> CorruptRecord:
+    return CorruptRecord(
+        f"the broker's segment {path} is damaged at byte {position}",
+        hint="restore the data folder from a backup, or delete the records up to there",
+    )
+
+
+def is_one_bit_off(data: bytes) -> bool:
+    """Whether the batch at the start of `data` is whole but for one flipped bit."""
+    head, behind = data[: batch_format.HEADER_BYTES], data[batch_format.HEADER_BYTES :]
+    if len(head) < batch_format.HEADER_BYTES:
+        return False
+    for changed in (head, *with_one_bit_flipped(head)):
+        # The head itself too: its offset may be wrong, which its checksum does not cover.
+        _, length, _, _, crc, *_ = _FRONT.unpack_from(changed)
+        size = length + batch_format.LENGTH_FROM - batch_format.HEADER_BYTES
+        if 0 <= size <= len(behind):
+            covered = changed[batch_format.CRC_FROM :], behind[:size]
+            if crc32c(*covered) == crc or (
+                changed is head and is_of_one_bit(crc ^ crc32c(*covered), size)
+            ):
+                return True
+    return False
+
+
+class Walk:
+    """
+    The batches of a segment from a position on, by their headers, with their last offsets.
+
+    Raises `CorruptRecord` where there is no batch with the next offset.
+    """
+
+    def __init__(self, file: File, path: str, position: int, end: int, offset: int) -> None:
         self._file = file
+        self._path = path
         self._position = position
         self._end = end
+        self._offset = offset
         self._chunk = b""
         self._chunk_at = position
 
@@ -388,20 +497,23 @@ class Walk:
         return self
 
     def __next__(self) -> tuple[Found, int]:
+        if self._position >= self._end:
+            raise StopIteration
         at = self._position - self._chunk_at
         if at + batch_format.HEADER_BYTES > len(self._chunk):
             left = self._end - self._position
-            if left < batch_format.HEADER_BYTES:
-                raise StopIteration
             self._chunk = self._file.read(self._position, min(_CHUNK_BYTES, left))
             self._chunk_at, at = self._position, 0
             if len(self._chunk) < batch_format.HEADER_BYTES:
-                raise StopIteration
-        base_offset, length = _OFFSET_AND_LENGTH.unpack_from(self._chunk, at)
+                raise damaged(self._path, self._position)
+        base_offset, length, epoch, magic, _, _, delta = _FRONT.unpack_from(self._chunk, at)
         size = length + batch_format.LENGTH_FROM
-        found = Found(base_offset, self._position, size)
-        if size < batch_format.HEADER_BYTES or self._position + size > self._end:
-            raise StopIteration
+        is_good = base_offset == self._offset and epoch == 0 and magic == batch_format.MAGIC
+        is_inside = batch_format.HEADER_BYTES <= size <= self._end - self._position
+        if not is_good or not is_inside or delta < 0:
+            raise damaged(self._path, self._position)
+        (timestamp_max_ms,) = _I64.unpack_from(self._chunk, at + _MAX_TIMESTAMP_AT)
+        found = Found(base_offset, self._position, size, timestamp_max_ms)
         self._position += size
-        (delta,) = _I32.unpack_from(self._chunk, at + _DELTA_AT)
+        self._offset = base_offset + delta + 1
         return found, base_offset + delta

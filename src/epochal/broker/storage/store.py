@@ -28,7 +28,7 @@ from epochal.broker.core.entries import (
 from epochal.broker.core.state import BrokerState
 from epochal.broker.storage import codec, journal
 from epochal.broker.storage.disk import Disk
-from epochal.broker.storage.journal import Journal
+from epochal.broker.storage.journal import Frames, Journal
 from epochal.broker.storage.segments import OpenFiles, PartitionLog, Segment
 from epochal.kafka.primitives import Part
 
@@ -37,6 +37,7 @@ TAIL_BYTES_MAX = 1 << 17
 JOURNAL_BYTES_MAX = 64 << 20
 JOURNAL_ENTRIES_MAX = 200_000
 """Bounds the time a restart takes."""
+_EVERY_OFFSET = (1 << 63) - 1
 
 
 class Store:
@@ -66,6 +67,7 @@ class Store:
         self._segment_bytes_max = segment_bytes_max
         self._removals: list[tuple[PartitionLog, list[Segment] | None]] = []
         self._entries = 0
+        self._is_unsynced = False
         self._journal: Journal | None = None
 
     # A tick
@@ -107,6 +109,11 @@ class Store:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
+    @property
+    def needs_sync(self) -> bool:
+        """Whether an answer has to wait for `sync`."""
+        return self.is_synced and self._is_unsynced
+
     def commit(self) -> None:
         """Step 2 of a tick."""
         if not self._pending or self._journal is None:
@@ -128,24 +135,29 @@ class Store:
             codec.put(where, parts)
         self._entries += len(pending)
         self._journal.write(parts)
+        self._is_unsynced = True
         if self._removals and not self.is_synced:
             self._remove()
 
     def _flush(self, log: PartitionLog) -> Placed | None:
         placed = log.flush()
-        if placed is not None and self.is_synced:
+        if placed is not None and self.is_synced and log not in self._written:
             self._written.append(log)
         return placed
 
     def sync(self) -> None:
         """Step 3 of a tick. May run in another thread, while nothing else uses this object."""
+        self._sync_segments()
+        if self._journal is not None:
+            self._journal.sync()
+        self._is_unsynced = False
+        if self._removals:
+            self._remove()
+
+    def _sync_segments(self) -> None:
         written, self._written = self._written, []
         for log in written:
             log.sync()
-        if self._journal is not None:
-            self._journal.sync()
-        if self._removals:
-            self._remove()
 
     def _remove(self) -> None:
         removals, self._removals = self._removals, []
@@ -168,10 +180,7 @@ class Store:
         for log in self.logs.values():
             if log.tail:
                 self._flush(log)
-        if self.is_synced:
-            written, self._written = self._written, []
-            for log in written:
-                log.sync()
+        self._sync_segments()
         segments = (entry for log in self.logs.values() for entry in log.known())
         number = (0 if self._journal is None else self._journal.number) + 1
         self._begin(number, [*known, *segments])
@@ -180,8 +189,9 @@ class Store:
         journal.write_snapshot(self._disk, number, snapshot)
         if self._journal is not None:
             self._journal.close()
-        self._journal = Journal(self._disk, number)
-        self._disk.sync_folder(journal.FOLDER)
+        self._journal = Journal(self._disk, number, is_synced=self.is_synced)
+        for folder in (journal.FOLDER, ""):
+            self._disk.sync_folder(folder)
         self._entries = 0
         journal.forget_before(self._disk, number)
 
@@ -196,15 +206,11 @@ class Store:
             for log in self.logs.values():
                 partition = state.topics.partitions[log.number]
                 log.end = partition.end
-            for frame in journal.read_frames(self._disk, number):
-                for entry in frame:
-                    self._apply(state, entry)
+            self._apply_frames(state, journal.read_frames(self._disk, number))
         for log in self.logs.values():
             missing = log.settle()
             if missing:
-                self.notes.append(
-                    f"partition {log.number} lost {missing} bytes that were never synced to disk"
-                )
+                self.notes.append(f"{log.folder} lost {missing} bytes that were not synced to disk")
         self._remove_unknown()
         self._pending.clear()
         self._removals.clear()
@@ -212,12 +218,48 @@ class Store:
         for log in self.logs.values():
             if log.tail:
                 self._flush(log)
-        if self.is_synced:
-            for log in self._written:
-                log.sync()
-            self._written = []
+        self._sync_segments()
         segments = (entry for log in self.logs.values() for entry in log.known())
         self._begin(number + 1, [*state.known(), *segments])
+
+    def _apply_frames(self, state: BrokerState, found: Frames) -> None:
+        """
+        All ticks, up to one whose segment bytes were not synced before the power went. Such a tick
+        was never acknowledged, and is dropped as a whole with those behind it: without the bytes
+        of its batches, the commit of a transaction in it would show a part of the rows.
+        """
+        if found.note:
+            self.notes.append(found.note)
+        removed = self._removed_later(found)
+        for frame in found.frames:
+            entries = list(frame.entries())
+            placed = [one for one in entries if isinstance(one, Placed)]
+            if frame.number > found.synced and not all(
+                one.end_offset <= removed.get(one.partition, 0)
+                or PartitionLog(one.partition, self._files).has_placed(one)
+                for one in placed
+            ):
+                count = found.frames[-1].number - frame.number + 1
+                self.notes.append(f"dropped {count} ticks that were not synced to disk")
+                return
+            for entry in entries:
+                self._apply(state, entry)
+
+    def _removed_later(self, found: Frames) -> dict[int, int]:
+        """Partitions → the offset below which their files may be gone by the end of the journal."""
+        removed: dict[int, int] = {}
+        numbers = dict(self._numbers)
+        for entry in (entry for frame in found.frames for entry in frame.entries()):
+            match entry:
+                case LogStartMoved():
+                    removed[entry.partition] = entry.offset
+                case TopicChanged():
+                    numbers[entry.name] = entry.partitions
+                case TopicDeleted():
+                    removed |= dict.fromkeys(numbers.pop(entry.name, ()), _EVERY_OFFSET)
+                case _:
+                    pass
+        return removed
 
     def _apply(self, state: BrokerState, entry: Entry) -> None:
         match entry:
