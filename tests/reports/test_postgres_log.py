@@ -59,7 +59,7 @@ def test_a_history_that_is_locked_delays_no_epoch(shop, log, postgres, monkeypat
         await_one_that_waits(postgres)
         done = threading.Thread(target=lambda: [shop.epoch(session) for _ in range(3)])
         done.start()
-        done.join(20)
+        done.join(120)
         assert not done.is_alive(), "an epoch waited for its history"
     assert [one.epoch for one in epochs(log).epochs] == [3, 2, 1, 0]
     assert {one.read_from for one in epochs(log).epochs} == {"history"}

@@ -29,7 +29,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(fact: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while not fact():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -48,18 +48,18 @@ def test_a_start_waits_for_the_callback_that_a_stop_left_running(
 
     def slow_gate(epoch: Any) -> None:
         entered.set()
-        may_go_on.wait(20)
+        may_go_on.wait(120)
 
     first = Pipeline("cell", [sink], gates=[slow_gate])
     query = first.start(source.stream, checkpoint)
-    assert entered.wait(20)
+    assert entered.wait(120)
     stopping = threading.Thread(target=query.stop, daemon=True)
     stopping.start()
     monkeypatch.setattr(active_runs.Run.end, "__defaults__", (0.5,))
     with pytest.raises(Misconfigured, match="is still being written after"):
         first._run.end()
     may_go_on.set()
-    stopping.join(20)
+    stopping.join(120)
     monkeypatch.undo()
     again = Pipeline("cell", [sink])
     again.start(source.stream, checkpoint, availableNow=True).awaitTermination()

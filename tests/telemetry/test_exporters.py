@@ -35,7 +35,7 @@ def switched_off_again(monkeypatch):
 
 
 def scraped(port: int) -> dict:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value

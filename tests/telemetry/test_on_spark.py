@@ -67,7 +67,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     assert plan_recovery(opened).steps[1:] == ["nothing is in doubt"]
 
     port = prometheus.serve(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert 'epochal_rows_total{pipeline="watched",sink="all"} 10.0' in text
     assert 'phase="preparing",pipeline="watched",sink="few"' in text

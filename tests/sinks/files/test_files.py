@@ -417,9 +417,9 @@ def test_the_newest_is_found_among_a_million_epochs_without_reading_them(drive, 
     life = next((beside(root) / "epochs").iterdir())
     for bucket in range(999):
         (life / f"{bucket:017d}").mkdir()
-    started = time.perf_counter()
+    started = time.process_time()
     assert [mark.epoch for mark in driver.committer.newest()] == [999_999]
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_pruning_folds_manifests_and_forgets_none(drive, numbers, root):

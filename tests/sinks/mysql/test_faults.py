@@ -120,15 +120,15 @@ def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
 
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
     trigger(orders, "SET @waited = SLEEP(30)")
-    life = orders.life(statement_timeout_s=0.2)
+    life = orders.life(statement_timeout_s=1)
     life.start(some(1))
     with pytest.raises(TryAgain, match="statement_timeout_s"):
         life.rehearse(0, [life.prepare(some(1), 0)])
     assert orders.rows() == []
     # Nor does the server go on with it: no transaction is left that holds locks.
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 20
     while orders.open_transactions():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the server is still sleeping in the trigger"
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
 
 
 def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
-    trigger(orders, "PERFORM pg_sleep(5)")
-    life = orders.life(statement_timeout_s=0.2)
+    trigger(orders, "PERFORM pg_sleep(60)")
+    life = orders.life(statement_timeout_s=1)
     life.start(some(1))
     with pytest.raises(TryAgain, match="statement_timeout_s"):
         life.rehearse(0, [life.prepare(some(1), 0)])

@@ -237,7 +237,7 @@ NOBODYS_FAULT = {
         Misconfigured,
         "nowhere",
     ),
-    "a deadline": (trigger("PERFORM pg_sleep(9)"), TryAgain, "statement timeout"),
+    "a deadline": (trigger("PERFORM pg_sleep(60)"), TryAgain, "statement timeout"),
     "a retry that a trigger asks for": (
         trigger("RAISE EXCEPTION 'later' USING ERRCODE = 'serialization_failure'"),
         TryAgain,
@@ -250,7 +250,7 @@ NOBODYS_FAULT = {
 def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
     made, error, text = NOBODYS_FAULT[failing]
     place.sql(made.replace("{schema}", place.schema))
-    life = place.life(on_reject=Memory(name="bad orders"), statement_timeout_s=0.3)
+    life = place.life(on_reject=Memory(name="bad orders"), statement_timeout_s=1)
     life.start(some(1))
     receipts = [life.prepare(some(1, 2, 3), 0)]
     with pytest.raises(error, match=text):
