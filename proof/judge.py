@@ -439,12 +439,12 @@ class Judge:
     ) -> None:
         """A last driver ran undisturbed, and ended so."""
         is_other = isinstance(error, Unsettled) and not is_deterministic
-        if is_other or (self.lost and self._is_told(error)):
+        if is_other or (self.lost and self._is_reported(error)):
             self.partly(world)
         else:
             self.at_rest(world)
 
-    def _is_told(self, error: BaseException | None) -> bool:
+    def _is_reported(self, error: BaseException | None) -> bool:
         """
         A person learns that a target went back, or that a decided epoch is not carried out: the
         engine may have taken it for done, and does not give its rows again.

@@ -57,7 +57,7 @@ def test_one_of_ours_is_not_replaced_by_an_installed_one(installed):
     assert registry.sink_class("memory") is Memory
 
 
-def test_two_packages_with_one_kind_are_told_apart_by_their_classes(installed):
+def test_two_packages_with_one_kind_are_distinguished_by_their_classes(installed):
     installed(("sqlite", "epochal_sqlite:SQLite"), ("sqlite", "another:Sink"))
     with pytest.raises(Misconfigured, match="2 installed packages") as caught:
         registry.sink_class("sqlite")

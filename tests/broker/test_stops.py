@@ -102,7 +102,7 @@ def _taken(client: Client, topic: str, rows: list[bytes]) -> list[bytes]:
     return rows
 
 
-def test_an_address_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_reported_in_a_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = Running(tmp_path, taken.getsockname()[1]).last_words()
     assert "can't listen on 127.0.0.1" in result

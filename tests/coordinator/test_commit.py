@@ -142,7 +142,7 @@ def test_a_fatal_error_stops_at_once_and_the_epoch_stays_decided(carry, clock):
     assert clock.monotonic() == 0
 
 
-def test_a_fenced_commit_is_told_as_what_it_is(carry):
+def test_a_fenced_commit_is_reported_as_fenced(carry):
     with pytest.raises(Fenced):
         carry(x=Scripted([Fenced("newer")]))
 

@@ -277,7 +277,7 @@ def test_a_start_carries_out_what_is_decided_first(bench):
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_after_an_unsettled_epoch_neither_the_next_begins_nor_is_it_told_done(bench, epoch):
+def test_after_an_unsettled_epoch_neither_the_next_begins_nor_is_it_reported_as_done(bench, epoch):
     coordinator = unsettled(bench, OSError("down"))
     with pytest.raises(Unsettled, match=f"epoch {epoch} can't begin: 0 is decided"):
         bench.begin(coordinator, epoch)

@@ -213,7 +213,7 @@ def lost_answer(bench):
     return coordinator
 
 
-def test_a_fenced_driver_that_goes_on_is_told_again_that_it_is_fenced(bench):
+def test_a_fenced_driver_that_goes_on_is_fenced_again(bench):
     coordinator = bench.started("A")
     bench.started("B")
     with pytest.raises(Fenced):

@@ -127,7 +127,7 @@ class Noting:
         self.events.append(("closed",))
 
 
-def test_listeners_are_told_of_claims_troubles_and_ends_in_order(bench):
+def test_listeners_hear_of_claims_troubles_and_ends_in_order(bench):
     def refuse(_epoch):
         return "not today"
 
@@ -144,7 +144,7 @@ def test_listeners_are_told_of_claims_troubles_and_ends_in_order(bench):
     assert closed == ("closed",)
 
 
-def test_an_error_that_passes_many_layers_is_told_once(tracker):
+def test_an_error_that_passes_many_layers_is_reported_once(tracker):
     noting = Noting()
     tracker.listen(noting)
     error = Unsettled("no answer")
@@ -166,7 +166,7 @@ def test_the_present_phase_counts_up_to_now(tracker, clock):
     assert tracker.current().seconds == {Phase.ACTIVE: 3.0}
 
 
-def test_a_sweep_tells_what_stays_in_doubt_once_it_has_cleared_what_it_could(bench):
+def test_a_sweep_reports_what_stays_in_doubt_once_it_has_cleared_what_it_could(bench):
     first = bench.started()
     bench.begin(first)
     first.preparing()

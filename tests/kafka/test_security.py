@@ -112,7 +112,7 @@ def test_rows_travel_encrypted_with_many_requests_under_way(
         assert values(fetch(client, topic)[0]) == rows
 
 
-def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(
+def test_a_certificate_for_another_host_is_refused_by_default(
     broker: KafkaServer,
 ) -> None:
     address = f"127.0.0.1:{broker.ports['TLS']}"
@@ -146,7 +146,7 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         Tls(ca_file=str(tmp_path / "nowhere.pem")).context()
 
 
-def test_a_plain_client_on_a_tls_listener_is_told_so(broker: KafkaServer) -> None:
+def test_a_plain_client_on_a_tls_listener_is_reported_so(broker: KafkaServer) -> None:
     with (
         Client(broker.address("TLS"), clock=SystemClock()) as client,
         pytest.raises(EpochalError) as caught,

@@ -57,7 +57,7 @@ def test_the_run_prints_states_transitions_and_bounds(capsys):
     assert "0 of them not walked to the end, 0 breaches" in printed
 
 
-def test_a_bound_that_ends_a_walk_is_told():
+def test_a_bound_that_ends_a_walk_is_reported():
     walk = explore(BY_NAME["takeover"], seconds_max=0.01)
     assert not walk.is_complete
     assert "NOT COMPLETE" in str(walk)

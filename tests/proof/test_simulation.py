@@ -100,7 +100,7 @@ def test_all_kinds_of_trouble_come_up():
         assert trouble in printed, trouble
 
 
-def test_a_broken_promise_is_told_with_the_seed_that_replays_it(monkeypatch, capsys):
+def test_a_broken_promise_is_reported_with_the_seed_that_replays_it(monkeypatch, capsys):
     monkeypatch.setattr(Target, "abort", lambda *_: None)
     assert simulation.main(["--seeds", "3", "--jobs", "1"]) == 1
     printed = capsys.readouterr()

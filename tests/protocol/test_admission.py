@@ -208,7 +208,7 @@ def test_a_target_that_went_back_is_refused_with_what_is_missing_and_the_ways_ou
     assert "epochal resolve accept PIPELINE --sink audit" in refused.hint
 
 
-def test_what_is_missing_is_told_also_where_the_log_keeps_no_offsets_that_old(make, done):
+def test_what_is_missing_is_reported_also_where_the_log_keeps_no_offsets_that_old(make, done):
     ahead = replace(
         done,
         last=replace(done.last, epoch=EpochNumber(9)),

@@ -120,7 +120,7 @@ def test_a_receipt_of_another_sink_breaks_i6(make):
         own(make, {ORDERS: [make.receipt("audit")]})
 
 
-def test_a_sink_without_a_word_breaks_i3(make):
+def test_a_decision_that_leaves_out_a_sink_breaks_i3(make):
     with pytest.raises(InvariantBroken, match="I3"):
         own(make, {ORDERS: []}, sinks=("orders", "audit"))
 

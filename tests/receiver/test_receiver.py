@@ -167,7 +167,7 @@ def test_settled_epochs_are_forgotten_and_their_names_refused(http):
     assert len([one for one in http.get("/rows").json()["rows"] if one["txn"] in names]) == 3
 
 
-def test_the_openapi_document_tells_what_is_really_answered(http):
+def test_the_openapi_document_describes_the_real_answers(http):
     document = http.get("/openapi.json").json()
     name = txn(50)
     asked = [
@@ -314,7 +314,7 @@ def test_certificates_say_who_asks_and_who_answers(tmp_path):
         server.kill()
 
 
-def test_the_command_tells_its_address_and_stops_when_it_is_told(tmp_path):
+def test_the_command_prints_its_address_and_stops_on_a_signal(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "epochal.cli", "receiver", "--data", tmp_path, "--port", "0"],
         stderr=subprocess.PIPE,

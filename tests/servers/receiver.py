@@ -64,7 +64,7 @@ class ReceiverServer(ServerProcess):
         super().__init__(data)
         self.port = free_port()
         self._tokens = tokens
-        self._told = {
+        self._settings = {
             "data": str(data),
             "port": self.port,
             "tokens": tokens,
@@ -76,10 +76,10 @@ class ReceiverServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._told['tls'] else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self._settings['tls'] else 'http'}://127.0.0.1:{self.port}"
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-c", _LAUNCH, json.dumps(self._told)]
+        return [sys.executable, "-c", _LAUNCH, json.dumps(self._settings)]
 
     def _is_ready(self) -> bool:
         with socket.socket() as probe:

@@ -182,10 +182,10 @@ def test_check_asks_every_target_for_the_rows_it_would_get(source: Source, tmp_p
     conf = source.spark.sparkContext._conf
     conf.set(UNIX_SOCKETS, "false")
     try:
-        told = str(Pipeline("checked", [Memory()]).check(source.stream))
+        report = str(Pipeline("checked", [Memory()]).check(source.stream))
     finally:
         conf.set(UNIX_SOCKETS, "true")
-    assert f"faster: {UNIX_SOCKETS}=true" in told
+    assert f"faster: {UNIX_SOCKETS}=true" in report
     nowhere = Files(str(tmp_path / "f"), partition_by=["country"], name="nowhere")
     with pytest.raises(Misconfigured, match="country"):
         Pipeline("checked", [nowhere]).check(source.stream)

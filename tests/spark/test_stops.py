@@ -60,9 +60,9 @@ def test_whatever_a_function_of_the_user_raises_ends_the_epoch_and_frees_the_nam
     pipeline.close()
     assert [epoch.phase.value for epoch in pipeline.last_epochs()] == ["aborted"]
     assert [sink.epochs() for sink in sinks] == [[]] * len(sinks)
-    mended = [Memory(name=sink.name) for sink in sinks]
-    run_to_end(Pipeline("ends", mended), source.stream, checkpoint)
-    assert [ids(sink) for sink in mended] == [source.ids] * len(sinks)
+    again = [Memory(name=sink.name) for sink in sinks]
+    run_to_end(Pipeline("ends", again), source.stream, checkpoint)
+    assert [ids(sink) for sink in again] == [source.ids] * len(sinks)
 
 
 def test_whatever_a_step_of_a_start_raises_in_a_callback_ends_the_query(

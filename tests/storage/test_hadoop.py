@@ -176,7 +176,7 @@ def test_a_namenode_that_is_down_may_be_asked_again(spark: SparkSession) -> None
             verb()
 
 
-def test_a_scheme_that_spark_does_not_know_is_told(spark: SparkSession) -> None:
+def test_a_scheme_that_spark_does_not_know_is_reported(spark: SparkSession) -> None:
     for url in ("nosuch://place/log", "hadoop+nosuch://place/log"):
         with pytest.raises(Misconfigured, match='No FileSystem for scheme "nosuch"'):
             open_store(url, spark=spark)
@@ -198,13 +198,13 @@ def test_a_file_system_nobody_vouches_for_is_refused(spark: SparkSession) -> Non
     HadoopStore._refuse_what_could_create_twice(store)  # type: ignore[arg-type]
 
 
-def test_a_file_in_the_place_of_the_folder_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Misconfigured):
         HadoopStore(spark, f"file://{tmp_path}/file/log").put_if_absent("k1", b"x")
 
 
-def test_a_session_without_a_jvm_is_told(tmp_path: Path) -> None:
+def test_a_session_without_a_jvm_is_reported(tmp_path: Path) -> None:
     connect: Any = SimpleNamespace()
     with pytest.raises(Misconfigured, match="no JVM"):
         open_store("hdfs://namenode/log", spark=connect)

@@ -23,7 +23,7 @@ def test_what_spark_wrote_through_hadoop_is_read_from_the_disk(spark, tmp_path):
     assert [(one.epoch, one.read_from) for one in report.epochs] == [(1, "history"), (0, "history")]
 
 
-def test_a_session_tells_how_long_each_sink_took_to_prepare_and_to_commit(tmp_path):
+def test_a_session_records_how_long_each_sink_took_to_prepare_and_to_commit(tmp_path):
     sinks = [Memory(name="orders"), Memory(name="audit")]
     with Session("shop", sinks=sinks, schema=SCHEMA, log=tmp_path) as session:
         session.begin(0)

@@ -71,10 +71,10 @@ class Checkpoint:
             )
         files = [file for at, end in enumerate(sources) for file in self._new_files(at, end, epoch)]
         digest = hashlib.sha256("\n".join([*sources, *files]).encode()).hexdigest()
-        told = "; ".join(sources) + (f" ({quantity(len(files), 'file')})" if files else "")
+        text = "; ".join(sources) + (f" ({quantity(len(files), 'file')})" if files else "")
         self._ends = {at: end for at, end in self._ends.items() if at == epoch - 1}
         self._ends[epoch] = sources
-        return Offsets(digest=digest, text=told[:_TEXT_CHARS_MAX], sources=tuple(sources))
+        return Offsets(digest=digest, text=text[:_TEXT_CHARS_MAX], sources=tuple(sources))
 
     def files(self, since: EpochNumber, last: EpochNumber) -> Sequence[str]:
         """Every file that file sources gave to these epochs."""

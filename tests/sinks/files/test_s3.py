@@ -379,7 +379,7 @@ def is_known(folder, key: str, upload: str) -> bool:
         (Answer(400, "AuthorizationHeaderMalformed"), "region"),
     ],
 )
-def test_what_only_a_person_can_mend_is_said_without_secrets(behind, answer, hint):
+def test_what_only_a_person_can_fix_is_reported_without_secrets(behind, answer, hint):
     driver = behind.driver()
     behind.faults.once("put", answer, times=10)
     with pytest.raises(Misconfigured) as caught:
@@ -393,7 +393,7 @@ def test_what_only_a_person_can_mend_is_said_without_secrets(behind, answer, hin
 # What a bucket promises
 
 
-def test_check_tells_what_the_bucket_can_do_and_leaves_nothing(drive, numbers, folder):
+def test_check_reports_what_the_bucket_can_do_and_leaves_nothing(drive, numbers, folder):
     abilities = {one.name: one for one in drive(folder.sink()).committer.check(numbers().schema)}
     kept = abilities["uploads kept for the recovery window"]
     assert not kept.granted

@@ -214,7 +214,7 @@ def test_a_transaction_that_was_swept_while_it_was_written_is_refused(trial_of):
     assert trial.ids() == []
 
 
-def test_what_the_receiver_lost_is_told_as_lost(trial_of):
+def test_what_the_receiver_lost_is_reported_as_lost(trial_of):
     trial = trial_of()
     kept, gone = (trial.prepare(0, trial.batch(at), partition=at) for at in (0, 1))
     trial.abort(0, gone)
@@ -313,7 +313,7 @@ def test_a_service_that_is_slow_is_not_waited_for_longer_than_its_timeout(trial_
     proxy.cut_when = lambda piece, to_server: None
 
 
-def test_a_wrong_token_is_told_without_the_token(trial_of):
+def test_a_wrong_token_is_reported_without_the_token(trial_of):
     trial = trial_of(token="hunter5")
     with pytest.raises(Misconfigured, match="401") as caught:
         trial.committer().check(None)

@@ -193,7 +193,7 @@ def test_the_meaning_of_a_status_can_be_declared(service, make):
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404])
-def test_what_no_row_can_help_stops_and_tells_no_secret(service, tmp_path, status):
+def test_what_no_row_can_help_stops_and_shows_no_secret(service, tmp_path, status):
     url = service.url.replace("//", "//user:hunter2@") + "?key=hunter3"
     options = {"token": "hunter4", "headers": {"X-Api-Key": "hunter5"}, "on_reject": "keep"}
     sink = Http(url, mode="idempotency-key", spool=tmp_path, **options)

@@ -133,8 +133,8 @@ def test_several_tables_of_a_rest_catalog_are_committed_by_one_request(
     assert sent == [2, 2, 2]
     assert [on_rest.ids(name) for name in names] == [list(range(6))] * 2
     assert [on_rest.leftovers(name) for name in names] == [[], []]
-    (told,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
-    assert told.granted
+    (reported,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
+    assert reported.granted
 
 
 def test_tables_that_others_wrote_meanwhile_get_the_epoch_once(on_rest, some, pair):
@@ -190,13 +190,13 @@ def test_a_lost_answer_for_several_tables_is_settled_by_their_ledgers(
     assert [on_rest.ids(name) for name in names] == [[1, 2], [1, 2]]
 
 
-def test_a_catalog_that_takes_one_table_at_a_time_is_told_and_used(
+def test_a_catalog_that_takes_one_table_at_a_time_is_reported_and_used(
     on_rest, some, pair, monkeypatch
 ):
     names, lives, sent = pair
     monkeypatch.setattr(private, "can_send_together", lambda _: False)
-    (told,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
-    assert (told.granted, "one after the other" in told.because) == (False, True)
+    (reported,) = [one for one in lives[0].committer.check(None) if "several tables" in one.name]
+    assert (reported.granted, "one after the other" in reported.because) == (False, True)
     shared, receipts = rehearsed(lives, some(1, 2), 0)
     shared.commit(0, receipts)
     assert sent == []

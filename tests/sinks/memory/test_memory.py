@@ -170,7 +170,7 @@ def test_a_store_that_is_gone_says_what_memory_is_for(numbers):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_that_was_not_served_is_told_so(numbers):
+def test_a_fork_that_was_not_served_is_reported_so(numbers):
     sink = Memory()
     reader, writer = os.pipe()
     child = os.fork()

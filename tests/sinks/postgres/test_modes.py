@@ -92,7 +92,7 @@ def test_a_key_that_is_too_long_is_refused_and_never_cut(place, column):
         "CREATE UNIQUE INDEX ON {} (id, name)",
     ],
 )
-def test_a_constraint_that_tells_no_row_for_sure_is_refused(orders, some, index):
+def test_a_constraint_that_identifies_no_row_is_refused(orders, some, index):
     orders.sql(index.format(f"{orders.schema}.orders"))
     with pytest.raises(Misconfigured, match="can't tell which row is meant"):
         orders.life(mode="upsert", keys="id").start(some(1))
