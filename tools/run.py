@@ -14,8 +14,11 @@ import setup
 
 def environment(java_home: str) -> dict[str, str]:
     scripts = setup.VENV / "bin"
+    # Compiled modules are kept, also where the shell asks not to: half of the time of a short
+    # Python process goes into compiling what it imports, and tests and Spark start many.
+    inherited = {key: os.environ[key] for key in os.environ.keys() - {"PYTHONDONTWRITEBYTECODE"}}
     return {
-        **os.environ,
+        **inherited,
         "JAVA_HOME": java_home,
         "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         # Without it Spark starts its workers with the first `python3` of the PATH.
