@@ -25,6 +25,7 @@ _SPARKS = {
 _LONG = {
     *("broker/test_like_apache.py", "broker/test_real_clients.py", "console/test_console.py"),
     *("kafka/test_broker.py", "storage/test_processes.py", "testing/test_crash.py"),
+    *("storage/test_etcd.py",),
     *("sinks/files/test_s3.py", "sinks/files/test_s3_conformance.py"),
     *("sinks/http/test_conformance.py", "sinks/http/test_faults.py"),
     *("sinks/iceberg/test_conformance.py", "sinks/delta/test_conformance.py"),

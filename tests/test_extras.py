@@ -20,6 +20,7 @@ PARTS = {
     "mysql": ["epochal.sinks.mysql"],
     "oracle": ["epochal.sinks.oracle"],
     "s3": ["epochal.sinks.files"],
+    "etcd": ["epochal.storage.etcd"],
     "iceberg": ["epochal.sinks.iceberg"],
     "delta": ["epochal.sinks.delta"],
     "http": ["epochal.sinks.http"],

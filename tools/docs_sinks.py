@@ -146,7 +146,7 @@ def tested() -> Iterator[str]:
 
 _PACKAGES = (
     "pyarrow", "obstore", "psycopg", "adbc-driver-postgresql", "pymysql", "oracledb", "boto3",
-    "pyiceberg", "deltalake", "httpx", "starlette", "uvicorn", "prometheus-client",
+    "pyiceberg", "deltalake", "grpcio", "httpx", "starlette", "uvicorn", "prometheus-client",
     "opentelemetry-sdk",
 )  # fmt: skip
 
@@ -155,6 +155,7 @@ def _servers() -> Sequence[tuple[str, str, str]]:
     clients = "read back by librdkafka"
     return (
         ("PostgreSQL", "18.4 and 15", "PgBouncer 1.18 in transaction mode before it"),
+        ("etcd", "3.4 and 3.5", "one node and three; Debian's packages, unpacked beside the tests"),
         ("MariaDB", "10.11", "Debian's package"),
         ("MySQL", "9.7", "Debian's package of the suite unstable, unpacked beside the tests"),
         ("Oracle", "none", f"its SQL is parsed by H2 {_release('h2')} in Oracle mode"),

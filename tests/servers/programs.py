@@ -79,22 +79,24 @@ def fetched(name: str, fetch: Callable[[Path], None], *, lock: str) -> Path:
 
 
 def unpack(package: str, suite: str, root: Path) -> None:
-    """A package of another suite of Debian, and everything that it needs, the C library too."""
+    """Packages of another suite of Debian, and all that they need, the C library too."""
     if shutil.which("apt-get") is None:
         raise NoProgram(f"apt-get is needed: {package} comes from Debian's suite {suite}")
     with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
         apt = _private_apt(Path(folder), suite)
         _run([*apt, "update", "-q"])
-        _run([*apt, "install", "-q", "-y", *_LEAN, "--download-only", package])
+        _run([*apt, "install", "-q", "-y", *_LEAN, "--download-only", *package.split()])
         for archive in sorted(Path(folder).glob("archives/*.deb")):
             _run(["dpkg", "-x", str(archive), str(root)])
 
 
 def unpacked_command(root: Path, path: str) -> list[str]:
     """The command that runs a program of `unpack`: by its own loader, with its own libraries."""
-    libraries = root / "usr/lib" / f"{platform.machine()}-linux-gnu"
-    (loader,) = libraries.glob("ld-linux*.so.*")
-    return [str(loader), "--library-path", str(libraries), str(root / path)]
+    folder = f"{platform.machine()}-linux-gnu"
+    libraries = [root / "usr/lib" / folder, root / "lib" / folder]  # before trixie also /lib
+    (loader,) = (found for one in libraries for found in one.glob("ld-linux*.so.*"))
+    where = ":".join(map(str, libraries))
+    return [str(loader), "--library-path", where, str(root / path)]
 
 
 def _private_apt(folder: Path, suite: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import obstore.store
 import pytest
+from servers.etcd import NEW, EtcdCluster, running_etcd
 from servers.fake_s3 import FakeS3, running_fake_s3
 from servers.postgres import NoServer, PostgresServer, running_server
 
@@ -22,7 +23,7 @@ HDFS = os.environ.get("EPOCHAL_TEST_HDFS")
 
 IN_THIS_PROCESS = ["memory", "objects-memory"]
 THROUGH_SPARK = ["hadoop", *(["hdfs"] if HDFS else [])]
-ELSEWHERE = ["local", "objects-s3", "sqlite", "postgres"]
+ELSEWHERE = ["local", "objects-s3", "sqlite", "postgres", "etcd"]
 Opener = Callable[[], Store]
 
 
@@ -41,6 +42,25 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.fail(f"no PostgreSQL to prove anything on: {error}", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[EtcdCluster]:
+    try:
+        with running_etcd() as running:
+            yield running
+    except NoServer as error:
+        pytest.fail(f"no etcd to prove anything on: {error}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def etcd_trio() -> Iterator[EtcdCluster]:
+    """Three members of a newer release."""
+    try:
+        with running_etcd(size=3, suite=NEW) as running:
+            yield running
+    except NoServer as error:
+        pytest.fail(f"no etcd to prove anything on: {error}", pytrace=False)
+
+
 @pytest.fixture(params=[*IN_THIS_PROCESS, *ELSEWHERE, *THROUGH_SPARK])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -51,6 +71,9 @@ def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     if kind == "postgres":
         server: PostgresServer = request.getfixturevalue("postgres")
         return f"{server.url()}#{uuid.uuid4().hex}"
+    if kind == "etcd":
+        cluster: EtcdCluster = request.getfixturevalue("etcd")
+        return cluster.url(f"tests/{uuid.uuid4().hex}")
     if kind == "objects-s3":
         request.getfixturevalue("s3")
     return {

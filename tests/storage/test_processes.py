@@ -17,7 +17,7 @@ import pytest
 
 from epochal.storage import Store, open_store
 
-ELSEWHERE = ["local", "objects-s3", "sqlite", "postgres"]
+ELSEWHERE = ["local", "objects-s3", "sqlite", "postgres", "etcd"]
 PROCESSES = 4
 KEYS = 40
 KILLS = 12
@@ -168,7 +168,7 @@ def test_a_writer_killed_at_every_call_of_the_disk_leaves_only_whole_contents(
     assert call > 20, "too few calls were met: the kills proved nothing"
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("kind", ["local", "sqlite", "postgres", "etcd"], indirect=True)
 def test_a_writer_killed_at_any_moment_leaves_only_whole_contents(url: str) -> None:
     chance = random.Random(3)
     reported: set[str] = set()

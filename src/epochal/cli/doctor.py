@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
 
 from epochal.cli.output import (
@@ -17,6 +19,7 @@ from epochal.cli.output import (
 from epochal.config.resolve_target import open_target
 from epochal.reports.doctor import diagnose
 from epochal.reports.model import DoctorReport, SinkDiagnosis
+from epochal.terms import Ability
 
 
 def doctor(pipeline: Target, checkpoint: Checkpoint = None, is_json: AsJson = False) -> None:
@@ -38,7 +41,7 @@ def doctor(pipeline: Target, checkpoint: Checkpoint = None, is_json: AsJson = Fa
 
 
 def _show(report: DoctorReport) -> None:
-    lines([f"log: {report.log}"])
+    lines([f"log: {report.log}", *_ability_lines(report.log_servers)])
     if report.driver is not None:
         lines([f"driver: {report.driver.liveness.value}: {report.driver.because}"])
     for sink in report.sinks:
@@ -53,14 +56,16 @@ def _show(report: DoctorReport) -> None:
         message(f"hint: `epochal recover {report.target} --dry-run` shows what recovery would do")
 
 
+def _ability_lines(abilities: Sequence[Ability]) -> list[str]:
+    return [f"  {'yes' if one.granted else 'no':3} {one.name}: {one.because}" for one in abilities]
+
+
 def _sink_lines(sink: SinkDiagnosis) -> list[str]:
     head = f"{sink.sink}: {'reached' if sink.is_reached else 'NOT reached: ' + sink.error}"
     text = [head]
     if sink.hint:
         text.append(f"  hint: {sink.hint}")
-    text += [
-        f"  {'yes' if one.granted else 'no':3} {one.name}: {one.because}" for one in sink.abilities
-    ]
+    text += _ability_lines(sink.abilities)
     if sink.newest:
         text.append(f"  {sink.newest}")
     if sink.clock_skew_s is not None:

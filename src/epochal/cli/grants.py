@@ -9,7 +9,8 @@ from epochal.reports.doctor import grants as grants_of
 
 def grants(pipeline: Named, is_json: AsJson = False) -> None:
     """
-    Print the statements, ACLs and policies that grant each sink the least privileges it needs.
+    Print the statements, ACLs and policies that grant each sink the least privileges it needs, and
+    the commands for a log in etcd.
 
     No target is queried.
 
@@ -22,5 +23,8 @@ def grants(pipeline: Named, is_json: AsJson = False) -> None:
     for sink, statements in report.sinks.items():
         message(f"-- {sink}")
         lines(statements)
+    if report.log:
+        message("-- the epoch log")
+        lines(report.log)
     for sink, why in report.unknown.items():
         message(f"-- {sink}: {why}")

@@ -117,7 +117,7 @@ def streaming_by(function: str) -> Streaming:
 
 def log_at(place: str) -> EpochLog:
     """The log inside a checkpoint; else of a once-only load; else the place is a log itself."""
-    if place.startswith(("sqlite:", "postgres:", "postgresql:")):
+    if place.startswith(("sqlite:", "postgres:", "postgresql:", "etcd:", "etcds:")):
         return open_log(place)
     candidates = [checkpoint_log(place), open_log(f"{place.rstrip('/')}/log"), open_log(place)]
     return next((log for log in candidates if log.numbers()), candidates[0])

@@ -9,6 +9,7 @@ from epochal.coordinator.journal import EpochLog
 from epochal.errors import Misconfigured
 from epochal.logs import open_log, record_number
 from epochal.storage import Store, open_store
+from epochal.storage.urls import login_of
 
 _DEPTH_MAX = 6
 _NEVER_A_LOG = frozenset(
@@ -23,8 +24,14 @@ _DATABASES = ("sqlite:", "postgres:", "postgresql:")
 
 
 def found_log(root: str, place: str) -> EpochLog:
-    """Reopen a log that was found below a root. For a database, by the root, which has the user."""
-    return log_at(root) if root.startswith(_DATABASES) else open_log(place)
+    """Reopen a log that was found below a root, with the user that the root's URL has."""
+    return log_at(root) if root.startswith(_DATABASES) else open_log(_as_user_of(root, place))
+
+
+def _as_user_of(root: str, place: str) -> str:
+    """The location of a store shows no user, and its URL may need one."""
+    login = login_of(root)
+    return place.replace("://", f"://{login}", 1) if login else place
 
 
 def find_logs(root: str) -> Iterator[EpochLog]:
@@ -34,7 +41,8 @@ def find_logs(root: str) -> Iterator[EpochLog]:
         return
     store = open_store(root)
     for folder in _find(store, "", 0):
-        yield open_log(f"{store.location}/{folder}" if folder else store.location)
+        place = f"{store.location}/{folder}" if folder else store.location
+        yield open_log(_as_user_of(root, place))
 
 
 def _find(store: Store, folder: str, depth: int) -> Iterator[str]:

@@ -17,6 +17,7 @@ from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kit.sink_base import Operable
+from epochal.logs import StoredLog
 from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
@@ -31,6 +32,7 @@ from epochal.reports.model import (
     SinkDiagnosis,
 )
 from epochal.reports.status import live_of, require_record
+from epochal.storage import ServedStore
 from epochal.terms import Ability, Limits, Mark, quantity
 
 CLOCK_SKEW_MAX_S = 5.0
@@ -40,6 +42,7 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     """Diagnose every sink. A target that fails does not keep the others from being queried."""
     now = time.time() if now is None else now
     state, log_text, log_problems = _log(opened, now)
+    servers = _log_servers(opened)
     driver = None
     if state is not None:
         driver = driver_report(state, live_of(opened.require_log()), now=now)
@@ -48,12 +51,14 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     diagnoses = [_diagnose(sink, identity, state, opened.limits) for sink in sinks]
     problems = [
         *log_problems,
+        *(f"{one.name}: {one.because}" for one in servers if not one.granted),
         *(problem for one in diagnoses for problem in _problems(one, driver, opened.limits)),
     ]
     return DoctorReport(
         target=opened.target,
         pipeline=identity.pipeline,
         log=log_text,
+        log_servers=servers,
         driver=driver,
         sinks=diagnoses,
         problems=problems,
@@ -79,6 +84,19 @@ def _log(opened: OpenedTarget, now: float) -> tuple[State | None, str, list[str]
         if driver_report(state, live, now=now).liveness is Liveness.ALIVE:
             problems = []
     return state, f"{opened.log.place}: record {newest.number} is readable", problems
+
+
+def _served(opened: OpenedTarget) -> ServedStore | None:
+    log = opened.log
+    return log.store if isinstance(log, StoredLog) and isinstance(log.store, ServedStore) else None
+
+
+def _log_servers(opened: OpenedTarget) -> Sequence[Ability]:
+    store = _served(opened)
+    try:
+        return [] if store is None else store.check()
+    except EpochalError as error:
+        return [Ability(name="the store of the log", granted=False, because=error_text(error))]
 
 
 def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) -> SinkDiagnosis:
@@ -177,7 +195,7 @@ class Granting(Protocol):
 
 
 def grants(opened: OpenedTarget) -> GrantsReport:
-    """Return the grants of every sink. No target is queried."""
+    """Return the grants of every sink, and of the log's store. No target is queried."""
     statements: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
     for name, sink in by_name(opened.require_sinks()).items():
@@ -189,4 +207,10 @@ def grants(opened: OpenedTarget) -> GrantsReport:
             statements[name] = [found] if isinstance(found, str) else list(found)
         except Misconfigured as error:
             unknown[name] = f"{error.message}; {error.hint}"
-    return GrantsReport(pipeline=opened.pipeline or "", sinks=statements, unknown=unknown)
+    store = _served(opened)
+    return GrantsReport(
+        pipeline=opened.pipeline or "",
+        sinks=statements,
+        log=[] if store is None else store.grants(),
+        unknown=unknown,
+    )

@@ -305,6 +305,8 @@ class GrantsReport:
     pipeline: str
     sinks: Mapping[str, Sequence[str]]
     """Statements, ACLs or policies, in the target's own syntax."""
+    log: Sequence[str]
+    """The same for the store of the epoch log, where that has users."""
     unknown: Mapping[str, str]
     """Sinks without any, with the reason or what to do instead."""
 
@@ -361,6 +363,8 @@ class DoctorReport:
     pipeline: str
     log: str
     """The newest record, or why the log could not be read."""
+    log_servers: Sequence[Ability]
+    """What the servers of the log's store answer, where it has some."""
     driver: DriverReport | None
     sinks: Sequence[SinkDiagnosis]
     problems: Sequence[str]

@@ -1,4 +1,4 @@
-"""Stores: bytes by key in a folder, an object store, Hadoop's file systems or a database.
+"""Stores: bytes by key in a folder, an object store, Hadoop's file systems, a database or etcd.
 
 `Store` is the interface, `open_store` opens one by its URL. A new kind of store is one module with
 a class, and one line in `_OPENERS`.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochal.errors import Misconfigured
-from epochal.storage.store import UNFINISHED, Entry, FileStore, Output, Store
+from epochal.storage.store import UNFINISHED, Entry, FileStore, Output, ServedStore, Store
 from epochal.storage.urls import (
     OBJECT_SCHEMES,
     THROUGH_HADOOP,
@@ -30,6 +30,7 @@ __all__ = [
     "Entry",
     "FileStore",
     "Output",
+    "ServedStore",
     "Store",
     "open_file_store",
     "open_store",
@@ -54,6 +55,7 @@ def open_store(
       endpoints from the environment or from `options`;
     - `sqlite:///path`: one SQLite file;
     - `postgresql://…#name`: a table in a PostgreSQL database, one store per name;
+    - `etcd://host:2379,host2:2379/prefix`, `etcds:` with TLS: an etcd cluster;
     - `hdfs:`, and any other scheme where a Spark session is given: Spark's Hadoop file system,
       which refuses to put if absent where it can't promise it;
     - `hadoop+scheme:`: the same, on the promise of the person who writes it.
@@ -113,11 +115,19 @@ def _postgres(url: str, _: Mapping[str, str]) -> Store:
     return PostgresStore(url)
 
 
+def _etcd(url: str, _: Mapping[str, str]) -> Store:
+    from epochal.storage.etcd import EtcdStore  # noqa: PLC0415  needs epochal[etcd]
+
+    return EtcdStore(url)
+
+
 _OPENERS: Mapping[str, Callable[[str, Mapping[str, str]], Store]] = {
     "file": _local,
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,
+    "etcd": _etcd,
+    "etcds": _etcd,
     **dict.fromkeys(OBJECT_SCHEMES, _objects),
 }
 
@@ -139,11 +149,11 @@ def _only_by_spark(scheme: str, url: str) -> Misconfigured:
             hint="a start of the pipeline recovers by itself; to look, copy the log: "
             f"`hdfs dfs -get {url.removeprefix(THROUGH_HADOOP)} log`, then name the copy; for "
             "commands that act, keep the log where they reach it: s3://…, postgresql://…#name, "
-            "sqlite:///path",
+            "etcd://…/prefix, sqlite:///path",
         )
     return Misconfigured(
         fact,
-        hint="a folder, file:///folder, sqlite:///path, "
+        hint="a folder, file:///folder, sqlite:///path, postgresql://…#name, etcd://…/prefix, "
         + ", ".join(f"{known}://…" for known in sorted(OBJECT_SCHEMES))
         + "; with a Spark session also hdfs://… and what else Spark can reach",
     )

@@ -32,9 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from epochal.errors import TryAgain
+from epochal.terms import Ability
 
 UNFINISHED = ".part"
 """How the name of a file ends while it is written by `create`, on stores that list such files."""
@@ -110,6 +111,17 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections. Content stays."""
+
+
+@runtime_checkable
+class ServedStore(Protocol):
+    """A store on servers that can be asked how they are; `epochal doctor` and `grants` do."""
+
+    def check(self) -> Sequence[Ability]:
+        """What the servers promise. What is not granted is a problem for a person."""
+
+    def grants(self) -> Sequence[str]:
+        """Commands that give a user the least privileges that the store needs."""
 
 
 class Output(Protocol):

@@ -30,6 +30,15 @@ def host_of(url: str) -> str:
     return "" if found is None else found["host"] or ""
 
 
+def login_of(url: str) -> str:
+    """`user:password@` of a URL of etcd, as it is there. Other stores have none before a host."""
+    found = _URL.fullmatch(url)
+    if found is None or found["scheme"].lower() not in {"etcd", "etcds"}:
+        return ""
+    login, mark, _ = (found["host"] or "").rpartition("@")
+    return login + mark
+
+
 def local_path(url: str) -> str:
     """The path in a plain path, `file:` or `sqlite:` URL. Nothing in it is percent-decoded."""
     found = _URL.fullmatch(url)
