@@ -208,7 +208,7 @@ def test_a_put_that_was_sent_and_never_answered_is_unknown_and_one_never_sent_is
     assert (store.read("k"), store.read("large")) == (b"x", None)
     nowhere = EtcdStore("etcd://127.0.0.1:1/x")
     nowhere.client.call_max_s = 0.2
-    with pytest.raises(TryAgain, match="cannot write to etcd://127.0.0.1:1/x"):
+    with pytest.raises(TryAgain, match="cannot write to etcd:"):
         nowhere.put_if_absent("k", b"x")
 
 
