@@ -60,7 +60,7 @@ def pauses(monkeypatch: Any, chance: random.Random) -> None:
         return run
 
     for kind, names in (
-        (client.PostgresSession, ["_run"]),
+        (client.PostgresSession, ["run_all"]),
         (client.BytesConnection, ["ask", "execute", "copy"]),
         (client.ArrowConnection, ["ask", "execute", "ingest"]),
     ):

@@ -137,10 +137,15 @@ class Apply:
         return [dialect.update(self, changes, which)] if changes else []
 
     def clear(self, session: Session) -> None:
-        """Empty the table, where the epoch is all that it is to hold."""
-        if self.mode.mode == "complete":
-            verb = "TRUNCATE" if self.mode.is_truncating else "DELETE FROM"
-            session.execute(f"{verb} {self.target}")
+        for statement in self.clearing():
+            session.execute(statement)
+
+    def clearing(self) -> list[str]:
+        """What empties the table, where the epoch is all that it is to hold."""
+        if self.mode.mode != "complete":
+            return []
+        verb = "TRUNCATE" if self.mode.is_truncating else "DELETE FROM"
+        return [f"{verb} {self.target}"]
 
     def reading_keys(self) -> list[str]:
         """A statement that fails where a key is not one of its column's type."""
@@ -305,19 +310,35 @@ class Apply:
         """
         if not self.mode.is_keyed:
             self.clear(session)
-            return sum(session.execute_all(self.statements()))
+            return self.rows_written(session.execute_all(self.statements()))
         self._require_writable(session, epoch)
-        # Rows that are not written would not be found to repeat a key.
-        is_plain = self.mode.mode == "upsert" and not self.mode.skip_unchanged
-        is_plain = is_plain and self.mode.delete_when is None
-        is_checked = is_plain and self.dialect.checks_keys_in_upsert
+        is_checked = self._is_checked
         if not self.mode.order_by and not is_checked:
             self._require_single_rows(session, epoch)
         written = self._upsert_checked(session, epoch) if is_checked else self._execute(session)
-        is_single = is_checked and written == rows
-        if self.mode.order_by and len(self.sources) > 1 and not is_single:
-            self._require_no_ties(session, epoch)
+        self.require_no_ties(session, epoch, written, rows)
         return written
+
+    @property
+    def _is_checked(self) -> bool:
+        """Whether the server finds repeated keys; rows that are not written would not be found."""
+        is_plain = self.mode.mode == "upsert" and not self.mode.skip_unchanged
+        return is_plain and self.mode.delete_when is None and self.dialect.checks_keys_in_upsert
+
+    def probes(self) -> list[str]:
+        """Queries that find a row where `run` would refuse the epoch before it writes."""
+        if not self.mode.is_keyed:
+            return []
+        unwritable = [
+            f"SELECT 1 FROM ({without._incoming()}) r"
+            for without in map(self._only, self.unwritable())
+        ]
+        repeated = [] if self.mode.order_by or self._is_checked else [self._repeated()]
+        return [self.dialect.first(query, 1) for query in (*unwritable, *repeated)]
+
+    def rows_written(self, counts: Sequence[int]) -> int:
+        """How many rows the statements wrote or changed, by their answers: those of the last."""
+        return counts[-1] if self.mode.is_keyed and counts else sum(counts)
 
     def count(self, source: Source) -> str:
         """A query for the number of rows of a source that are applied."""
@@ -325,9 +346,7 @@ class Apply:
         return f"SELECT COUNT(*) FROM {table} s WHERE {source.condition}"
 
     def _execute(self, session: Session) -> int:
-        """How many rows the last statement wrote."""
-        counts = session.execute_all(self.statements())
-        return counts[-1] if counts else 0
+        return self.rows_written(session.execute_all(self.statements()))
 
     def _upsert_checked(self, session: Session, epoch: int) -> int:
         session.defer(f"SAVEPOINT {_SAVEPOINT}")
@@ -341,13 +360,15 @@ class Apply:
 
     # Epochs that don't determine one row per key
 
-    def _require_single_rows(self, session: Session, epoch: int) -> None:
-        keys = self._key_aliases()
-        repeated = self._some(
-            session,
-            f"SELECT {self._key_texts()}, COUNT(*) FROM ({self._incoming()}) r GROUP BY {keys}"
-            " HAVING COUNT(*) > 1",
+    def _repeated(self) -> str:
+        """Keys that come more than once."""
+        return (
+            f"SELECT {self._key_texts()}, COUNT(*) FROM ({self._incoming()}) r"
+            f" GROUP BY {self._key_aliases()} HAVING COUNT(*) > 1"
         )
+
+    def _require_single_rows(self, session: Session, epoch: int) -> None:
+        repeated = self._some(session, self._repeated())
         if repeated:
             raise RowRejected(
                 f"epoch {epoch} has several rows of one key, and nothing determines which is last: "
@@ -356,7 +377,11 @@ class Apply:
                 "query",
             )
 
-    def _require_no_ties(self, session: Session, epoch: int) -> None:
+    def require_no_ties(self, session: Session, epoch: int, written: int, rows: int) -> None:
+        """Asked after the rows were written: where each had a key of its own, there is none."""
+        is_single = self._is_checked and written == rows
+        if not self.mode.order_by or len(self.sources) == 1 or is_single:
+            return
         keys = self._key_aliases()
         tied = self._some(
             session,
@@ -374,12 +399,14 @@ class Apply:
 
     def _require_writable(self, session: Session, epoch: int) -> None:
         for one in self.unwritable():
-            without = replace(self, sources=[s.where(one.condition) for s in self.sources])
-            ((count,),) = session.query(f"SELECT COUNT(*) FROM ({without._incoming()}) r")
+            ((count,),) = session.query(f"SELECT COUNT(*) FROM ({self._only(one)._incoming()}) r")
             if count:
                 rows = quantity(int(count), "row")
                 fact = f"epoch {epoch} has {rows} whose {one.because}"
                 raise UnwritableRows(RowRejected(fact, one.hint))
+
+    def _only(self, one: Unwritable) -> Apply:
+        return replace(self, sources=[source.where(one.condition) for source in self.sources])
 
     def unwritable(self) -> list[Unwritable]:
         """The kinds of rows that this mode can't write."""
@@ -421,12 +448,16 @@ class Apply:
         How many keys of this epoch its mode leaves as they are in the table, or out of it. Asked
         before the rows are applied.
         """
-        exists = {"insert_new": "EXISTS", "update": "NOT EXISTS"}[self.mode.mode]
-        ((count,),) = session.query(
+        return sum(int(session.query(query)[0][0]) for query in self.counting())
+
+    def counting(self) -> list[str]:
+        exists = {"insert_new": "EXISTS", "update": "NOT EXISTS"}.get(self.mode.mode)
+        if exists is None:
+            return []
+        return [
             f"SELECT COUNT(*) FROM ({self.winners()}) i WHERE i.is_delete = 0 AND {exists}"
             f" (SELECT 1 FROM {self.target} t WHERE {self.matches('t', 'i')})"
-        )
-        return int(count)
+        ]
 
     def _key_texts(self) -> str:
         return ", ".join(self.dialect.as_text(self.alias(key)) for key in self.keys)

@@ -314,6 +314,15 @@ class Checker(ABC, Generic[T, S]):
         name = self._declared.table_name
         return self.dialect.layout(session.query, name.schema, name.table)
 
+    def basis(self, session: Session) -> str:
+        """What `staged_layout` reads of the table, as one text: another once that has changed."""
+        return self.layout(session)
+
+    @property
+    def basis_sql(self) -> str:
+        """The query for it, where epochs are applied in one message (`Dialect.require_rows`)."""
+        return ""
+
     def handout(self, session: Session, known: Mapping[str, Json] | None) -> Mapping[str, Json]:
         """
         What `Committer.begin` gives to the tasks: the table, and the names they write under.

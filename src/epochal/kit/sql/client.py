@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from epochal.errors import InvariantBroken
 from epochal.kit.secrets import Secret
 from epochal.terms import Identity
 
@@ -48,8 +49,19 @@ class DatabaseServer(ABC):
         return text.replace(secret, "…") if secret else text
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server answered to one statement."""
+
+    rows_changed: int
+    rows: list[tuple[Any, ...]]
+
+
 class Session(Protocol):
     """One of the driver's connections, taken from a `Pool`."""
+
+    is_unasked: bool = False
+    """Whether it was taken without a question whether it still answers, as it did just now."""
 
     def execute(self, statement: str) -> int:
         """Run a statement; the number of rows that it changed."""
@@ -57,6 +69,13 @@ class Session(Protocol):
     def query(self, statement: str) -> list[tuple[Any, ...]]: ...
 
     # Several statements in one round trip, where the protocol can
+
+    def run_all(self, statements: Sequence[str]) -> list[Answer]:  # noqa: ARG002
+        """
+        Run statements up to the first that fails, with their answers. Only called where the
+        protocol can: see `Dialect.require_rows`.
+        """
+        raise InvariantBroken(f"{type(self).__name__} sends one statement at a time")
 
     def execute_all(self, statements: Sequence[str]) -> list[int]:
         return [self.execute(statement) for statement in statements]

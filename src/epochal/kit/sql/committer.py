@@ -227,17 +227,25 @@ class SqlCommitter(Operable):
                 logger.info("staging tables are cleared later: %s", error)
 
     def _ask(self, verb: str, ask: Callable[[Session], T], *, missing: T | None = None) -> T:
-        """Ask on the primary; a schema that does not exist yet holds nothing."""
+        """
+        Ask on the primary; a schema that does not exist yet holds nothing.
+
+        What a COMMIT leaves unknown is an error of ours by now: of any other nothing has happened.
+        So a connection that was only believed to answer is replaced once.
+        """
         session = self.pool.take()
         try:
             return ask(session)
         except self.dialect.errors as error:
             if missing is not None and self.dialect.is_missing(error):
                 return missing
-            self.end_holders(error, [self.identity])
-            raise self.dialect.classify(error, self.doing(verb)) from error
+            is_stale = session.is_unasked and self.dialect.is_network(error)
+            if not is_stale:
+                self.end_holders(error, [self.identity])
+                raise self.dialect.classify(error, self.doing(verb)) from error
         finally:
             self.pool.give_back(session)
+        return self._ask(verb, ask, missing=missing)
 
     def end_holders(self, error: BaseException, identities: Sequence[Identity]) -> None:
         """

@@ -180,11 +180,29 @@ class Dialect(ErrorTable):
             f" WHERE w.part = {source.part} AND w.came = s.{apply.arrived})"
         )
 
+    now_constraints: ClassVar[str] = ""
+    """Checks what would be checked at COMMIT, which must not fail any more (I3)."""
+    later_constraints: ClassVar[str] = ""
+    """Lets rows of the next table refer to rows that are yet to come."""
+
     def check_constraints(self, session: Session) -> None:
-        """Check now what would be checked at COMMIT, which must not fail any more (I3)."""
+        if self.now_constraints:
+            session.execute(self.now_constraints)
 
     def defer_constraints(self, session: Session) -> None:
-        """Let rows of the next table refer to rows that are yet to come."""
+        if self.later_constraints:
+            session.defer(self.later_constraints)
+
+    def require_rows(self, changes: Sequence[tuple[str, int]]) -> str | None:  # noqa: ARG002
+        """
+        One statement that runs these, and fails (`is_short`) where one does not change so many
+        rows: then an epoch can be applied in one message, none of whose statements waits for the
+        answer to another. None where the server can't.
+        """
+        return None
+
+    def is_short(self, error: BaseException) -> bool:  # noqa: ARG002
+        return False
 
     # Staging tables
 

@@ -72,6 +72,17 @@ class Ledger(LedgerRows):
 
         Waits for another transaction that has inserted the same row, until the lock timeout.
         """
+        try:
+            return session.execute(self.claim(epoch, receipts, after=after)) == 1
+        except self.dialect.errors as error:
+            if self.dialect.is_duplicate(error):
+                return False
+            raise
+
+    def claim(
+        self, epoch: EpochNumber, receipts: Sequence[Receipt], *, after: EpochNumber | None
+    ) -> str:
+        """The statement of it, which inserts one row or none."""
         epochs = self._name("epoch")
         unless = (
             f"NOT EXISTS (SELECT 1 FROM {self.table} l WHERE {self._mine('l')}"
@@ -82,7 +93,7 @@ class Ledger(LedgerRows):
                 f" AND EXISTS (SELECT 1 FROM {self.table} b WHERE {self._mine('b')}"
                 f" AND b.{epochs} >= {after} AND b.{self._name('part')} = {_ALL})"
             )
-        return self._insert(session, self._of_epoch(epoch, _TAKEN, receipts), unless)
+        return self._insert(self._of_epoch(epoch, _TAKEN, receipts), unless)
 
     def record_epoch(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> list[str]:
         """Statements for the rows of these handles, and for the row that they are all."""
@@ -91,25 +102,24 @@ class Ledger(LedgerRows):
 
     def record_all(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """Insert the row that all of an epoch is committed. May be repeated."""
-        self._insert(session, self._of_epoch(epoch, _ALL, receipts), "1 = 1")
+        statement = self._insert(self._of_epoch(epoch, _ALL, receipts), "1 = 1")
+        try:
+            session.execute(statement)
+        except self.dialect.errors as error:
+            if not self.dialect.is_duplicate(error):
+                raise
 
     def _of_epoch(self, epoch: EpochNumber, part: int, receipts: Sequence[Receipt]) -> str:
         key = (self.identity.uid, self.identity.tag, epoch, part, 0, 0, UNCLAIMED)
         rows = sum(receipt.rows for receipt in receipts)
         return self._row(key, owner_of(receipts, self.identity), rows)
 
-    def _insert(self, session: Session, values: str, condition: str) -> bool:
-        """Insert one row; False where the condition is false, or its key is there already."""
-        insert = (
+    def _insert(self, values: str, condition: str) -> str:
+        """Inserts one row; none where the condition is false, or its key is there already."""
+        return (
             f"INSERT INTO {self.table} ({self._columns()}) SELECT {values}{self.dialect.dual}"
             f" WHERE {condition}{self.dialect.on_ledger_conflict}"
         )
-        try:
-            return session.execute(insert) == 1
-        except self.dialect.errors as error:
-            if self.dialect.is_duplicate(error):
-                return False
-            raise
 
     def take_over_epoch(
         self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]

@@ -19,7 +19,7 @@ own, so that an epoch that is applied again leaves out the same rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,7 +166,9 @@ class EpochTransaction:
             for part in parts:
                 part.table.note_unfit(epoch, part.receipts)
                 part.table.remove_apart()
-            self._open = self._apply_without_refused(epoch, parts)
+            self._open = self._apply_at_once(epoch, parts)
+            if self._open is None:
+                self._open = self._apply_without_refused(epoch, parts)
         except PreparedLost as error:
             raise TryAgain(
                 f"{error.message}; no decision was made", "the epoch is tried again whole"
@@ -193,11 +195,61 @@ class EpochTransaction:
 
     def _apply(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
         """Everything but COMMIT, in a new transaction; None where all is committed already."""
-        session = self._first.pool.take()
-        try:
+
+        def work(session: Session) -> Sequence[_Part]:
             claimed = self._claim(session, epoch, parts)
             for number, part in enumerate(claimed):
                 self._apply_part(session, epoch, part, claimed[:number])
+            return claimed
+
+        return self._left_open(epoch, parts, work)
+
+    def _apply_at_once(self, epoch: EpochNumber, parts: Sequence[_Part]) -> _Open | None:
+        """
+        The same in one round trip, before the decision: it needs every part, and a server that
+        stops where one of its statements finds less than those behind it need. None where something
+        is not as it was in the epoch before, or a row is refused: `_apply` finds out what.
+        """
+        found = [(part, part.table.compose(epoch, part.receipts)) for part in parts]
+        composed = [(part, sent) for part, sent in found if sent is not None]
+        claim = self._dialect.require_rows([(sent.claim, 1) for _, sent in composed])
+        if len(composed) < len(parts) or claim is None:
+            return None
+
+        def work(session: Session) -> Sequence[_Part]:
+            session.begin(lock_wait_s=HOLDER_WAIT_S, idle_max_s=self._held_max_s)
+            session.defer(claim)
+            session.wait_for_locks()
+            deferring: list[str] = []
+            statements: list[str] = []
+            for _, sent in composed:
+                statements += [*deferring, *sent.statements]
+                deferring = [self._dialect.later_constraints]
+            try:
+                answers = iter(session.run_all(statements))
+            except self._dialect.errors as error:
+                if self._dialect.is_short(error) or self._dialect.may_be_rows(error):
+                    return []
+                raise
+            for number, (part, sent) in enumerate(composed):
+                if number:
+                    next(answers)
+                if not part.table.verify(session, epoch, sent, answers):
+                    return []
+            return parts
+
+        return self._left_open(epoch, parts, work)
+
+    def _left_open(
+        self,
+        epoch: EpochNumber,
+        parts: Sequence[_Part],
+        work: Callable[[Session], Sequence[_Part]],
+    ) -> _Open | None:
+        """A new transaction, open with the parts that were applied in it; none: rolled back."""
+        session = self._first.pool.take()
+        try:
+            claimed = work(session)
         except self._dialect.errors as error:
             self._let_go(session)
             self._first.end_holders(error, [table.identity for table in self._tables.values()])

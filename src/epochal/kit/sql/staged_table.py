@@ -6,15 +6,17 @@ Also the search for staged rows that the table refuses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.apply import Apply, Mapped, Source
-from epochal.kit.sql.client import Session
+from epochal.kit.sql.check import StagedLayout
+from epochal.kit.sql.client import Answer, Session
 from epochal.kit.sql.committer import HOLDER_WAIT_S, SqlCommitter, has_rows
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.rejects import REJECTED, Rejected, Rows, SetApart, table_of
@@ -29,6 +31,43 @@ _MORE_TRIED = 2
 """How many rows more are tried before it is taken for certain that none passes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """How rows of one shape are applied, as long as the table is what it was."""
+
+    basis: str
+    shape: str
+    layout: StagedLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """
+    One sink's share of a transaction as statements of one message, none of which waits for the
+    answer to another. Whatever an answer might change fails in the server (`Dialect.is_short`), or
+    is compared at the end, before the transaction is worth anything.
+    """
+
+    claim: str
+    """Of the epoch: inserts one row."""
+    before: Sequence[str]
+    """Take the staged attempts, or fail."""
+    counting: Sequence[str]
+    probes: Sequence[str]
+    """Find nothing."""
+    clearing: Sequence[str]
+    apply: Apply
+    expected: Mapping[Handle, int]
+    """How many rows of each attempt are read."""
+    basis: str
+    after: Sequence[str]
+
+    @property
+    def statements(self) -> list[str]:
+        asked = [*self.counting, *self.probes]
+        return [*self.before, *asked, *self.clearing, *self.apply.statements(), *self.after]
+
+
 class StagedTable(SqlCommitter):
     """Claims, applies and clears staged epochs of one sink, in sessions that others may share."""
 
@@ -37,6 +76,7 @@ class StagedTable(SqlCommitter):
         self.left_out = 0
         """Keys of the last epoch that `insert_new` found there already, or `update` did not."""
         self.apart = SetApart(self.sink.table, self.sink.rejects_max)
+        self._known: _Known | None = None
 
     # Applying
 
@@ -66,40 +106,112 @@ class StagedTable(SqlCommitter):
         """
         taken = self.take(session, epoch, receipts)
         if taken:
-            layout = self._checker.layout(session)
-            apply = self.read_apply(session, taken)
+            basis = self._checker.basis(session)
+            layout = self._read_layout(session, taken)
+            apply = self._apply_to(layout, taken)
             expected = self._rows_to_read(taken, receipts)
-            self._count_left_out(session, epoch, apply)
+            self._note_left_out(epoch, apply.left_out(session))
             written = apply.run(session, epoch, sum(expected.values()))
-            self._require_layout(session, layout)
-            if written != sum(expected.values()) and self.staging.counts_rows_apart:
-                self._require_all_read(session, epoch, apply, expected)
+            self._require_basis(session, basis)
+            self._require_all_read(session, epoch, apply, expected, written)
+            self._remember(basis, layout, taken)
         else:
             self._apply_of((), (), "").clear(session)
         for statement in self._ledger.record_epoch(epoch, receipts):
             session.defer(statement)
         self.dialect.check_constraints(session)
 
-    def _count_left_out(self, session: Session, epoch: EpochNumber, apply: Apply) -> None:
-        if self.sink.mode in {"insert_new", "update"}:
-            self.left_out = apply.left_out(session)
-            if self.left_out:
-                keys = quantity(self.left_out, "key")
-                known = "are there already" if self.sink.mode == "insert_new" else "are not there"
-                logger.info(self.doing(f"epoch {epoch}: {keys} left out, which {known}"))
+    def _note_left_out(self, epoch: EpochNumber, keys: int) -> None:
+        self.left_out = keys
+        if keys:
+            known = "are there already" if self.sink.mode == "insert_new" else "are not there"
+            fact = f"epoch {epoch}: {quantity(keys, 'key')} left out, which {known}"
+            logger.info(self.doing(fact))
 
-    def _require_layout(self, session: Session, layout: str) -> None:
+    def _require_basis(self, session: Session, basis: str) -> None:
         """The rows are in the table, so nobody alters it until the transaction ends."""
-        if self._checker.layout(session) != layout:
+        if self._checker.basis(session) != basis:
             raise TryAgain(
                 self.doing(f"{self.sink.table} was altered while rows were applied"),
                 "they are applied again to its new columns",
             )
 
+    def _remember(self, basis: str, layout: StagedLayout, taken: Sequence[Held]) -> None:
+        """For `compose`: the next epochs are mostly alike."""
+        shapes = {one.shape for one in taken}
+        shape = shapes.pop()
+        is_same = shape and not shapes
+        self._known = _Known(basis=basis, shape=shape, layout=layout) if is_same else None
+
+    # Applying in one message
+
+    def compose(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> Composed | None:
+        """
+        `claim_epoch` and `apply` as one message: what the table and the staged rows look like is
+        taken from the epoch before. None where that is not enough, or the server can't.
+        """
+        staged = [one for one in receipts if has_rows(one)]
+        dialect, known = self.dialect, self._known
+        is_unfit = any(one.token.get("unfit", 1) for one in staged)
+        if known is None or not staged or is_unfit or len(self.apart):
+            return None
+        taking = self.staging.taking(staged, known.shape)
+        taken = None if taking is None else dialect.require_rows(taking.changes)
+        if taking is None or taken is None:
+            return None
+        apply = self._apply_to(known.layout, taking.held)
+        return Composed(
+            claim=self._ledger.claim(epoch, receipts, after=self._after),
+            before=[taken],
+            counting=apply.counting(),
+            probes=apply.probes(),
+            clearing=apply.clearing(),
+            apply=apply,
+            expected=self._rows_to_read(taking.held, receipts),
+            basis=known.basis,
+            after=[
+                self._checker.basis_sql,
+                *self._ledger.record_epoch(epoch, receipts),
+                dialect.now_constraints,
+            ],
+        )
+
+    def verify(
+        self, session: Session, epoch: EpochNumber, sent: Composed, answers: Iterator[Answer]
+    ) -> bool:
+        """
+        Whether all is as it was taken to be; else the transaction is of no use, and `apply` finds
+        out why. Takes its answers from the front of all.
+        """
+
+        def rows_of(statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+            return [answer.rows for answer in islice(answers, len(statements))]
+
+        rows_of(sent.before)
+        left_out = sum(int(count) for ((count,),) in rows_of(sent.counting))
+        found = rows_of(sent.probes)
+        rows_of(sent.clearing)
+        counts = [one.rows_changed for one in islice(answers, len(sent.apply.statements()))]
+        basis, *_ = rows_of(sent.after)
+        if any(found) or basis != [(sent.basis,)]:
+            return False
+        written, rows = sent.apply.rows_written(counts), sum(sent.expected.values())
+        sent.apply.require_no_ties(session, epoch, written, rows)
+        self._require_all_read(session, epoch, sent.apply, sent.expected, written)
+        self._note_left_out(epoch, left_out)
+        return True
+
+    # What is staged
+
     def read_apply(self, session: Session, staged: Sequence[Held]) -> Apply:
         """What is to be done, by what the catalog contains now: staging tables have columns."""
+        return self._apply_to(self._read_layout(session, staged), staged)
+
+    def _read_layout(self, session: Session, staged: Sequence[Held]) -> StagedLayout:
+        return self._checker.staged_layout(session, self.staging.schema, staged[0].table)
+
+    def _apply_to(self, layout: StagedLayout, staged: Sequence[Held]) -> Apply:
         dialect, schema = self.dialect, self.staging.schema
-        layout = self._checker.staged_layout(session, schema, staged[0].table)
         fits = f"s.{dialect.quote(UNFIT[0])} IS NULL" if layout.keeps_unfit else "1 = 1"
         sources = [
             Source(schema=schema, table=one.table, part=one.handle.partition, condition=fits)
@@ -162,12 +274,19 @@ class StagedTable(SqlCommitter):
         }
 
     def _require_all_read(
-        self, session: Session, epoch: EpochNumber, apply: Apply, expected: Mapping[Handle, int]
+        self,
+        session: Session,
+        epoch: EpochNumber,
+        apply: Apply,
+        expected: Mapping[Handle, int],
+        written: int,
     ) -> None:
         """
         A table may write fewer rows than it was given, by key or by a trigger; staging may not hold
         others than its receipts count.
         """
+        if written == sum(expected.values()) or not self.staging.counts_rows_apart:
+            return
         counts = session.query_all([apply.count(source) for source in apply.sources])
         found = dict(zip(expected, (int(count) for ((count,),) in counts), strict=True))
         lost = [handle for handle, rows in expected.items() if found[handle] != rows]

@@ -25,6 +25,17 @@ class Held:
     table: str
     rows_apart: int = 0
     """How many rows were set apart since they were staged, where that is counted."""
+    shape: str = ""
+    """What stands for its columns, where tables are recycled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """Staged attempts that a transaction is about to take, by what their receipts say."""
+
+    held: Sequence[Held]
+    changes: Sequence[tuple[str, int]]
+    """Statements that take them, each with the rows that it changes: others were there before."""
 
 
 class Staging(ABC):
@@ -48,6 +59,13 @@ class Staging(ABC):
     def take(self, session: Session, handles: Collection[Handle]) -> Mapping[Handle, Held]:
         """The same for the transaction that applies their rows."""
         return self.hold(session, handles)
+
+    def taking(self, receipts: Sequence[Receipt], shape: str) -> Taking | None:  # noqa: ARG002
+        """
+        How to take attempts of this shape without asking where they are; None where their receipts
+        do not say it.
+        """
+        return None
 
     def note_apart(self, session: Session, table: str, rows: int) -> None:
         """Count rows that were deleted from a table that is held."""

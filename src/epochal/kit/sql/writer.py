@@ -27,7 +27,7 @@ from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import row_text, shown_rows, too_many
 from epochal.kit.sql.table_sink import TableSink
-from epochal.terms import Fingerprint, Identity, Receipt
+from epochal.terms import Fingerprint, Identity, Json, Receipt
 
 _SHOWN_CHARS_MAX = 300
 
@@ -104,6 +104,7 @@ class BlockWriter(ABC, Generic[C]):
             bytes=metrics.bytes,
             token={
                 "staged": metrics.rows > 0,
+                **self._staged_at(),
                 "unfit": self._unfit_rows,
                 "blocks": metrics.blocks,
                 "efficiency": round(metrics.efficiency(self._limits), 3),
@@ -132,6 +133,10 @@ class BlockWriter(ABC, Generic[C]):
 
     @abstractmethod
     def _close(self, connection: C) -> None: ...
+
+    def _staged_at(self) -> Mapping[str, Json]:
+        """Where the rows wait, for the receipt: what `Staging.taking` needs."""
+        return {}
 
     @property
     def _given(self) -> Mapping[str, Any]:

@@ -107,11 +107,8 @@ class OracleDialect(OracleErrors, OwnTablesDialect):
             f" WHERE {apply.matches('t', 'i')} AND {condition})"
         )
 
-    def check_constraints(self, session: Session) -> None:
-        session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-    def defer_constraints(self, session: Session) -> None:
-        session.execute("SET CONSTRAINTS ALL DEFERRED")
+    now_constraints: ClassVar[str] = "SET CONSTRAINTS ALL IMMEDIATE"
+    later_constraints: ClassVar[str] = "SET CONSTRAINTS ALL DEFERRED"
 
     # Staging tables
 

@@ -254,6 +254,15 @@ class PostgresChecker(Checker[Table, Sent]):
         """Staged rows need nothing: their columns have the types of what arrives."""
         return self._sink.strategy == "prepared"
 
+    def basis(self, session: Session) -> str:
+        rows = session.query(self.basis_sql)
+        return str(rows[0][0]) if rows else ""
+
+    @property
+    def basis_sql(self) -> str:
+        oid = f"to_regclass({DIALECT.literal(DIALECT.quote(*self._sink.table_name.parts))})"
+        return " ".join(_BASIS.format(table=oid).split())
+
     def staged_layout(self, session: Session, schema: str, staging: str) -> StagedLayout:
         """With the casts from what arrived to what the table has now."""
         sink = self._sink
@@ -460,6 +469,21 @@ WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = {table}
    OR i.indrelid IN (SELECT relid FROM pg_partition_tree({table})))
 ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
 """
+
+_BASIS = """
+SELECT md5(concat_ws('/', c.oid, c.relkind,
+  (SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+                               a.attnotnull OR t.typnotnull, a.atthasdef, a.attidentity,
+                               a.attgenerated), ',' ORDER BY a.attnum)
+   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+  (SELECT string_agg(concat_ws(' ', i.indexrelid, i.indkey, i.indnkeyatts, i.indisunique,
+                               i.indisexclusion, i.indimmediate, i.indisvalid,
+                               i.indpred IS NULL AND i.indexprs IS NULL), ',' ORDER BY i.indexrelid)
+   FROM pg_index i WHERE i.indrelid = c.oid)))
+FROM pg_class c WHERE c.oid = {table}
+"""
+"""Everything that can change in what the queries above find of a table and decides a statement."""
 
 
 def read_table(session: Session, name: TableName) -> Table | None:

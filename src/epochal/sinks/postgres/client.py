@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 import psycopg_pool
@@ -24,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sql.client import DatabaseServer, IdleConnections, Session
+from epochal.kit.sql.client import Answer, DatabaseServer, IdleConnections, Session
 from epochal.sinks.postgres.errors import ERRORS
 from epochal.terms import Identity
 
@@ -35,6 +37,8 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """The signature, and neither flags nor an extension."""
 _COPY_TRAILER = b"\xff\xff"
+_FRESH_S = 2.0
+"""How long after its last use a connection is taken to answer still."""
 _DEFAULTS: Mapping[str, str] = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -135,42 +139,41 @@ class PostgresSession(Session):
     """
     One connection of the pool, in autocommit until `begin`.
 
-    What is deferred is sent in one pipeline with the next statement: a server answers it whole or,
-    from the first statement that fails on, with errors. A COMMIT is never part of one. The last
-    statement before a transaction is left open must not be, either: after a pipeline the server was
-    seen not to apply `idle_in_transaction_session_timeout`.
+    What is deferred is sent in one message with the next statement: the server runs them in order
+    up to the first that fails. A COMMIT is never part of one. It is a message of the simple
+    protocol, not a pipeline: psycopg ends a pipeline with a Flush, and a server that hears anything
+    after its last answer stops the clock of `idle_in_transaction_session_timeout`.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], server: Server) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], server: Server, *, is_unasked: bool = False
+    ) -> None:
         self.connection = connection
+        self.is_unasked = is_unasked
         self._server = server
         self._deferred: list[str] = []
 
     def execute(self, statement: str) -> int:
-        return self._run([statement])[0].rowcount
+        return self.run_all([statement])[0].rows_changed
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        return self._run([statement])[0].fetchall()
+        return self.run_all([statement])[0].rows
+
+    def run_all(self, statements: Sequence[str]) -> list[Answer]:
+        waiting, self._deferred = self._deferred, []
+        return run_together(self.connection, [*waiting, *statements])[len(waiting) :]
 
     def execute_all(self, statements: Sequence[str]) -> list[int]:
-        return [cursor.rowcount for cursor in self._run(statements)]
+        return [answer.rows_changed for answer in self.run_all(statements)]
 
     def query_all(self, statements: Sequence[str]) -> list[list[tuple[Any, ...]]]:
-        return [cursor.fetchall() for cursor in self._run(statements)]
+        return [answer.rows for answer in self.run_all(statements)]
 
     def defer(self, statement: str) -> None:
         self._deferred.append(statement)
 
     def flush(self) -> None:
-        self._run([])
-
-    def _run(self, statements: Sequence[str]) -> list[psycopg.Cursor[Any]]:
-        """The cursors of these, with the results; what was deferred is run before them."""
-        waiting, self._deferred = self._deferred, []
-        whole = [*waiting, *statements]
-        with self.connection.pipeline() if len(whole) > 1 else nullcontext():
-            cursors = [self.connection.execute(one.encode()) for one in whole]
-        return cursors[len(waiting) :]
+        self.run_all([])
 
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
         self.defer(BEGIN)
@@ -194,6 +197,22 @@ class PostgresSession(Session):
                 self.connection.close()
 
 
+def run_together(connection: psycopg.Connection[Any], statements: Sequence[str]) -> list[Answer]:
+    """Run statements in one round trip; the server stops at the first that fails."""
+    if not statements:
+        return []
+    cursor = connection.execute(";\n".join(statements).encode())
+    answers = [_answer(cursor)]
+    while cursor.nextset():
+        answers.append(_answer(cursor))
+    return answers
+
+
+def _answer(cursor: psycopg.Cursor[Any]) -> Answer:
+    rows = cursor.fetchall() if cursor.description is not None else []
+    return Answer(rows_changed=cursor.rowcount, rows=rows)
+
+
 class PostgresPool:
     """The driver's connections. Opened on first use; errors report why connecting failed."""
 
@@ -201,6 +220,9 @@ class PostgresPool:
         self._server = server
         self._application = application
         self._opening = threading.Lock()
+        self._used_s: WeakKeyDictionary[psycopg.Connection[Any], float] = WeakKeyDictionary()
+        self._doubted_s = 0.0
+        """When a connection was found broken: others may be, too, that were idle then."""
         self._pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]] | None = None
 
     def take(self) -> PostgresSession:
@@ -209,15 +231,26 @@ class PostgresPool:
             connection = pool.getconn(timeout=self._server.connect_timeout_s)
         except psycopg_pool.PoolTimeout as error:
             raise self._reason(pool, error) from error
-        return PostgresSession(connection, self._server)
+        is_unasked = self._used_s.pop(connection, 0.0) > self._doubted_s
+        return PostgresSession(connection, self._server, is_unasked=is_unasked)
 
     def give_back(self, session: Session) -> None:
         if not isinstance(session, PostgresSession):
             return
+        if session.connection.closed:
+            self._doubted_s = time.monotonic()
+        self._used_s[session.connection] = time.monotonic()
         if self._pool is None:
             session.connection.close()
         else:
             self._pool.putconn(session.connection)
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
+        """Ask whether it still answers, unless it did a moment ago: that costs a round trip."""
+        used_s = self._used_s.get(connection, 0.0)
+        if used_s <= self._doubted_s or time.monotonic() - used_s > _FRESH_S:
+            self._used_s.pop(connection, None)
+            psycopg_pool.ConnectionPool.check_connection(connection)
 
     def act_for(self, identities: Sequence[Identity]) -> None:
         """Nothing to do: sessions are found by the uid in their application_name."""
@@ -239,7 +272,7 @@ class PostgresPool:
                     timeout=self._server.connect_timeout_s,
                     max_idle=self._server.idle_max_s,
                     max_lifetime=self._server.lifetime_max_s,
-                    check=psycopg_pool.ConnectionPool.check_connection,
+                    check=self._check,
                     name=self._application,
                     open=True,
                 )
@@ -429,9 +462,7 @@ class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
         self._connection.execute(statement.encode())
 
     def ask(self, *statements: str) -> list[tuple[Any, ...]]:
-        with self._connection.pipeline() if len(statements) > 1 else nullcontext():
-            cursors = [self._connection.execute(one.encode()) for one in statements]
-        return cursors[-1].fetchall()
+        return run_together(self._connection, statements)[-1].rows
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:

@@ -12,7 +12,7 @@ from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import Dialect, Query
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.rejects import Rows
-from epochal.sinks.postgres.errors import ALTERED, PostgresErrors
+from epochal.sinks.postgres.errors import ALTERED, SHORT, PostgresErrors
 from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
@@ -160,12 +160,16 @@ class PostgresDialect(PostgresErrors, Dialect):
             f" WHERE excluded.{version} > t.{version}"
         )
 
-    def check_constraints(self, session: Session) -> None:
-        session.flush()
-        session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    now_constraints: ClassVar[str] = "SET CONSTRAINTS ALL IMMEDIATE"
+    later_constraints: ClassVar[str] = "SET CONSTRAINTS ALL DEFERRED"
 
-    def defer_constraints(self, session: Session) -> None:
-        session.defer("SET CONSTRAINTS ALL DEFERRED")
+    def require_rows(self, changes: Sequence[tuple[str, int]]) -> str:
+        each = " ".join(
+            f"{change}; GET DIAGNOSTICS found = ROW_COUNT; IF found <> {rows} THEN"
+            f" RAISE EXCEPTION '% of {rows} rows', found USING ERRCODE = '{SHORT}'; END IF;"
+            for change, rows in changes
+        )
+        return f"DO {literal(f'DECLARE found bigint; BEGIN {each} END')}"
 
     # Staging tables: see `slots`
 

@@ -16,6 +16,8 @@ _CARDINALITY = "21000"
 TOO_MANY_PREPARED = "53200"
 ALTERED = "40001"
 """Raised by ourselves: the table was altered under a task, and only the whole epoch helps."""
+SHORT = "YE001"
+"""Raised by ourselves: a statement of a message changed other rows than those after it need."""
 _OTHER_BYTES = "22P03"
 """The server reads other types than those that were laid out."""
 _UNANSWERED = frozenset({"08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "40003"})
@@ -75,6 +77,9 @@ class PostgresErrors(ErrorTable):
 
     def is_network(self, error: BaseException) -> bool:
         return not self.code_of(error) or self.is_one_of(error, _UNANSWERED)
+
+    def is_short(self, error: BaseException) -> bool:
+        return self.code_of(error) == SHORT
 
     def is_repeated_key(self, error: BaseException) -> bool:
         """An upsert would change one row twice."""

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from epochal.errors import TryAgain
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.staging_tables import Held, Staging
+from epochal.kit.sql.staging_tables import Held, Staging, Taking
 from epochal.sinks.postgres.dialect import AT, DIALECT
 from epochal.terms import Handle, Identity, InDoubt, Receipt, handle_prefix, quantity
 
@@ -50,6 +50,8 @@ CLEAR_BYTES = 256 * 1024
 """A slot that is larger is truncated after an epoch; below, deleting its rows costs less."""
 _ASK_AGAIN_S = 5.0
 """How long a slot that somebody reads is left alone."""
+_CLAIMED = "epochal.slot"
+"""The setting by which a block of PL/pgSQL tells, within its transaction, which slot it claimed."""
 _IDLE_SAME, _IDLE_OTHER = "7 days", "1 day"
 """How long a free slot is kept: of the columns that rows have now, and of others."""
 _CREATE_REGISTRY = """
@@ -135,6 +137,17 @@ class Pool:
             " since = clock_timestamp() FROM free WHERE r.slot = free.slot RETURNING r.slot"
         )
 
+    def claim_and_empty(self, shape: Shape, handle: str | None) -> str:
+        """The same, and its old rows deleted, in one round trip: `_CLAIMED` is its number."""
+        schema, table = _literal(self.schema), f"{_literal(self.table(''))} || found"
+        body = (
+            f"DECLARE found integer; BEGIN {self.claim(shape, handle)} INTO found;"
+            f" IF found IS NOT NULL THEN EXECUTE format('DELETE FROM %I.%I', {schema}, {table});"
+            " END IF;"
+            f" PERFORM set_config('{_CLAIMED}', COALESCE(found::text, ''), true); END"
+        )
+        return f"DO {_literal(body)}"
+
     def add(self, shape: Shape, handle: str | None) -> str:
         values = map(_literal, (self.target, shape.digest, handle))
         return (
@@ -201,25 +214,22 @@ class Claiming:
     False where the rows don't wait here for their decision: a prepared transaction keeps the lock.
     """
 
-    def claim(self, connection: Asking, *before: str) -> str:
-        """The name of an empty table, until the end of this transaction nobody else's."""
-        found = connection.ask(*before, self.pool.claim(self.shape, self._named))
-        if not found:
-            return self._make(connection)
-        ((slot,),) = found
-        connection.execute(f"DELETE FROM {self.pool.quoted(slot)}")
-        return self.pool.table(slot)
+    def claim(self, connection: Asking, *before: str) -> int:
+        """The number of an empty slot, until the end of this transaction nobody else's."""
+        claim = self.pool.claim_and_empty(self.shape, self._named)
+        ((slot,),) = connection.ask(*before, claim, f"SELECT current_setting('{_CLAIMED}')")
+        return int(slot) if slot else self._make(connection)
 
     @property
     def _named(self) -> str | None:
         return str(self.handle) if self.is_listed else None
 
-    def _make(self, connection: Asking) -> str:
+    def _make(self, connection: Asking) -> int:
         self._require_room(connection)
         ((slot,),) = connection.ask(self.pool.add(self.shape, self._named))
         for statement in self.pool.create_slot(slot, self.shape):
             connection.execute(statement)
-        return self.pool.table(slot)
+        return int(slot)
 
     def _require_room(self, connection: Asking) -> None:
         pool, limit = self.pool, self.sink.staging_bytes_max
@@ -290,14 +300,17 @@ class Slots(Staging):
             return {}
         named = {str(handle): handle for handle in handles}
         rows = session.query(
-            f"SELECT r.slot, r.handle, r.rows_apart, {self.pool.oid('r')} IS NOT NULL"
+            f"SELECT r.slot, r.handle, r.rows_apart, r.shape, {self.pool.oid('r')} IS NOT NULL"
             f" FROM {self.pool.registry} r WHERE {_are(handles)} ORDER BY r.slot FOR UPDATE"
         )
         return {
             named[name]: Held(
-                handle=named[name], table=self.pool.table(slot), rows_apart=int(rows_apart)
+                handle=named[name],
+                table=self.pool.table(slot),
+                rows_apart=int(rows_apart),
+                shape=shape,
             )
-            for slot, name, rows_apart, is_there in rows
+            for slot, name, rows_apart, shape, is_there in rows
             if is_there
         }
 
@@ -306,6 +319,21 @@ class Slots(Staging):
         if held:
             session.defer(self._free(held))
         return held
+
+    def taking(self, receipts: Sequence[Receipt], shape: str) -> Taking | None:
+        slots = {one.handle: one.token.get("slot") for one in receipts}
+        if not all(isinstance(slot, int) for slot in slots.values()):
+            return None
+        which = ", ".join(f"({slot}, {_literal(str(handle))})" for handle, slot in slots.items())
+        free = (
+            f"{self._freed} WHERE (slot, handle) IN ({which}) AND shape = {_literal(shape)}"
+            " AND rows_apart = 0"
+        )
+        held = [
+            Held(handle=handle, table=self.pool.table(str(slot)), shape=shape)
+            for handle, slot in slots.items()
+        ]
+        return Taking(held=held, changes=[(free, len(held))] if held else [])
 
     def note_apart(self, session: Session, table: str, rows: int) -> None:
         slot = table.removeprefix(self.pool.table(""))
@@ -319,10 +347,11 @@ class Slots(Staging):
             session.execute(self._free(handles))
 
     def _free(self, handles: Collection[Handle]) -> str:
-        return (
-            f"UPDATE {self.pool.registry} SET handle = NULL, since = clock_timestamp()"
-            f" WHERE {_are(handles)}"
-        )
+        return f"{self._freed} WHERE {_are(handles)}"
+
+    @property
+    def _freed(self) -> str:
+        return f"UPDATE {self.pool.registry} SET handle = NULL, since = clock_timestamp()"
 
     # Clearing
 

@@ -8,7 +8,7 @@ type needs the server's cast, and the transaction is left prepared under the han
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +35,7 @@ from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
 from epochal.sinks.postgres.slots import Claiming, pool_of, shape_of
 from epochal.sinks.postgres.types import Sent, arrow_of, from_json, may_go_direct, plan, sent_fields
+from epochal.terms import Json
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
@@ -157,7 +158,7 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         super().__init__(sink, task, DIALECT)
         self._sink = sink
         self._sent = sent_fields(task.schema, sink)
-        self._slot = ""
+        self._slot: int | None = None
 
     # Of each strategy
 
@@ -190,7 +191,10 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     @property
     def _staging(self) -> tuple[str, str]:
         """The slot of this attempt, once it is claimed."""
-        return self._sink.staging_schema, self._slot
+        return self._sink.staging_schema, pool_of(self._sink).table(self._slot or 0)
+
+    def _staged_at(self) -> Mapping[str, Json]:
+        return {} if self._slot is None else {"slot": self._slot}
 
     def _claim(self, connection: TaskConnection[Any]) -> None:
         """Begin, and claim a slot."""
