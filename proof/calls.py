@@ -218,7 +218,7 @@ class SimCommitter:
     def __init__(self, sink: SimSink, identity: Identity) -> None:
         self._sink = sink
         self._identity = identity
-        self._after: EpochNumber | None = None
+        self._after = identity.committed
 
     def _call(self, verb: str, *args: Hashable) -> Any:
         sink = self._sink

@@ -185,12 +185,12 @@ class Judge:
 
     def _knows_of_no_gap(self, target: Target, call: Call, epoch: int) -> None:
         """
-        What a running driver, or the log, knows to be committed there is there, or the target
-        refuses. A start has asked for the newest epoch a moment before, and commits without it.
+        What a driver, or the log that it started with, knows to be committed there is there, or
+        the target refuses.
         """
         after = cast("int | None", call.args[2])
         proven = target.proven(self.truth.uid) if self.truth is not None else None
-        if self.truth is None or after is None or proven is None or after > proven:
+        if self.truth is None or (after is not None and (proven is None or after > proven)):
             return
         logged = self.truth.newest_committed.get(target.name, -1)
         for uid, lost in self.lost.get(target.name, ()):

@@ -55,12 +55,12 @@ def spool(_: Path) -> None:
 
 
 def iceberg(_: Path) -> None:
-    (key,) = Ledger(ME, {}).written(ZERO, ())
+    (key,) = Ledger(ME, {}).written(ZERO, (), None)
     Ledger(ME, {key: json.dumps({"format": 7})}).find(ZERO)
 
 
 def iceberg_marks(_: Path) -> None:
-    (key,) = Ledger(ME, {}).written(ZERO, ())
+    (key,) = Ledger(ME, {}).written(ZERO, (), None)
     Ledger(ME, {key: json.dumps({"format": 7})}).marks()
 
 

@@ -234,6 +234,23 @@ class Confirming(Protocol):
         """
 
 
+@runtime_checkable
+class Identified(Protocol):
+    """A committer whose server can say which one it is, and how far its history goes."""
+
+    def server(self) -> Mapping[str, Json]:
+        """
+        The server's identity, and the end of its history. Called at every start, and kept in the
+        log with the claim. Without an answer, as rights may be missing, a part is left out.
+        """
+
+    def server_change(self, before: Mapping[str, Json]) -> str:
+        """
+        What it means that the server is another than `before`, an earlier `server()` of it; empty
+        where it is the same, and its history goes on from there. Called by `epochal doctor`.
+        """
+
+
 class SharedTransaction(Protocol):
     """
     Several sinks of a pipeline whose rows become visible by one act of their target.

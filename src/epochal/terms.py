@@ -245,6 +245,11 @@ class Identity:
     run: str | None = None
     location: str | None = None
     """The pipeline's own place: its checkpoint, or a session's log. None where nothing runs yet."""
+    committed: EpochNumber | None = field(default=None, compare=False)
+    """
+    The newest epoch that was committed at this sink when its committer was made: a decision that is
+    carried out before the first `Committer.begin` comes after it. See `Begin.newest_committed`.
+    """
 
     @property
     def tag(self) -> SinkTag:

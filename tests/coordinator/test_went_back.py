@@ -115,6 +115,31 @@ def test_a_start_with_a_decided_epoch_carries_nothing_out_there(bench):
     untouched(bench, old, set(old.committed))
 
 
+def test_a_target_that_goes_back_after_a_start_has_asked_is_noticed_by_the_commit(bench):
+    """The driver died after the decision of 2; the target loses 1 just before 2 is committed."""
+    coordinator = bench.started()
+    bench.epoch(coordinator, 0)
+    old = before_commit_of(bench, coordinator, 1)
+    bench.before["commit"] = [OutcomeUnknown("no answer")] * 20
+    with pytest.raises(Unsettled):
+        bench.epoch(coordinator, 2)
+    bench.before.clear()
+    committed = set(old.committed)
+    send = bench.send
+
+    def send_and_go_back(call):
+        if call.verb == "commit":
+            bench.world.go_back("x", old)
+        return send(call)
+
+    bench.send = send_and_go_back
+    with pytest.raises(WentBack, match="epoch 1"):
+        bench.coordinator("B").start(bench.start(position=at(2, 1)))
+    assert old.committed == committed
+    assert len(old.prepared) == 2
+    assert bench.verbs("abort") == []
+
+
 def test_a_target_that_goes_back_while_an_epoch_is_prepared_is_noticed_before_the_decision(bench):
     coordinator = bench.started()
     bench.epoch(coordinator, 0)

@@ -25,6 +25,7 @@ class DriverLife:
     uid: Uid = UID
     run: str | None = None
     location: str | None = None
+    committed: EpochNumber | None = None
     limits: Limits = QUICK
     attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     opened: list[Committer] = field(default_factory=list)
@@ -38,6 +39,7 @@ class DriverLife:
             generation=Generation(self.generation),
             run=self.run,
             location=self.location,
+            committed=self.committed,
         )
 
     @property

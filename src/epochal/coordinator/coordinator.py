@@ -177,14 +177,16 @@ class Coordinator:
         password must not fence a healthy one.
         """
         uid, claim = self._environment.new_uid(), self._environment.new_claim()
-        expected = _claimed(self._journal.peek(), start, uid, claim)
+        before = self._journal.peek()
+        expected = _claimed(before, start, uid, claim)
         self._targets.open(expected)
         abilities = [*self._targets.check(schemas or {})]
         writers = self._targets.engine_abilities(schemas or {}, engines or {})
-        start = replace(start, sinks=_with_writers(start.sinks, writers))
+        servers = self._targets.servers(before)
+        start = replace(start, sinks=_described(start.sinks, writers, servers))
         abilities += writers.values()
         self._journal.claim(lambda before: _claimed(before, start, uid, claim))
-        if (expected.uid, expected.generation) != (self.state.uid, self.state.generation):
+        if _identities(expected) != _identities(self.state):
             self._targets.open(self.state)
             self._targets.check(schemas or {})
         self._cleanup.was_clear(self._journal.was_clear)
@@ -492,6 +494,11 @@ class Coordinator:
         self._journal.append(RecordKind.PROGRESS, sinks_done(self.state, sinks))
 
 
+def _identities(state: State) -> Sequence[object]:
+    """What committers are made for."""
+    return state.uid, state.generation, state.newest_committed
+
+
 def _claimed(before: State | None, start: Start, uid: Uid, claim: Claim) -> State:
     """The state of this driver's claim, after the newest state of the log."""
     if before is not None:
@@ -506,14 +513,17 @@ def _claimed(before: State | None, start: Start, uid: Uid, claim: Claim) -> Stat
     )
 
 
-def _with_writers(
-    sinks: Mapping[SinkName, Mapping[str, Json]], writers: Mapping[SinkName, Ability]
+def _described(
+    sinks: Mapping[SinkName, Mapping[str, Json]],
+    writers: Mapping[SinkName, Ability],
+    servers: Mapping[SinkName, Mapping[str, Json]],
 ) -> Mapping[SinkName, Mapping[str, Json]]:
-    """The sinks as they are described in the log, each with what writes its rows."""
-    return {
-        name: described if name not in writers else {**described, "writer": _text(writers[name])}
-        for name, described in sinks.items()
-    }
+    """The sinks as the log describes them, each with its server and with what writes its rows."""
+    found: dict[SinkName, Mapping[str, Json]] = {}
+    for name, described in sinks.items():
+        writer = {"writer": _text(writers[name])} if name in writers else {}
+        found[name] = {**described, **writer, **servers.get(name, {})}
+    return found
 
 
 def _text(by_engine: Ability) -> str:

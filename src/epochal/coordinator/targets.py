@@ -23,6 +23,7 @@ from epochal.contract import (
     Confirming,
     Deadline,
     EngineWrites,
+    Identified,
     SharedTransaction,
     SharesTransaction,
     Sink,
@@ -124,6 +125,35 @@ class Targets:
             for sink, engine in engines.items()
             for ability in engine_ability(self.committers[sink], schemas.get(sink), engine)
         }
+
+    def servers(self, before: State | None) -> Mapping[SinkName, Mapping[str, Json]]:
+        """
+        Of each server that says which one it is: `server`, and in `server_change` what is said of
+        it that it is another than at the last start. That stays until an epoch is decided.
+        """
+        found: dict[SinkName, Mapping[str, Json]] = {}
+
+        def ask(sink: SinkName, committer: Identified) -> None:
+            known = {} if before is None else before.sinks.get(sink, {})
+            server = known.get("server")
+            is_known = known.get("target") == self._sinks[sink].describe().get("target")
+            change = ""
+            if isinstance(server, Mapping) and is_known:
+                change = committer.server_change(server)
+                if change:
+                    logger.warning("sink %s: %s", sink, change)
+            if not change and before is not None and not before.has_decided:
+                change = str(known.get("server_change", ""))
+            found[sink] = {"server": committer.server(), "server_change": change}
+
+        self.ask_each(
+            {
+                sink: partial(ask, sink, one)
+                for sink, one in self.committers.items()
+                if isinstance(one, Identified)
+            }
+        )
+        return {sink: _stated(one) for sink, one in found.items()}
 
     def newest(self) -> Mapping[SinkName, Sequence[Mark] | None]:
         """What each target proves of this pipeline's name."""
@@ -385,6 +415,10 @@ def described(sinks: Sequence[Sink]) -> dict[SinkName, Mapping[str, Json]]:
     return {name: sink.describe() for name, sink in by_name(sinks).items()}
 
 
+def _stated(fields: Mapping[str, Json]) -> Mapping[str, Json]:
+    return {name: value for name, value in fields.items() if value}
+
+
 def identity_of(state: State, sink: SinkName) -> Identity:
     return Identity(
         pipeline=state.pipeline,
@@ -394,4 +428,5 @@ def identity_of(state: State, sink: SinkName) -> Identity:
         claim=state.claims[0] if state.claims else UNCLAIMED,
         run=state.run,
         location=state.location,
+        committed=state.newest_committed.get(sink),
     )

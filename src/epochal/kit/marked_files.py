@@ -280,7 +280,7 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
         self._trusts_rehearsal = trusts_rehearsal
         self._conflict_waits_s = conflict_waits_s
         self._rehearsed: tuple[EpochNumber, frozenset[Handle]] | None = None
-        self._after: EpochNumber | None = None
+        self._after = identity.committed
         """The newest epoch that was committed here before the one at work."""
 
     # The contract

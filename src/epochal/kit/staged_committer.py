@@ -112,7 +112,7 @@ class StagedCommitter(CommitterBase, Generic[T]):
         self.identity = identity
         self.limits = limits
         self._rehearsal: _Rehearsal[T] | None = None
-        self._after: EpochNumber | None = None
+        self._after = identity.committed
 
     # The verbs of the target
 

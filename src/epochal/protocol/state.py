@@ -195,6 +195,11 @@ class State:
         return self.first if self.last is None else EpochNumber(self.last.epoch + 1)
 
     @property
+    def has_decided(self) -> bool:
+        """Whether the driver of this generation has decided an epoch."""
+        return self.last is not None and self.last.generation == self.generation
+
+    @property
     def named(self) -> frozenset[Handle]:
         """Every handle that the unsettled decision names: not to be aborted by anyone (I5)."""
         return frozenset() if self.unsettled is None else self.unsettled.handles

@@ -8,11 +8,11 @@ they block. Changes nothing that readers see. Also the privileges that sinks nee
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from epochal.config.resolve_target import OpenedTarget
-from epochal.contract import Committer, Sink
+from epochal.contract import Committer, Identified, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
@@ -33,7 +33,7 @@ from epochal.reports.model import (
 )
 from epochal.reports.status import live_of, require_record
 from epochal.storage import ServedStore
-from epochal.terms import Ability, Limits, Mark, quantity
+from epochal.terms import Ability, Limits, Mark, SinkName, quantity
 
 CLOCK_SKEW_MAX_S = 5.0
 
@@ -113,6 +113,7 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
             abilities=[],
             newest="",
             lost="",
+            server_change="",
             clock_skew_s=None,
             found=[],
         )
@@ -130,6 +131,7 @@ def _query(sink: Sink, committer: Committer, identity: State, state: State | Non
         abilities=abilities,
         newest=_newest(marks, state, sink.name),
         lost=_lost(marks, state, sink.name),
+        server_change=_server_change(committer, state, sink.name),
         clock_skew_s=_skew(committer),
         found=list_found(sink.name, committer.in_doubt(), identity),
     )
@@ -153,6 +155,16 @@ def _lost(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str:
     return lost_epochs(state, sink, own_epoch(state, marks)).text
 
 
+def _server_change(committer: Committer, state: State | None, sink: SinkName) -> str:
+    """Against the last start; else what was found there, as long as no epoch came after it."""
+    if state is None or not isinstance(committer, Identified):
+        return ""
+    known = state.sinks.get(sink, {})
+    server = known.get("server")
+    now = committer.server_change(server) if isinstance(server, Mapping) else ""
+    return now or ("" if state.has_decided else str(known.get("server_change", "")))
+
+
 def _skew(committer: Committer) -> float | None:
     if not isinstance(committer, Operable):
         return None
@@ -169,6 +181,8 @@ def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -
     found = []
     if one.lost:
         found.append(f"{one.sink}: the target went back in time; missing there: {one.lost}")
+    if one.server_change:
+        found.append(f"{one.sink}: {one.server_change}")
     if one.clock_skew_s is not None and abs(one.clock_skew_s) > CLOCK_SKEW_MAX_S:
         found.append(f"{one.sink}: its clock differs from this machine's by {one.clock_skew_s} s")
     is_alive = driver is not None and driver.liveness is Liveness.ALIVE

@@ -352,6 +352,8 @@ class SinkDiagnosis:
     """The newest epoch that the target proves, compared with the log."""
     lost: str
     """What was committed there and is gone, as the target went back in time; empty if nothing."""
+    server_change: str
+    """What it means that the server is another than at the last start; empty where it is not."""
     clock_skew_s: float | None
     """Target's clock minus this machine's; None if the target has no clock to query."""
     found: Sequence[FoundReport]

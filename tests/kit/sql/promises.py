@@ -11,7 +11,7 @@ import time
 import pytest
 
 from epochal.contract import Begin
-from epochal.errors import PreparedLost, Refused
+from epochal.errors import PreparedLost, Refused, WentBack
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt, Uid
 
 BOTH = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -50,6 +50,27 @@ def test_a_commit_needs_no_rehearsal(orders, some, strategy):
     orders.keep(life.fresh(generation=2)).commit(0, receipts)
     assert len(orders.rows()) == 1
     assert orders.leftovers() == []
+
+
+@BOTH
+def test_a_decision_is_not_carried_out_at_a_start_where_the_epoch_before_it_is_lost(
+    orders, some, strategy
+):
+    """The target went back after the start had compared it with the log."""
+    life = orders.life(strategy=strategy)
+    life.write(0, some(1))
+    receipts = [life.prepare(some(2), 2)]
+    life.close()
+    for committed, is_lost in [(1, True), (0, False)]:
+        start = orders.keep(life.fresh(generation=2, committed=EpochNumber(committed)))
+        if not is_lost:
+            start.commit(2, receipts)
+            continue
+        with pytest.raises(WentBack):
+            start.commit(2, receipts)
+        assert orders.rows(columns="id") == [(1,)]
+        assert [one.handle for one in start.committer.in_doubt()] == [receipts[0].handle]
+    assert orders.rows(columns="id") == [(1,), (2,)]
 
 
 @BOTH

@@ -84,7 +84,7 @@ def test_a_thousand_winners_fit_into_one_short_property(warehouse, live):
     identity = live(warehouse.sink(warehouse.create())).identity
     handles = [identity.handle(E0, partition=at, attempt=500 + at) for at in range(1000)]
     straggler = identity.handle(E0, partition=1000, attempt=7)
-    written = Ledger(identity, {}).written(E0, [*handles, straggler])
+    written = Ledger(identity, {}).written(E0, [*handles, straggler], None)
     ((_, value),) = written.items()
     assert len(value) < 200
     entry = Ledger(identity, written).find(E0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epochal.kit.sink_base import Operable
+from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import Uid
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["staged", "prepared"])
@@ -65,3 +66,30 @@ def test_a_dropped_sink_leaves_its_rows_and_no_ledger(orders, some, strategy):
 
 def test_what_never_wrote_a_ledger_has_nothing_to_forget(place):
     assert dropped(place.life(), is_dry_run=False) == []
+
+
+@pytest.mark.products("mariadb", "mysql")
+def test_a_server_that_is_another_or_lost_a_part_of_its_history_is_noticed(place):
+    committer = place.life().committer
+    known = committer.server()
+    assert set(known) >= {"server", "position"}
+    assert committer.server_change(known) == ""
+    other = {**known, "server": "another"}
+    assert "another server answers" in committer.server_change(other)
+    ahead = {**known, "position": known["position"] + 10**12}
+    assert "its files were put back" in committer.server_change(ahead)
+
+
+@pytest.mark.products("mysql")
+@pytest.mark.parametrize(
+    ("before", "now", "are_missing"),
+    [
+        ("0-1-7,1-2-3", "0-9-8,1-2-3", False),
+        ("0-1-7,1-2-3", "0-9-8", True),
+        ("0-1-7", "0-1-6", True),
+        ("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9", 0),
+        ("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-4", 1),
+    ],
+)
+def test_transactions_of_the_last_start_that_are_gone_are_found(place, before, now, are_missing):
+    assert DIALECT.are_missing(place.sql, before, now) == are_missing

@@ -8,7 +8,10 @@ import pytest
 from servers.mysql import running_server
 
 from epochal import Session
+from epochal.config.resolve_target import OpenedTarget
 from epochal.errors import WentBack
+from epochal.logs import open_log
+from epochal.reports.doctor import diagnose
 from epochal.sinks.mysql import MySQL
 from epochal.terms import Limits
 
@@ -89,6 +92,9 @@ def test_a_restored_server_is_noticed_by_a_running_driver_and_by_a_start(
         before = sql(mortal, staged), sql(mortal, "XA RECOVER")
         with pytest.raises(WentBack, match="proves epochs up to 0, and epoch 2 was committed"):
             epoch(session, 3)
+        target = OpenedTarget(target="shop", log=open_log(tmp_path), pipeline="shop", sinks=[sink])
+        (problem,) = [one for one in diagnose(target).problems if "went back" in one]
+        assert "missing there: epoch 1, in the source from row 0" in problem
     with pytest.raises(WentBack, match="epochs 1 to 2, in the source from row 0 up to row 2"):
         opened()
     assert sql(mortal, "SELECT id FROM orders") == [(0,)]

@@ -11,7 +11,10 @@ import pytest
 from servers.postgres import running_server
 
 from epochal import Session
+from epochal.config.resolve_target import OpenedTarget
 from epochal.errors import WentBack
+from epochal.logs import open_log
+from epochal.reports.doctor import diagnose
 from epochal.sinks.postgres import Postgres
 from epochal.terms import Limits
 
@@ -79,6 +82,12 @@ def opened(pair, tmp_path, kind, gates=()):
     return Session(kind, sinks=[sink], log=log, schema=SCHEMA, gates=gates, limits=SELDOM)
 
 
+def server_change(pair, tmp_path, kind):
+    sink = Postgres(pair.url, table=kind, name=kind, pool_min=1, **KINDS[kind])
+    target = OpenedTarget(target=kind, log=open_log(tmp_path / kind), pipeline=kind, sinks=[sink])
+    return diagnose(target).sinks[0].server_change
+
+
 def epoch(session, number):
     session.begin(number, offsets=f"row {number}")
     session.write([{"id": number, "name": "x"}])
@@ -115,7 +124,13 @@ def test_settled_epochs_that_a_promoted_replica_lacks_are_noticed_before_anythin
             epoch(session, 4)
         assert "epochs 2 to 3, in the source from row 1 up to row 3" in caught.value.message
         session.close()
+        # Before the next start has seen the server, and after it.
+        told = [server_change(pair, tmp_path, kind)]
         with pytest.raises(WentBack, match="proves epochs up to 1, and epoch 3 was"):
             opened(pair, tmp_path, kind)
+        told.append(server_change(pair, tmp_path, kind))
+        for change in told:
+            assert "timeline 00000002, and at the last start 00000001" in change
+            assert "A replica was promoted" in change
         assert pair.sql(f"SELECT id FROM {kind} ORDER BY id", pair.replica) == [(0,), (1,)]
     assert pair.leftovers() == left

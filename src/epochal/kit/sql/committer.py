@@ -98,7 +98,7 @@ class SqlCommitter(Operable):
         self._checker = checker
         self._ledger = Ledger(schema=sink.meta, identity=identity, dialect=dialect)
         self._handout: Mapping[str, Json] | None = None
-        self._after: EpochNumber | None = None
+        self._after = identity.committed
         """The newest epoch that was committed here before the one at work."""
         pool.act_for([identity])
 
@@ -189,6 +189,15 @@ class SqlCommitter(Operable):
             return float(seconds)
 
         return self._ask("read the clock", read)
+
+    def server(self) -> Mapping[str, Json]:
+        return self._ask("read its identity", lambda session: self.dialect.server(session.query))
+
+    def server_change(self, before: Mapping[str, Json]) -> str:
+        return self._ask(
+            "compare its identity",
+            lambda session: self.dialect.server_change(session.query, before),
+        )
 
     # Sessions
 

@@ -9,7 +9,7 @@ commit, the server's clock, and the classes of its errors.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -22,7 +22,7 @@ from epochal.kit.sql.names import (
     staging_prefix,
 )
 from epochal.kit.sql.rejects import NumberedRows, Rows, row_text
-from epochal.terms import Handle, Identity, InDoubt
+from epochal.terms import Handle, Identity, InDoubt, Json
 
 if TYPE_CHECKING:
     from epochal.kit.sql.apply import Apply, Source
@@ -37,6 +37,8 @@ could not hold, as text, and the reason. Both are null for every row that fits.
 
 
 _ORDER_COPY = "epochal_order_"
+_STATED_CHARS_MAX = 4096
+"""A longer list of transactions is not kept in the log."""
 
 
 def order_copy(number: int) -> str:
@@ -84,6 +86,64 @@ class Dialect(ErrorTable):
     @abstractmethod
     def clock(self) -> str:
         """A query for the server's time, in seconds since 1970."""
+
+    # The server's identity and history
+
+    server_sql: ClassVar[Mapping[str, str]] = {}
+    """
+    Queries for `server`, which one it is; `timeline`, which history of it; `position`, a number
+    that only grows along that history; and `transactions`, those that are part of it, as text.
+    """
+
+    def server(self, query: Query) -> dict[str, Json]:
+        """What the server says of itself. What it lacks, or may not be asked for, is left out."""
+        found: dict[str, Json] = {}
+        for name, statement in self.server_sql.items():
+            try:
+                rows = query(statement)
+            except self.errors as error:
+                if self.is_network(error):
+                    raise
+                continue
+            values = [row[-1] for row in rows if row[-1] not in {None, ""}]
+            if values and len(str(values[0])) <= _STATED_CHARS_MAX:
+                found[name] = int(values[0]) if name == "position" else str(values[0])
+        return found
+
+    def server_change(self, query: Query, before: Mapping[str, Json]) -> str:
+        """What it means that the server is another than `before`; empty where it is the same."""
+        now = self.server(query)
+        known = before.get("transactions"), now.get("transactions")
+        are_missing = None if None in known else self.are_missing(query, *map(str, known))
+        if are_missing:
+            return (
+                f"its history lacks transactions that it had at the last start ({known[0]}; now "
+                f"{known[1]}): a backup was restored, or a replica that lagged behind took over"
+            )
+        complete = "; all transactions of the last start are there" if are_missing is False else ""
+        if now.get("server") != before.get("server", now.get("server")):
+            return (
+                f"another server answers: {now.get('server')}, and at the last start "
+                f"{before['server']}. A replica took over, or it was made from a backup or a dump: "
+                f"what had not reached it yet is missing{complete}"
+            )
+        if now.get("timeline") != before.get("timeline", now.get("timeline")):
+            return (
+                f"its history is another one: timeline {now.get('timeline')}, and at the last "
+                f"start {before['timeline']}. A replica was promoted, or a backup was recovered up "
+                f"to some time: what the old primary committed last may be missing{complete}"
+            )
+        position, was_at = now.get("position"), before.get("position")
+        if isinstance(position, int) and isinstance(was_at, int) and position < was_at:
+            return (
+                f"its history ends at {position}, and at the last start it had reached {was_at}: "
+                "its files were put back from a backup or a snapshot"
+            )
+        return ""
+
+    def are_missing(self, query: Query, before: str, now: str) -> bool:
+        """Whether some of the transactions `before` are not among those of `now`."""
+        raise NotImplementedError
 
     @abstractmethod
     def create_ledger(self, schema: str) -> list[str]:

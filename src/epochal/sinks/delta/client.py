@@ -25,6 +25,7 @@ from epochal.terms import EpochNumber
 
 _LOG = "_delta_log"
 _METADATA = "epochal"
+_RESTORE = "RESTORE"
 _HISTORY_FIRST = 64
 _NOT_ENCODED = "/!$&'()+,:;=@~"
 """What delta-rs leaves as it is in a path, beside letters, digits and `_.-`."""
@@ -179,6 +180,49 @@ def handles_in_history(table: DeltaTable, epoch: EpochNumber, ledger: str) -> se
             if (named.get("ledger"), named.get("epoch")) == (ledger, epoch):
                 return set(named["handles"])
     return None
+
+
+def is_restored_since(table: DeltaTable, version: int) -> bool:
+    """Whether RESTORE made one of the versions above this one."""
+    with translate_errors("read the table's history"):
+        entries = table.history(table.version() - version)
+    return any(entry.get("operation") == _RESTORE for entry in entries)
+
+
+def epoch_after_restores(table: DeltaTable, ledger: str, written: int) -> int | None:
+    """
+    The newest epoch of a ledger whose commit is part of the newest version; `written`, the number
+    of its transaction, where the log does not go back so far.
+    """
+    for limit in (_HISTORY_FIRST, None):
+        with translate_errors("read the table's history"):
+            entries = {entry["version"]: entry for entry in table.history(limit)}
+        at, is_restored = table.version(), False
+        while (entry := entries.get(at)) is not None:
+            named = json.loads(entry.get(_METADATA, "{}"))
+            if named.get("ledger") == ledger:
+                return int(named["epoch"])
+            if entry.get("operation") != _RESTORE:
+                at -= 1
+                continue
+            is_restored, at = True, _restored_version(entry, entries)
+    return None if is_restored else written
+
+
+def _restored_version(restore: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]) -> int:
+    """The version that it put back; -1 where that is not known: Spark notes a time as text."""
+    asked = restore.get("operationParameters") or {}
+    if (asked.get("version") or "null") != "null":
+        return int(asked["version"])
+    moment = str(asked.get("datetime") or "")
+    older = [
+        version
+        for version, entry in entries.items()
+        if version < restore["version"]
+        and moment.isdigit()
+        and entry.get("timestamp", 0) <= int(moment)
+    ]
+    return max(older, default=-1)
 
 
 def active_paths(table: DeltaTable) -> set[str]:

@@ -54,7 +54,7 @@ from epochal.sinks.delta.client import (
     small_files,
 )
 from epochal.sinks.delta.errors import translate_errors
-from epochal.sinks.delta.ledger import Ledger, ledger_id
+from epochal.sinks.delta.ledger import Ledger, NewestEpoch, ledger_id
 from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.table_files import TableFiles, files_of, handle_in, require_ours
 from epochal.sinks.delta.types import columns_digest, delta_schema, misfit
@@ -74,6 +74,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._sink = sink
         self._files = sink.table_files()
         self._table = Table(self._files)
+        self._newest = NewestEpoch(identity)
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
         self._wider: Mapping[str, str] = {}
@@ -246,12 +247,12 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         return f"sink {self._identity.sink!r} on {self._target}: {verb}"
 
     def _read(self) -> Ledger:
-        return Ledger(self._identity, self._table.open())
+        return Ledger(self._identity, self._table.open(), self._newest)
 
     @contextmanager
     def _reading(self, *, is_rehearsed: bool) -> Iterator[Ledger]:  # noqa: ARG002
         with self._table.newest() as table:
-            yield Ledger(self._identity, table)
+            yield Ledger(self._identity, table, self._newest)
 
     def _made_ready(self) -> WritePlan:
         """Make what is missing and was asked for: the table, its new columns."""
@@ -462,7 +463,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
 
     def _may_be_visible(self, ledger: Ledger, receipt: Receipt) -> bool:
         """Where the log is past this epoch and its history was cleaned up: leave the files."""
-        return ledger.is_done(receipt.handle.epoch)
+        return ledger.was_done(receipt.handle.epoch)
 
 
 def _uncountable(sink: Delta, table: DeltaTable, paths: Sequence[str]) -> str:

@@ -16,19 +16,31 @@ is twelve characters of base32, sixty bits, and so fits.
 
 Which attempts an epoch consists of is in the metadata of its commit, as long as the log goes back
 so far; from then on the claim shows whether the newest was committed from these attempts.
+
+RESTORE puts the files of an older version back and leaves all transactions: by them alone, epochs
+whose rows it took away would count as committed. The log tells, as long as it goes back so far:
+
+    version   3 epoch 1   4 epoch 2   5 epoch 3   6 RESTORE to 3      transaction: 3, rows: up to 1
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from deltalake import DeltaTable
 
 from epochal.errors import InvariantBroken
-from epochal.sinks.delta.client import Entry, active_paths, handles_in_history, transaction_number
+from epochal.sinks.delta.client import (
+    Entry,
+    active_paths,
+    epoch_after_restores,
+    handles_in_history,
+    is_restored_since,
+    transaction_number,
+)
 from epochal.terms import (
     EpochNumber,
     Handle,
@@ -53,12 +65,43 @@ def ledger_id(uid: Uid, tag: SinkTag) -> str:
     return f"{handle_prefix(uid)}s{tag}"
 
 
+class NewestEpoch:
+    """The newest epoch of a ledger whose rows are there, also after RESTORE. For one process."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._id = ledger_id(identity.uid, identity.tag)
+        self._version = -1
+        self._number: int | None = None
+        self._epoch: int | None = None
+
+    def of(self, table: DeltaTable) -> int | None:
+        """
+        Reads only what was added to the log since the last call, and not a version that can only be
+        an epoch's own commit.
+        """
+        version, number = table.version(), transaction_number(table, self._id)
+        if number is None or (version, number) == (self._version, self._number):
+            return self._epoch if number is not None else None
+        is_new = number != self._number
+        is_read = 0 <= self._version < version
+        is_own_alone = is_new and version == self._version + 1
+        if is_read and (is_own_alone or not is_restored_since(table, self._version)):
+            self._epoch = number if is_new else self._epoch
+        else:
+            self._epoch = epoch_after_restores(table, self._id, number)
+        self._version, self._number = version, number
+        return self._epoch
+
+
 class Ledger:
     """What one handle of a table proves of one sink; nothing where there is no table yet."""
 
-    def __init__(self, identity: Identity, table: DeltaTable | None) -> None:
+    def __init__(
+        self, identity: Identity, table: DeltaTable | None, newest: NewestEpoch | None = None
+    ) -> None:
         self._identity = identity
         self._table = table
+        self._newest = newest or NewestEpoch(identity)
         self._uids = Uids(identity)
         self._id = ledger_id(identity.uid, identity.tag)
         self._claim_id = f"epochal-claim-{identity.uid}-s{identity.tag}"
@@ -71,11 +114,16 @@ class Ledger:
         return self._table
 
     def is_done(self, epoch: EpochNumber) -> bool:
+        newest = None if self._table is None else self._newest.of(self._table)
+        return newest is not None and newest >= epoch
+
+    def was_done(self, epoch: EpochNumber) -> bool:
+        """The same, if RESTORE took its rows away or not."""
         newest = None if self._table is None else transaction_number(self._table, self._id)
         return newest is not None and newest >= epoch
 
     def names(self, handle: Handle) -> bool | None:
-        if not self.is_done(handle.epoch):
+        if not self.was_done(handle.epoch):
             return None
         named = self._named(handle.epoch)
         if named is not None:
@@ -96,7 +144,13 @@ class Ledger:
         table = self._table
         if table is None:
             return []
-        return self._uids.newest(lambda app_id: transaction_number(table, app_id))
+        marks = self._uids.newest(lambda app_id: transaction_number(table, app_id))
+        mine, newest = self._identity.uid, self._newest.of(table)
+        others = [mark for mark in marks if mark.uid != mine]
+        if newest is None:
+            return others
+        own = [replace(one, epoch=EpochNumber(newest)) for one in marks if one.uid == mine]
+        return [*others, *own]
 
     def entry(self, epoch: EpochNumber, handles: Sequence[Handle]) -> Entry:
         """What the commit of an epoch writes beside its files."""

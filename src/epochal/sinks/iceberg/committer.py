@@ -198,12 +198,12 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         return self._known or self._load()
 
     def _read(self) -> TableLedger:
-        return TableLedger(self._identity, self._load())
+        return TableLedger(self._identity, self._load(), self._sink.branch)
 
     @contextmanager
     def _reading(self, *, is_rehearsed: bool) -> Iterator[TableLedger]:
         seen = self._rehearsed_table if is_rehearsed else None
-        yield TableLedger(self._identity, seen or self._load())
+        yield TableLedger(self._identity, seen or self._load(), self._sink.branch)
 
     def _evolved(self, table: Table, schema: pa.Schema) -> Table:
         for _ in range(_CONFLICTS_MAX):

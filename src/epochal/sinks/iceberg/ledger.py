@@ -11,6 +11,10 @@ Every run has a uid of its own, and what it proves is kept for good: a run is lo
 hundred runs don't leave a hundred properties, a commit folds the entries of other uids into one,
 once there are several. Its key is the digest of what it holds: of two commits that fold at the same
 time, neither writes over what the other one has taken in and removed.
+
+`rollback_to_snapshot` moves the branch back and leaves the properties: by them alone, epochs whose
+rows it took away would count as committed. So an entry also names the snapshot that the branch has
+by its commit, and the epoch counts as long as the branch still comes from there.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from epochal.errors import require_known_format
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Mark, Uid
@@ -41,6 +46,16 @@ Winner = tuple[str, int, int, int]
 """Claim, generation, partition, attempt: what distinguishes the handles of one epoch of a sink."""
 
 
+class Branch(NamedTuple):
+    """
+    A snapshot that a branch had, with its sequence number. Tables of version 1 have none: there
+    nothing shows that a branch was moved back.
+    """
+
+    snapshot_id: int
+    sequence_number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """What the table proves of one epoch."""
@@ -52,6 +67,8 @@ class Entry:
     run: str | None
     generation: Generation
     winners: frozenset[Winner]
+    branch: Branch | None
+    """Where the branch was by its commit; None where it had no snapshot yet."""
 
     def names(self, handle: Handle) -> bool:
         return winner(handle) in self.winners
@@ -91,11 +108,6 @@ class Ledger:
         proven = {one for one in entry.winners if one[2] != DRIVER} if entry else None
         return proven == {winner(handle) for handle in handles}
 
-    def is_done(self, epoch: EpochNumber) -> bool:
-        """Whether this epoch or a later one is committed: then this one was, before it."""
-        folded = self._folded.get(self._identity.uid, {})
-        return any(known >= epoch for known in (*self._keys(), *folded))
-
     def marks(self) -> list[Mark]:
         """The newest epoch of every uid that wrote under this pipeline's and this sink's name."""
         epochs = {uid: dict(known) for uid, known in self._folded.items()}
@@ -107,7 +119,9 @@ class Ledger:
             if self._is_of_this_name(known[max(known)])
         ]
 
-    def written(self, epoch: EpochNumber, handles: Iterable[Handle]) -> dict[str, str]:
+    def written(
+        self, epoch: EpochNumber, handles: Iterable[Handle], branch: Branch | None
+    ) -> dict[str, str]:
         """The property that proves an epoch."""
         fields = {
             "format": _FORMAT,
@@ -116,6 +130,7 @@ class Ledger:
             "run": self._identity.run,
             "generation": self._identity.generation,
             "won": _runs(sorted(winner(handle) for handle in handles)),
+            "branch": branch,
         }
         return {self._key(epoch): json.dumps(fields, separators=(",", ":"))}
 
@@ -197,9 +212,61 @@ class Ledger:
 class TableLedger(Ledger):
     """The ledger with the table that it was read from."""
 
-    def __init__(self, identity: Identity, table: Table) -> None:
+    def __init__(self, identity: Identity, table: Table, branch: str) -> None:
         super().__init__(identity, table.metadata.properties)
         self.table = table
+        self._branch = branch
+
+    @cached_property
+    def newest(self) -> EpochNumber | None:
+        """The newest epoch whose rows the branch still has, or had when others replaced them."""
+        known = {*self._keys(), *self._folded.get(self._identity.uid, {})}
+        entries = [entry for epoch in known if (entry := self.find(epoch)) is not None]
+        there = [entry.epoch for entry in entries if self._comes_from(entry.branch)]
+        lost = max(known, default=None) not in {None, *there}
+        return max([*there, *(self._in_lineage() if lost else ())], default=None)
+
+    def is_done(self, epoch: EpochNumber) -> bool:
+        """Whether this epoch or a later one is committed: then this one was, before it."""
+        return self.newest is not None and self.newest >= epoch
+
+    def marks(self) -> list[Mark]:
+        mine, newest = self._identity.uid, self.newest
+        return [
+            one if one.uid != mine or newest is None else replace(one, epoch=newest)
+            for one in super().marks()
+            if one.uid != mine or newest is not None
+        ]
+
+    def _lineage(self) -> Iterator[Snapshot]:
+        """The branch's snapshot and those before it, as far back as they are not expired."""
+        metadata = self.table.metadata
+        snapshot = metadata.snapshot_by_name(self._branch)
+        while snapshot is not None:
+            yield snapshot
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+
+    def _comes_from(self, branch: Branch | None) -> bool:
+        """Whether the branch was never moved back from there, as far as its snapshots tell."""
+        if branch is None:
+            return True
+        snapshot: Snapshot | None = None
+        for snapshot in self._lineage():
+            if snapshot.snapshot_id == branch.snapshot_id:
+                return True
+            if branch.sequence_number and (snapshot.sequence_number or 0) <= branch.sequence_number:
+                return False
+        # The last one that is not expired, whose parent a catalog may have forgotten with it.
+        return snapshot is not None
+
+    def _in_lineage(self) -> Iterator[EpochNumber]:
+        """Epochs of this sink, by what its snapshots say."""
+        for snapshot in self._lineage():
+            said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+            who = said.get("epochal.uid"), said.get("epochal.sink")
+            if who == (self._identity.uid, self._identity.sink) and "epochal.epoch" in said:
+                yield EpochNumber(int(said["epochal.epoch"]))
 
 
 def winner(handle: Handle) -> Winner:
@@ -215,6 +282,7 @@ def _entry(epoch: EpochNumber, fields: Mapping[str, Any], identity: Identity) ->
         run=fields["run"],
         generation=Generation(fields["generation"]),
         winners=frozenset(_unrolled(fields["won"])),
+        branch=None if fields["branch"] is None else Branch(*fields["branch"]),
     )
 
 

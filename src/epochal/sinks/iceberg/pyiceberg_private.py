@@ -39,6 +39,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import (
     Operation,
+    Snapshot,
     SnapshotSummaryCollector,
     Summary,
     update_snapshot_summaries,
@@ -87,14 +88,17 @@ class Change:
     def also(self, *updates: TableUpdate) -> None:
         self.updates += updates
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The one that this adds."""
+        added = [one.snapshot for one in self.updates if isinstance(one, AddSnapshotUpdate)]
+        return added[0] if added else None
+
     def is_in(self, metadata: TableMetadata) -> bool:
         """Whether a table has the snapshot that this adds."""
-        added = {
-            update.snapshot.snapshot_id
-            for update in self.updates
-            if isinstance(update, AddSnapshotUpdate)
-        }
-        return any(one.snapshot_id in added for one in metadata.snapshots)
+        added = self.snapshot
+        ids = {one.snapshot_id for one in metadata.snapshots}
+        return added is not None and added.snapshot_id in ids
 
 
 class _ReadOnly(Transaction):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     RemovePropertiesUpdate,
     SetPropertiesUpdate,
@@ -25,7 +26,13 @@ from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.data_files import files_in
-from epochal.sinks.iceberg.ledger import DRIVER, DRIVER_ATTEMPT_BITS, Ledger, TableLedger
+from epochal.sinks.iceberg.ledger import (
+    DRIVER,
+    DRIVER_ATTEMPT_BITS,
+    Branch,
+    Ledger,
+    TableLedger,
+)
 from epochal.sinks.iceberg.merge import merged, require_mergeable
 from epochal.sinks.iceberg.table_files import TableFiles, layout_of
 from epochal.sinks.iceberg.writer import Attempt, file_limits
@@ -115,7 +122,8 @@ class SnapshotPlanner:
             plan = SnapshotPlan(change=private.properties_only(table))
         winners = [*(receipt.handle for receipt in receipts), *plan.handles]
         folding = ledger.folding()
-        written = {**self._properties(table, ledger, epoch, winners), **folding.written}
+        branch = plan.change.snapshot or table.metadata.snapshot_by_name(self._sink.branch)
+        written = {**self._properties(table, ledger, epoch, winners, branch), **folding.written}
         plan.change.also(SetPropertiesUpdate(updates=written))
         removals = [*ledger.outdated(epoch), *folding.removed]
         if removals:
@@ -191,9 +199,15 @@ class SnapshotPlanner:
         return summary if run is None else {**summary, "epochal.run": run}
 
     def _properties(
-        self, table: Table, ledger: Ledger, epoch: EpochNumber, winners: Sequence[Handle]
+        self,
+        table: Table,
+        ledger: Ledger,
+        epoch: EpochNumber,
+        winners: Sequence[Handle],
+        branch: Snapshot | None,
     ) -> dict[str, str]:
-        written = ledger.written(epoch, winners)
+        at = None if branch is None else Branch(branch.snapshot_id, branch.sequence_number or 0)
+        written = ledger.written(epoch, winners, at)
         # Otherwise every commit leaves a metadata file behind, and expiring snapshots is half done.
         if (
             self._sink.snapshots_kept is not None

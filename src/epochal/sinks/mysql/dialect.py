@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.dialect import OwnTablesDialect
+from epochal.kit.sql.dialect import OwnTablesDialect, Query
 from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.mysql.errors import MySQLErrors
@@ -26,6 +27,15 @@ restart.
 """
 _GENERATIONS_BACK = 100
 """How far back drivers that died are searched for."""
+
+
+_MARIADB_GTIDS = re.compile(r"\d+-\d+-\d+(,\d+-\d+-\d+)*")
+
+
+def _by_domain(gtids: str) -> dict[int, int]:
+    """The number that each domain has reached."""
+    numbers = [tuple(map(int, one.split("-"))) for one in gtids.split(",")]
+    return {domain: number for domain, _, number in numbers}
 
 
 class MySQLDialect(MySQLErrors, OwnTablesDialect):
@@ -51,6 +61,23 @@ class MySQLDialect(MySQLErrors, OwnTablesDialect):
 
     def ascending(self, expression: str) -> str:
         return f"{expression} ASC"
+
+    # MySQL's and MariaDB's names of each
+    server_sql: ClassVar[Mapping[str, str]] = {
+        "server": "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')",
+        "transactions": "SHOW GLOBAL VARIABLES WHERE Variable_name IN"
+        " ('gtid_executed', 'gtid_binlog_pos')",
+        "position": "SHOW GLOBAL STATUS WHERE Variable_name IN"
+        " ('Innodb_redo_log_current_lsn', 'Innodb_lsn_current')",
+    }
+
+    def are_missing(self, query: Query, before: str, now: str) -> bool:
+        """MariaDB has a number per domain, MySQL lists that only its server compares."""
+        if _MARIADB_GTIDS.fullmatch(before) and _MARIADB_GTIDS.fullmatch(now):
+            reached = _by_domain(now)
+            return any(number > reached.get(at, 0) for at, number in _by_domain(before).items())
+        ((is_subset,),) = query(f"SELECT GTID_SUBSET({self.literal(before)}, {self.literal(now)})")
+        return not is_subset
 
     @property
     def clock(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +66,12 @@ class PostgresDialect(PostgresErrors, Dialect):
 
     def first(self, query: str, count: int) -> str:
         return f"{query} LIMIT {count}"
+
+    server_sql: ClassVar[Mapping[str, str]] = {
+        "server": "SELECT system_identifier::text FROM pg_control_system()",
+        "timeline": "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)",
+        "position": "SELECT (pg_current_wal_flush_lsn() - '0/0')::int8",
+    }
 
     @property
     def clock(self) -> str:
