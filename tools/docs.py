@@ -28,6 +28,7 @@ from epochal.cli import application
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import RULES
 from epochal.protocol.machine import TABLE, diagram
+from epochal.telemetry.health import MEANINGS
 from epochal.telemetry.instruments import INSTRUMENTS
 from epochal.terms import Limits, Outcome
 
@@ -139,6 +140,29 @@ def metrics_page() -> str:
     )
 
 
+def health_page() -> str:
+    rows = []
+    for health, one in MEANINGS.items():
+        alert = f"`{one.alert}`" if one.alert else ""
+        rows.append(
+            f"## {health.value}\n\n{_sentence(one.means)}\n\n| | |\n| --- | --- |\n"
+            f"| blocks | {one.blocks} |\n| to do | {one.to_do} |\n"
+            f"| exit code of `epochal status` | {one.exit_code} |\n| alert | {alert} |"
+        )
+    return _page(
+        "Health of a pipeline",
+        "One word, derived in one place from the epoch log and the driver's heartbeat, and used by "
+        "`epochal status`, the console, the metric `epochal_health` of driver and console, the "
+        "alert rules and exit codes. Most urgent first; the first line that follows it names the "
+        "cause. See [operating](../guides/operating.md).",
+        *rows,
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def commands_page() -> str:
     """Every verb with its help, as `epochal <verb> --help` prints it."""
     parts = []
@@ -189,6 +213,7 @@ PAGES = {
     "grants.md": grants_page,
     "types.md": types_page,
     "invariants.md": invariants_page,
+    "health.md": health_page,
     "limits.md": limits_page,
     "metrics.md": metrics_page,
     "options.md": options_page,

@@ -91,6 +91,12 @@ def checkpoint_log(
     return open_log(f"{located(checkpoint, spark)}/{_FOLDER}", spark=spark)
 
 
+def checkpoint_of(place: str) -> str | None:
+    """The checkpoint that a log at this place lies in; None where it lies by itself."""
+    folder = place.removesuffix(f"/{_FOLDER}")
+    return None if folder == place else folder
+
+
 def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = None) -> str:
     """A checkpoint's location in the one form that identity is compared by."""
     text = os.fspath(checkpoint)

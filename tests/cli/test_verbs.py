@@ -107,7 +107,7 @@ def test_a_killed_driver_is_seen_recovered_and_audited_from_the_command_line(kil
     code, out, err = epochal("status", "chk")
     assert code == 3
     assert "in doubt" in out
-    assert "epoch 2 is decided and not settled on orders, audit" in err
+    assert "epoch 2 is decided and not committed on orders, audit" in err
 
     code, out, _ = epochal("verify", "jobs:pipeline")
     assert code == 0

@@ -144,6 +144,7 @@ def page(chromium):
 def sign_in(page):
     def sign_in(url):
         page.goto(url)
+        page.fill("#user", "Alice")
         page.fill("#token", TOKEN)
         page.click("button:has-text('Sign in')")
         page.wait_for_selector("h1:has-text('Pipelines')")

@@ -92,6 +92,7 @@ def take(browser, url: str, images: Path, *, is_dark: bool, viewport: dict[str, 
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     page = context.new_page()
     page.goto(url)
+    page.fill("#user", "Alice")
     page.fill("#token", stage.TOKEN)
     page.click("button:has-text('Sign in')")
 

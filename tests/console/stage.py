@@ -12,7 +12,7 @@ from epochal.errors import EpochalError, TryAgain
 
 SCHEMA = pa.schema([("id", pa.int64()), ("amount", pa.int64())])
 TOKEN = "a-token-of-more-than-sixteen"
-HASTY = Limits(commit_retry_max_s=0.0, commit_timeout_s=5.0, retry_backoff_ms=(1,))
+HASTY = Limits(commit_retry_max_s=0.0, commit_timeout_s=60.0, retry_backoff_ms=(1,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,21 @@
 """The console in a real browser: pages, refreshing, access and actions."""
 
 import json
+import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from console import stage
 from console.stage import TOKEN
 
+from epochal.console.index import key_of as console_key
 from epochal.sinks.files import read_epochs
 
 
@@ -19,7 +24,7 @@ def test_a_pipeline_is_found_and_shown_with_its_sinks_figures_and_epochs(shown, 
     page.fill("#q", "ORD")
     page.keyboard.press("Enter")
     page.click("a:has-text('orders')")
-    assert page.inner_text("h1").split() == ["orders", "ok"]
+    assert page.inner_text("h1").split() == ["orders", "stopped"]
     assert page.locator("svg").count() == 3
     assert "rows/s" in page.inner_text(".facts")
     assert page.locator("td b:has-text('big')").count() == 1
@@ -60,7 +65,7 @@ def test_a_page_refreshes_itself(tmp_path, start, page):
     stage.healthy(tmp_path, "clicks", epochs=3)
     page.goto(start(tmp_path))
     page.click("a:has-text('clicks')")
-    assert page.inner_text("h1").split() == ["clicks", "ok"]
+    assert page.inner_text("h1").split() == ["clicks", "stopped"]
     stage.healthy(tmp_path, "clicks", epochs=9)
     page.wait_for_selector("tbody a:text-is('8')")
     assert page.inner_text("#pulse") == "live"
@@ -84,7 +89,9 @@ def test_an_epoch_in_doubt_is_shown_first_and_recovered_on_confirmation(doubtful
     url, root = doubtful
     sign_in(url)
     page.click("a:has-text('payments')")
-    assert "is decided and not committed everywhere" in page.inner_text(".alert h2")
+    assert "epoch 1 is decided, and sink 'warehouse' could not" in page.inner_text(".alert h2")
+    assert "connection refused" in page.inner_text(".alert h2")
+    assert "no later epoch begins" in page.inner_text(".alert")
     assert "epoch 1, decided" in page.inner_text("tr:has(b:text-is('warehouse'))")
     assert "none" in page.inner_text("tr:has(b:text-is('ledger'))")
     assert read_epochs(root / "payments" / "away").count_rows() == 400
@@ -92,7 +99,7 @@ def test_an_epoch_in_doubt_is_shown_first_and_recovered_on_confirmation(doubtful
     page.click("text=Plan a recovery")
     assert "commit epoch 1 on warehouse" in page.inner_text(".steps")
     assert read_epochs(root / "payments" / "away").count_rows() == 400, "a plan changes nothing"
-    page.click("button:has-text('Recover')")
+    page.click("button:has-text('Commit epoch 1 on warehouse')")
     page.wait_for_selector("h1:has-text('Recovered')")
     assert read_epochs(root / "payments" / "away").count_rows() == 800
 
@@ -104,11 +111,132 @@ def test_a_sink_is_given_up_with_the_evidence_and_a_reason(doubtful, page, sign_
     page.click("text=Settle by hand")
     page.fill("input[name=kept_at]", "s3://backup/away-1.parquet")
     page.fill("input[name=because]", "the warehouse burned down")
-    page.click("button:has-text('Give up')")
+    page.click("button:has-text('Give epoch 1 up on warehouse: show the evidence')")
     assert "400 rows" in page.inner_text("main")
-    page.click("button:has-text('Confirm')")
+    page.click("button:text-is('Give epoch 1 up on warehouse')")
     page.click("text=Back to the pipeline")
     assert "s3://backup/away-1.parquet" in page.inner_text("main")
+    assert "Alice (console)" in page.inner_text("main")
+
+
+def test_text_stays_selected_and_focus_stays_while_the_page_refreshes(tmp_path, start, page):
+    stage.healthy(tmp_path, "clicks", epochs=3)
+    page.goto(start(tmp_path))
+    page.click("a:has-text('clicks')")
+    page.wait_for_selector(".ago")
+    page.evaluate(
+        "() => getSelection().selectAllChildren([...document.querySelectorAll('dd')].at(-1))"
+    )
+    selected = page.evaluate("getSelection().toString()")
+    page.focus("text=All epochs")
+    stage.healthy(tmp_path, "clicks", epochs=9)
+    page.wait_for_selector("tbody a:text-is('8')")
+    assert selected
+    assert page.evaluate("getSelection().toString()") == selected
+    assert "All epochs" in page.evaluate("document.activeElement.innerText")
+    assert page.locator(".ago").first.inner_text().endswith(" ago)")
+    assert page.get_attribute("time >> nth=0", "title")
+
+
+def test_a_command_is_copied_and_runs_as_it_is(doubtful, page, sign_in):
+    url, root = doubtful
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    sign_in(url)
+    page.click("a:has-text('payments')")
+    page.click(".copy")
+    page.wait_for_selector("text=Copied")
+    command = page.evaluate("navigator.clipboard.readText()")
+    words = [sys.executable, "-m", "epochal.cli", *shlex.split(command)[1:]]
+    ran = subprocess.run(
+        words,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "commit epoch 1 on warehouse" in ran.stdout + ran.stderr
+    assert ran.returncode in (0, 3), ran.stderr
+
+
+def test_a_link_to_a_page_survives_signing_in_and_a_lost_session_is_said(doubtful, page):
+    url, _ = doubtful
+    key = key_of(page, url)
+    page.goto(f"{url}/pipelines/{key}/epochs?outcome=committed")
+    assert "/login?next=" in page.url
+    page.fill("#user", "Alice")
+    page.fill("#token", TOKEN)
+    page.click("button:has-text('Sign in')")
+    page.wait_for_url(f"{url}/pipelines/{key}/epochs?outcome=committed")
+    page.goto(f"{url}/pipelines/{key}")
+    page.context.clear_cookies()
+    page.wait_for_selector("text=signed out: sign in again")
+    page.goto(f"{url}/login?next=//evil.example/")
+    assert page.get_attribute("input[name=next]", "value") == "/"
+
+
+def key_of(page, url):
+    status, text = fetch(url + "/api/status", Authorization=f"Bearer {TOKEN}")
+    assert status == 200
+    log = json.loads(text)["pipelines"][0]["log"]
+    return console_key(log)
+
+
+def test_wrong_tokens_are_slowed_by_address_in_the_form_and_as_bearer(doubtful):
+    url, _ = doubtful
+    answers = [fetch(url + "/api/status", Authorization=f"Bearer wrong{n}")[0] for n in range(25)]
+    assert answers[:20] == [401] * 20
+    assert set(answers[20:]) == {429}
+    assert fetch(url + "/login", b"user=x&token=wrong")[0] == 429
+    assert fetch(url + "/health")[0] == 200
+
+
+def test_pages_are_kept_by_no_cache(shown):
+    with urllib.request.urlopen(shown, timeout=30) as answer:
+        assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1180])
+def test_axe_finds_no_violation(doubtful, chromium, scheme, width):
+    url, _ = doubtful
+    context = chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    page = context.new_page()
+    page.goto(f"{url}/login")
+    found = {page.url: violations(page)}
+    page.fill("#user", "Alice")
+    page.fill("#token", TOKEN)
+    page.click("button:has-text('Sign in')")
+    page.wait_for_selector("h1:has-text('Pipelines')")
+    found[page.url] = violations(page)
+    page.click("a:has-text('payments')")
+    found[page.url] = violations(page)
+    address = page.url
+    for part in ("epochs", "epochs/1", "recover", "resolve"):
+        page.goto(f"{address}/{part}")
+        found[page.url] = violations(page)
+    context.close()
+    assert {address: some for address, some in found.items() if some} == {}
+
+
+def violations(page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+def test_a_taken_port_and_a_missing_folder_end_in_one_line_with_a_hint(tmp_path):
+    command = [sys.executable, "-m", "epochal.cli", "console", "--checkpoints"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = subprocess.run(
+            [*command, str(tmp_path), "--port", port], check=False, capture_output=True, text=True
+        )
+    assert (ended.returncode, "give another one with --port" in ended.stderr) == (1, True)
+    ended = subprocess.run(
+        [*command, str(tmp_path / "nowhere")], check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, "there is no folder" in ended.stderr) == (1, True)
 
 
 def fetch(url, data=None, **headers):
@@ -138,7 +266,7 @@ def test_with_a_token_every_page_requires_it(doubtful):
     assert fetch(url + "/api/status")[0] == 401
     assert fetch(url + "/metrics")[0] == 401
     assert "The console's token" in fetch(url + "/")[1]
-    assert fetch(url + "/login", b"token=wrong")[0] == 403
+    assert fetch(url + "/login", b"user=x&token=wrong")[0] == 403
     assert fetch(url + "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
     status, text = fetch(url + "/metrics", Authorization=f"Bearer {TOKEN}")
     assert status == 200

@@ -11,9 +11,9 @@ from epochal.coordinator import read_state
 from epochal.errors import CorruptRecord, Refused
 from epochal.reports import VERSION, to_json
 from epochal.reports.epochs import epoch_receipts, epochs, export
-from epochal.reports.model import Health, Liveness
 from epochal.reports.recover import recover
 from epochal.reports.status import pipeline_status, status
+from epochal.telemetry.health import Health, Liveness
 from epochal.telemetry.history import Live, history_of, live_bytes
 from epochal.terms import Generation, Limits
 
@@ -33,7 +33,7 @@ def test_a_stopped_pipeline_is_reported_with_its_last_epoch_and_totals(shop):
     shop.run(epochs=3, rows=2)
     report = pipeline_status(shop.log)
     assert (report.pipeline, report.last_epoch, report.phase) == ("shop", 2, "committed")
-    assert (report.health, report.driver.liveness) == (Health.OK, Liveness.STOPPED)
+    assert (report.health, report.driver.liveness) == (Health.STOPPED, Liveness.STOPPED)
     assert report.unsettled is None
     assert {sink.name: (sink.rows, sink.last_rows) for sink in report.sinks} == {
         "orders": (6, 2),

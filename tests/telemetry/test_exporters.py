@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -22,6 +23,7 @@ from epochal import Memory, Misconfigured, Pipeline, Session
 from epochal.reports.metrics_export import prometheus_text
 from epochal.reports.status import status
 from epochal.telemetry import exporters, push_otlp, serve_metrics
+from epochal.telemetry.health import MEANINGS
 from epochal.telemetry.instruments import INSTRUMENTS, Kind
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -216,19 +218,17 @@ def test_the_dashboard_uses_exactly_the_exported_metrics():
 def test_alert_rules_use_only_exported_metrics_and_labels():
     (group,) = yaml.safe_load(shipped("alerts.yaml"))["groups"]
     alerts = {rule["alert"]: rule for rule in group["rules"]}
-    assert {
-        "EpochalDecidedNotSettled",
-        "EpochalInDoubtTooLong",
-        "EpochalFenced",
-        "EpochalGateRefused",
-        "EpochalSuccessRateLow",
-    } <= set(alerts)
+    assert {one.alert for one in MEANINGS.values() if one.alert} <= set(alerts)
+    pages = Path(__file__).parents[2] / "docs"
     for rule in alerts.values():
         named = set(NAMED.findall(rule["expr"]))
         assert named
         assert named <= every_series()
         labels = {label for name in named for label in INSTRUMENTS[name].labels}
         assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= labels
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        text = (pages / page).with_suffix(".md").read_text(encoding="utf-8")
+        assert not anchor or f"## {anchor.replace('-', ' ')}\n" in text
 
 
 def test_the_console_exports_the_same_names_for_drivers_that_are_gone(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from epochal.cli.output import message
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import env, file
+from epochal.storage.urls import scheme_of
 
 
 def console(  # noqa: PLR0917  typer reads the options off the signature
@@ -55,8 +58,31 @@ def console(  # noqa: PLR0917  typer reads the options off the signature
         token=token,
         hosts=(*LOOPBACK, host, *(name or ())),
     )
-    message(f"the console of {checkpoints}: http://{host}:{port}/ (Ctrl-C stops it)")
-    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
+    _require_place(checkpoints)
+    with _listening(host, port) as listening:
+        address = f"http://{host}:{listening.getsockname()[1]}/"
+        message(f"the console of {checkpoints}: {address} (Ctrl-C stops it)")
+        config = uvicorn.Config(app, log_level="warning", server_header=False)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _require_place(checkpoints: str) -> None:
+    """A folder that is not there is a mistake; a bucket or prefix may be empty still."""
+    if scheme_of(checkpoints) is None and not Path(checkpoints).exists():
+        raise Misconfigured(
+            f"there is no folder {checkpoints}", "give the folder or URL above the checkpoints"
+        )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise Misconfigured(
+            f"the console can't listen at {host}:{port}: {error.strerror}",
+            "another program uses the port: give another one with --port, or 0 for any",
+        ) from error
 
 
 def _token(variable: str | None, path: str | None) -> str | None:

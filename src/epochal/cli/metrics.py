@@ -20,21 +20,31 @@ class Part(Enum):
 
 
 _FILES = {Part.GRAFANA: "grafana.json", Part.ALERTS: "alerts.yaml"}
+_LINK = "runbook_url: "
 
 
 def metrics(
     part: Annotated[
         Part, typer.Argument(help="names, grafana (a dashboard) or alerts (rules).")
     ] = Part.NAMES,
+    docs: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="With alerts: the address of this documentation, for the links to its pages.",
+        ),
+    ] = "",
 ) -> None:
     """
     Print the names of all metrics, a Grafana dashboard, or alert rules for Prometheus.
 
-    Example: epochal metrics alerts > /etc/prometheus/rules/epochal.yaml
+    Example: epochal metrics alerts --docs https://docs.example/epochal > rules/epochal.yaml
     """
     if part in _FILES:
         found = files("epochal.telemetry").joinpath(_FILES[part])
-        sys.stdout.write(found.read_text(encoding="utf-8"))
+        text = found.read_text(encoding="utf-8")
+        base = f"{docs.rstrip('/')}/" if docs else ""
+        sys.stdout.write(text.replace(_LINK, f"{_LINK}{base}"))
         return
     show_table(
         ["metric", "kind", "labels", "meaning"],

@@ -12,8 +12,8 @@ from epochal.config.resolve_target import open_target
 from epochal.coordinator import by_hand
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import TryAgain
-from epochal.reports.model import Liveness
 from epochal.reports.status import pipeline_status
+from epochal.telemetry.health import Liveness
 
 _LOOK_EVERY_S = 0.5
 _RUNNING = frozenset({Liveness.ALIVE, Liveness.UNKNOWN})

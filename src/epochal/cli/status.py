@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from epochal.cli.output import EXIT_IN_DOUBT, AsJson, age, message, number, show_json, show_table
-from epochal.reports.model import Health, PipelineReport, StatusReport
+from epochal.cli.output import AsJson, age, message, number, show_json, show_table
+from epochal.reports.model import PipelineReport, StatusReport
 from epochal.reports.status import status as status_of
+from epochal.telemetry.health import MEANINGS, Health
 
 
 def status(
@@ -21,10 +24,11 @@ def status(
     is_json: AsJson = False,
 ) -> None:
     """
-    Show every pipeline below a folder: last epoch, phase, driver, rates, what is in doubt.
+    Show every pipeline below a folder: its health and since when, last epoch, driver, rates.
 
-    Reads logs only: no target is queried and nothing changes. Exits with 3 if an epoch is decided
-    and no driver is committing it, or if a person is needed.
+    Reads logs only: no target is queried and nothing changes. The most urgent comes first, and
+    the reason follows the table. Exits with 3 if a decided epoch is not visible everywhere or a
+    log can't be read, with 1 if a driver is gone.
 
     Example: epochal status s3://lake/checkpoints
     """
@@ -33,55 +37,56 @@ def status(
         show_json(report)
     else:
         _show(report)
-    if any(one.health is Health.IN_DOUBT for one in report.pipelines) or report.unreadable:
-        raise typer.Exit(EXIT_IN_DOUBT)
+    found = [one.health for one in report.pipelines] + [Health.UNREADABLE] * len(report.unreadable)
+    code = max(MEANINGS[health].exit_code for health in found)
+    if code:
+        raise typer.Exit(code)
 
 
 def _show(report: StatusReport) -> None:
+    now = time.time()
     show_table(
-        [
-            "pipeline",
-            "health",
-            "epoch",
-            "phase",
-            "driver",
-            "gen",
-            "rows/s",
-            "epochs/min",
-            "location",
-        ],
-        [_row(one) for one in report.pipelines],
+        ["pipeline", "health", "for", "epoch", "phase", "driver", "rows/s", "location"],
+        [_row(one, now) for one in report.pipelines],
     )
     for one in report.pipelines:
-        if one.unsettled is not None and one.health is Health.IN_DOUBT:
-            message(f"{one.pipeline}: {one.because}, for {age(one.unsettled.age_s)}")
-            message(
-                f"hint: `epochal recover MODULE:PIPELINE --checkpoint {one.location} --dry-run`"
-            )
-        elif one.health is Health.IN_DOUBT:
-            message(f"{one.pipeline}: {one.because}")
-        for lost in one.accepted:
-            message(
-                f"{one.pipeline}: epochs up to {lost.through} are accepted as lost at {lost.sink}"
-                f"{'' if lost.after is None else f', after {lost.after}'}; by {lost.by}: "
-                f"{lost.because}"
-            )
-        if one.pause is not None:
-            message(f"{one.pipeline}: {one.pause}\nhint: `epochal resume {one.location}`")
+        for line in _details(one, now):
+            message(line)
     for broken in report.unreadable:
         message(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
 
 
-def _row(one: PipelineReport) -> list[str]:
-    name = one.pipeline if one.run is None else f"{one.pipeline} (run {one.run})"
+def _row(one: PipelineReport, now: float) -> list[str]:
     return [
-        name,
+        _name(one),
         one.health.value,
+        "" if one.since is None else age(max(0.0, now - one.since)),
         number(one.epoch),
         one.phase,
-        one.driver.liveness.value,
-        str(one.driver.generation),
+        f"{one.driver.liveness.value}, g{one.driver.generation}",
         f"{one.rows_per_s:,.0f}" if one.rows_per_s else "",
-        f"{one.epochs_per_minute:,.1f}" if one.epochs_per_minute else "",
         one.location,
     ]
+
+
+def _name(one: PipelineReport) -> str:
+    return one.pipeline if one.run is None else f"{one.pipeline} (run {one.run})"
+
+
+def _details(one: PipelineReport, now: float) -> Iterator[str]:
+    """The reason of a health that is not well, and what a person has decided."""
+    name = _name(one)
+    if one.health.is_bad or one.health is Health.COPY:
+        since = "" if one.since is None else f" for {age(max(0.0, now - one.since))}"
+        yield f"{name}: {one.health.value}{since}: {one.because}"
+        yield f"  blocks: {one.blocks}"
+        yield f"  to do: {one.to_do}"
+    for lost in one.accepted:
+        after = "" if lost.after is None else f", after {lost.after}"
+        yield (
+            f"{name}: epochs up to {lost.through} are accepted as lost at {lost.sink}{after}; "
+            f"by {lost.by}: {lost.because}"
+        )
+    if one.pause is not None:
+        yield f"{name}: {one.pause}"
+        yield f"hint: `epochal resume {one.location}`"

@@ -18,16 +18,15 @@ from epochal.reports.model import PipelineReport, RecoveryReport, ResolutionRepo
 from epochal.reports.recover import plan_recovery, recover
 from epochal.terms import EpochNumber, SinkName
 
-_BY = "the console"
-
 
 @dataclass(frozen=True, slots=True)
 class Actions:
     targets: Sequence[str] = ()
     """`module:pipeline` or YAML files, through which targets are reached."""
 
-    def can_reach(self, one: PipelineReport) -> bool:
-        return any(opened.pipeline == one.pipeline for opened in self._all())
+    def target_of(self, one: PipelineReport) -> str | None:
+        """The name on the command line through which the targets are reached; None if unknown."""
+        return next((each.target for each in self._all() if each.pipeline == one.pipeline), None)
 
     def plan(self, one: PipelineReport) -> RecoveryReport:
         return plan_recovery(self._opened(one))
@@ -36,9 +35,9 @@ class Actions:
         return recover(self._opened(one), take_over=take_over)
 
     def finish(
-        self, one: PipelineReport, sink: str, epoch: int, *, dry_run: bool
+        self, one: PipelineReport, sink: str, epoch: int, *, by: str, dry_run: bool
     ) -> ResolutionReport:
-        return resolve.finish(self._opened(one), sink=sink, epoch=epoch, by=_BY, dry_run=dry_run)
+        return resolve.finish(self._opened(one), sink=sink, epoch=epoch, by=by, dry_run=dry_run)
 
     def give_up(
         self,
@@ -46,6 +45,7 @@ class Actions:
         sink: str,
         epoch: int,
         *,
+        by: str,
         kept_at: str,
         because: str,
         dry_run: bool,
@@ -54,10 +54,11 @@ class Actions:
             epoch=EpochNumber(epoch),
             sink=SinkName(sink),
             kept_at=kept_at,
-            by=_BY,
+            by=by,
             because=because,
         )
-        opened = self._opened(one) if self.can_reach(one) else self._log_alone(one)
+        is_known = self.target_of(one) is not None
+        opened = self._opened(one) if is_known else self._log_alone(one)
         return resolve.give_up(opened, given_up, dry_run=dry_run)
 
     def _all(self) -> list[OpenedTarget]:

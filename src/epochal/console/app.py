@@ -21,7 +21,16 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from epochal.console.access import COOKIE, LOOPBACK, SESSION_MAX_S, AccessControl, Sessions
+from epochal.console.access import (
+    COOKIE,
+    LOOPBACK,
+    SESSION_MAX_S,
+    AccessControl,
+    Sessions,
+    TooManyWrongTokens,
+    address_of,
+    own_path,
+)
 from epochal.console.actions import Actions
 from epochal.console.index import Index
 from epochal.console.pages import Pages
@@ -85,12 +94,25 @@ class _Forms:
 
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
-            return HTMLResponse(self.pages.render(request, "login.html", is_wrong=False))
+            asked = own_path(request.query_params.get("next", "/"))
+            return HTMLResponse(self.pages.render(request, "login.html", wrong="", asked=asked))
         form = await _form(request)
-        session = self.pages.sessions.open(form.get("token", ""))
+        asked = own_path(form.get("next", "/"))
+        try:
+            session = self.pages.sessions.open(
+                form.get("token", ""),
+                user=form.get("user", "").strip(),
+                address=address_of(request),
+            )
+        except TooManyWrongTokens:
+            wrong = "Too many wrong tokens: wait a minute."
+            page = self.pages.render(request, "login.html", wrong=wrong, asked=asked)
+            return HTMLResponse(page, 429)
         if session is None:
-            return HTMLResponse(self.pages.render(request, "login.html", is_wrong=True), 403)
-        answer = RedirectResponse("/", 303)
+            wrong = "Wrong token."
+            page = self.pages.render(request, "login.html", wrong=wrong, asked=asked)
+            return HTMLResponse(page, 403)
+        answer = RedirectResponse(asked, 303)
         answer.set_cookie(
             COOKIE,
             session,
@@ -126,21 +148,22 @@ class _Forms:
             self._require_token()
             return self._shown(request, "resolve.html", one, None)
         form = await self._own_form(request)
-        report = await _in_thread(lambda: self._resolve(one, form))
+        by = self.pages.sessions.user(request.cookies.get(COOKIE))
+        report = await _in_thread(lambda: self._resolve(one, form, f"{by} (console)".strip()))
         return self._shown(request, "resolve.html", one, report, form=form)
 
-    def _resolve(self, one: PipelineReport, form: Form) -> ResolutionReport:
+    def _resolve(self, one: PipelineReport, form: Form, by: str) -> ResolutionReport:
         sink, epoch = form.get("sink", ""), form.get("epoch", "")
         if not epoch.isdigit():
             raise HTTPException(400, "the epoch is missing")
         dry_run = form.get("confirmed") != "yes"
         if form.get("action") == "finish":
-            return self.pages.actions.finish(one, sink, int(epoch), dry_run=dry_run)
+            return self.pages.actions.finish(one, sink, int(epoch), by=by, dry_run=dry_run)
         kept_at, because = (form.get(name, "").strip() for name in ("kept_at", "because"))
         if not kept_at or not because:
             raise HTTPException(400, "to give up, state where the rows are kept and why")
         return self.pages.actions.give_up(
-            one, sink, int(epoch), kept_at=kept_at, because=because, dry_run=dry_run
+            one, sink, int(epoch), by=by, kept_at=kept_at, because=because, dry_run=dry_run
         )
 
     def _pipeline(self, request: Request) -> PipelineReport:
@@ -174,7 +197,15 @@ class _Forms:
         key = request.path_params["key"]
         form = more.get("form", {})
         return HTMLResponse(
-            self.pages.render(request, template, key=key, one=one, report=report, form=form)
+            self.pages.render(
+                request,
+                template,
+                key=key,
+                one=one,
+                report=report,
+                form=form,
+                target=self.pages.actions.target_of(one),
+            )
         )
 
 

@@ -13,20 +13,14 @@ from dataclasses import dataclass, field
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError
 from epochal.reports.discover import find_logs, found_log
-from epochal.reports.model import Health, PipelineReport, StatusReport, UnreadableReport
-from epochal.reports.status import pipeline_status, unreadable_report
+from epochal.reports.model import PipelineReport, StatusReport, UnreadableReport
+from epochal.reports.status import pipeline_status, unreadable_report, urgency
+from epochal.telemetry.health import Health
 
 logger = logging.getLogger("epochal.console")
 
 _READERS = 8
 _FIND_EVERY_S = 30.0
-_ORDER = {
-    Health.IN_DOUBT: 0,
-    Health.UNREADABLE: 1,
-    Health.DOWN: 2,
-    Health.WORKING: 3,
-    Health.OK: 4,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class Snapshot:
     """Why the root could not be searched."""
 
     def find(self, query: str, health: str) -> list[tuple[str, PipelineReport]]:
-        """Return the matching pipelines; those in doubt come first."""
+        """Return the matching pipelines: proven loss first, then by health, the oldest first."""
         terms = query.casefold().split()
         found = [
             (key, one)
@@ -49,10 +43,10 @@ class Snapshot:
             if (not health or one.health.value == health)
             and all(term in _searched(one) for term in terms)
         ]
-        return sorted(found, key=lambda pair: (_ORDER[pair[1].health], pair[1].pipeline, pair[0]))
+        return sorted(found, key=lambda pair: (urgency(pair[1]), pair[0]))
 
     def counts(self) -> dict[str, int]:
-        counted = {health.value: 0 for health in _ORDER}
+        counted = {health.value: 0 for health in Health}
         for one in self.pipelines.values():
             counted[one.health.value] += 1
         counted[Health.UNREADABLE.value] += len(self.unreadable)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -22,8 +22,9 @@ from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError, Misconfigured
 from epochal.reports import to_json
 from epochal.reports.epochs import epoch_attempts, epoch_receipts, epochs
-from epochal.reports.model import EpochsReport, Health, PipelineReport
+from epochal.reports.model import EpochsReport, PipelineReport
 from epochal.reports.status import pipeline_status
+from epochal.telemetry.health import Health
 from epochal.terms import quantity
 
 PAGE = 50
@@ -70,7 +71,7 @@ class Pages:
                 one=report,
                 history=history,
                 figures=_figures(history),
-                can_act=self.actions.can_reach(report),
+                target=self.actions.target_of(report),
             )
 
     def epochs(self, request: Request) -> Response:
@@ -207,8 +208,21 @@ def _when(at: float | None) -> str:
     """Return a time as HTML that may break between date and time."""
     if at is None:
         return ""
-    day, hour = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)).split()
-    return Markup("<time><span>{}</span> <span>{} UTC</span></time>").format(day, hour)
+    utc = time.gmtime(at)
+    day, hour = time.strftime("%Y-%m-%d %H:%M:%S", utc).split()
+    machine = time.strftime("%Y-%m-%dT%H:%M:%SZ", utc)
+    return Markup('<time datetime="{}"><span>{}</span> <span>{} UTC</span></time>').format(
+        machine, day, hour
+    )
+
+
+def _with_commands(text: str) -> Markup:
+    """Return a text of ours as HTML, what is between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else escape(part)
+        for at, part in enumerate(parts)
+    )
 
 
 def _bytes(count: int | None) -> str:
@@ -240,4 +254,5 @@ _TEMPLATES.filters |= {
     "named": _named,
     "quantity": quantity,
     "spent": charts.seconds_text,
+    "with_commands": _with_commands,
 }

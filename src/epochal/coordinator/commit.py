@@ -86,6 +86,8 @@ class Commit:
     """Measures one sink's attempt."""
     on_committed: Callable[[SinkName], None] = lambda _sink: None
     """Called for each sink as it is done."""
+    on_retry: Callable[[SinkName, BaseException, float], None] = lambda _sink, _error, _left_s: None
+    """Called with an attempt's error before the next one, and the seconds until the last one."""
     lost: dict[SinkName, tuple[str, ...]] = field(default_factory=dict)
     _done: set[SinkName] = field(default_factory=set)
     _noted: set[SinkName] = field(default_factory=set)
@@ -142,6 +144,8 @@ class Commit:
                 if is_last or outcome_of(error) is Outcome.FATAL:
                     raise
                 logger.warning("sink %s: committed again in a moment: %s", ", ".join(group), error)
+                for sink in group:
+                    self.on_retry(sink, error, deadline_s - clock.monotonic())
                 clock.sleep(wait_s)
             else:
                 return

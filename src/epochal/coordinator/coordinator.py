@@ -471,6 +471,9 @@ class Coordinator:
             environment=self._environment,
             note_done=self._note_done,
             on_committed=self.tracker.sink_committed,
+            on_retry=lambda sink, error, left_s: self.tracker.sink_retried(
+                sink, error, give_up_in_s=left_s
+            ),
             require_newest=self._journal.require_newest,
             timing=partial(self.tracker.timing, phase=Phase.COMMITTING),
         )
@@ -483,6 +486,7 @@ class Coordinator:
             self._move(Move.FAIL)
             self._say_what_is_missing(error)
             raise
+        self.tracker.rows_lost(self._lost)
         if self._lost:
             self._move(Move.FAIL)
             return

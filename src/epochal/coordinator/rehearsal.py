@@ -84,7 +84,7 @@ class Rehearsal:
         self._rehearse(state, epoch, receipts)
         # Last, as only now all rejected rows are known.
         self._rehearse(state, epoch, self.rejected)
-        self._tracker.prepared(self.rejected)
+        self._tracker.prepared(self.rejected, is_rejected=True)
         self._ask_gates(epoch, {**receipts, **self.rejected}, frame)
         self._environment.on_step("gated", epoch)
 

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -45,6 +45,28 @@ class Stopped(TryAgain):
     code = "stopped"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why an epoch, or a start, did not go on."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """A decided epoch that one target did not take at the first attempt, and is asked again to."""
+
+    attempts: int
+    since: float
+    """When the first attempt failed."""
+    until: float
+    """When the driver gives up: the epoch stays decided, and the next start goes on with it."""
+    trouble: Trouble
+    """Of the last attempt."""
+
+
 @dataclass(slots=True, kw_only=True)
 class SinkFigures:
     rows: int = 0
@@ -52,14 +74,10 @@ class SinkFigures:
     phase: Phase = Phase.ACTIVE
     seconds: dict[Phase, float] = field(default_factory=dict)
     """How long this sink alone took to prepare and to commit, where it was measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Why an epoch, or a start, did not go on."""
-
-    code: str
-    message: str
+    is_rejected: bool = False
+    """These rows were rejected by another sink's target."""
+    retry: Retry | None = None
+    """While the commit of this sink is attempted again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +119,9 @@ class Listener(Protocol):
 
     def troubled(self, trouble: Trouble) -> None:
         """Something went wrong, in an epoch or between two."""
+
+    def retried(self, sink: SinkName, retry: Retry) -> None:
+        """An attempt to commit a sink failed and is repeated. On the thread of that sink."""
 
     def ended(self, epoch: EpochFigures) -> None:
         """An epoch came to rest. The figures are the listener's own to keep."""
@@ -177,6 +198,8 @@ class Tracker:
         self._in_doubt: dict[SinkName, InDoubtFigures] = {}
         self._listeners: list[Listener] = []
         self._last_error: BaseException | None = None
+        self._trouble: Trouble | None = None
+        self._lost: tuple[SinkName, ...] = ()
         self._pipeline = ""
 
     # What the coordinator reports
@@ -205,17 +228,37 @@ class Tracker:
         if ended is not None:
             self._notify(lambda listener: listener.ended(ended))
 
-    def prepared(self, receipts: Receipts) -> None:
+    def prepared(self, receipts: Receipts, *, is_rejected: bool = False) -> None:
         with self._lock:
             for sink, some in receipts.items():
                 figures = self._epochs[-1].sinks.setdefault(sink, SinkFigures())
                 counted = sum_of(some)
                 figures.rows, figures.bytes = counted.fingerprint.rows, counted.bytes
-                figures.phase = Phase.PREPARED
+                figures.phase, figures.is_rejected = Phase.PREPARED, is_rejected
 
     def sink_committed(self, sink: SinkName) -> None:
         with self._lock:
-            self._epochs[-1].sinks.setdefault(sink, SinkFigures()).phase = Phase.COMMITTED
+            figures = self._epochs[-1].sinks.setdefault(sink, SinkFigures())
+            figures.phase, figures.retry = Phase.COMMITTED, None
+
+    def sink_retried(self, sink: SinkName, error: BaseException, *, give_up_in_s: float) -> None:
+        """An attempt to commit a sink failed, and it is attempted again."""
+        now = self._clock.now()
+        with self._lock:
+            figures = self._epochs[-1].sinks.setdefault(sink, SinkFigures())
+            before = figures.retry
+            retry = Retry(
+                attempts=1 if before is None else before.attempts + 1,
+                since=now if before is None else before.since,
+                until=now + give_up_in_s,
+                trouble=trouble_of(error),
+            )
+            figures.retry = retry
+        self._notify(lambda listener: listener.retried(sink, retry))
+
+    def rows_lost(self, sinks: Iterable[SinkName]) -> None:
+        """These targets prove that they threw rows of the decided epoch away; none: no more."""
+        self._lost = tuple(sinks)
 
     @contextmanager
     def timing(self, sink: SinkName, phase: Phase) -> Iterator[None]:
@@ -237,11 +280,12 @@ class Tracker:
         if error is self._last_error:
             return
         self._last_error = error
-        trouble = _trouble(error)
+        trouble = trouble_of(error)
         with self._lock:
             if self._epochs and self._epochs[-1].phase not in ENDS:
                 self._epochs[-1].trouble = trouble
         if not isinstance(error, Stopped):
+            self._trouble = trouble
             self._notify(lambda listener: listener.troubled(trouble))
 
     def swept(self, sink: SinkName, judged: Sequence[Judgement], left: int) -> None:
@@ -280,6 +324,16 @@ class Tracker:
         """What the last sweep left in doubt at the targets."""
         return dict(self._in_doubt)
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """The last error of this driver; None once an epoch has been committed after it."""
+        return self._trouble
+
+    @property
+    def lost(self) -> Sequence[SinkName]:
+        """The targets that threw rows of the decided epoch away, until they are written again."""
+        return self._lost
+
     def metrics(self) -> Metrics:
         with self._lock:
             return Metrics(
@@ -303,6 +357,7 @@ class Tracker:
         figures.entered_at.setdefault(phase, self._clock.now())
         if phase is Phase.COMMITTED:
             self._commits += 1
+            self._trouble = None
             self._rows += figures.rows
             self._bytes += sum(sink.bytes for sink in figures.sinks.values())
         elif phase is Phase.ABORTED:
@@ -320,7 +375,11 @@ class Tracker:
                 logger.warning("%s failed: %s", type(listener).__name__, error)
 
 
-def _trouble(error: BaseException) -> Trouble:
-    code = error.code if isinstance(error, EpochalError) else type(error).__name__
-    message = error.message if isinstance(error, EpochalError) else str(error)
-    return Trouble(code=code, message=message[:_MESSAGE_CHARS_MAX])
+def trouble_of(error: BaseException) -> Trouble:
+    if not isinstance(error, EpochalError):
+        return Trouble(code=type(error).__name__, message=str(error)[:_MESSAGE_CHARS_MAX])
+    return Trouble(
+        code=error.code,
+        message=error.message[:_MESSAGE_CHARS_MAX],
+        hint=error.hint[:_MESSAGE_CHARS_MAX],
+    )

@@ -28,11 +28,11 @@ from epochal.reports.model import (
     DriverReport,
     FoundReport,
     GrantsReport,
-    Liveness,
     SinkDiagnosis,
 )
 from epochal.reports.status import live_of, require_record
 from epochal.storage import ServedStore
+from epochal.telemetry.health import Liveness
 from epochal.terms import Ability, Limits, Mark, SinkName, quantity
 
 CLOCK_SKEW_MAX_S = 5.0

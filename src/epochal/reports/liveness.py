@@ -15,7 +15,8 @@ import socket
 
 from epochal.errors import Refused
 from epochal.protocol.state import State
-from epochal.reports.model import DriverReport, Liveness
+from epochal.reports.model import DriverReport
+from epochal.telemetry.health import Liveness
 from epochal.telemetry.history import Live
 
 _HOST_AND_PID = re.compile(r"(?P<host>\S+) pid (?P<pid>\d+)( machine \w+)?")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from epochal.coordinator.tracker import ENDS
 from epochal.errors import Misconfigured
-from epochal.reports.model import Health, PipelineReport, StatusReport
+from epochal.protocol.machine import Phase
+from epochal.reports.model import PipelineReport, StatusReport
+from epochal.telemetry.health import Health
 from epochal.telemetry.instruments import INSTRUMENTS
 
 try:
@@ -31,14 +35,38 @@ def prometheus_text(report: StatusReport) -> bytes:
 class _Collector:
     def __init__(self, report: StatusReport) -> None:
         self._report = report
+        self._now = time.time()
 
     def collect(self) -> Iterator[Metric]:
         pipelines = self._report.pipelines
-        yield _gauge("epochal_generation", [([p.pipeline], p.driver.generation) for p in pipelines])
-        yield _gauge("epochal_decided_unsettled", [([p.pipeline], _stuck(p)) for p in pipelines])
+        for name, value in _OF_PIPELINE.items():
+            yield _gauge(name, [([p.pipeline], value(p)) for p in pipelines])
         yield _gauge(
-            "epochal_last_epoch",
-            [([p.pipeline], -1 if p.last_epoch is None else p.last_epoch) for p in pipelines],
+            "epochal_health",
+            [([p.pipeline, one.value], p.health is one) for p in pipelines for one in Health],
+        )
+        yield _gauge(
+            "epochal_phase_age_seconds",
+            [([p.pipeline, one.value], _phase_age(p, one)) for p in pipelines for one in Phase],
+        )
+        yield _gauge(
+            "epochal_given_up_epochs",
+            [
+                ([p.pipeline, sink.name], sum(one.sink == sink.name for one in p.given_up))
+                for p in pipelines
+                for sink in p.sinks
+            ],
+        )
+        yield _gauge(
+            "epochal_retrying_seconds",
+            [
+                ([p.pipeline, one.sink], max(0.0, self._now - one.since))
+                for p in pipelines
+                for one in p.retrying
+            ],
+        )
+        yield _gauge(
+            "epochal_unreadable_logs", [([one.location], 1) for one in self._report.unreadable]
         )
         doubts = [(p.pipeline, one) for p in pipelines for one in p.in_doubt]
         yield _gauge("epochal_in_doubt", [([name, one.sink], one.count) for name, one in doubts])
@@ -54,8 +82,8 @@ class _Collector:
             for one in pipelines:
                 for sink in one.sinks:
                     sums[one.pipeline, sink.name] += getattr(sink, figure) or 0
-            for labels, value in sums.items():
-                family.add_metric(labels, value)
+            for labels, counted in sums.items():
+                family.add_metric(labels, counted)
             yield family
 
 
@@ -70,6 +98,17 @@ def _gauge(name: str, values: list[tuple[list[str], float]]) -> Metric:
     return family
 
 
-def _stuck(pipeline: PipelineReport) -> int:
-    """A running driver is not stuck: its last epoch is settled by the next record."""
-    return int(pipeline.unsettled is not None and pipeline.health is Health.IN_DOUBT)
+def _phase_age(one: PipelineReport, phase: Phase) -> float:
+    if one.phase != phase.value or phase in ENDS or one.phase_since is None:
+        return 0.0
+    return max(0.0, time.time() - one.phase_since)
+
+
+_PENDING = frozenset({Health.IN_DOUBT, Health.RETRYING, Health.LOST})
+_OF_PIPELINE: Mapping[str, Callable[[PipelineReport], float]] = {
+    "epochal_generation": lambda one: one.driver.generation,
+    "epochal_heartbeat_timestamp_seconds": lambda one: one.driver.seen_at or 0.0,
+    "epochal_last_decided_timestamp_seconds": lambda one: one.decided_at or 0.0,
+    "epochal_decided_unsettled": lambda one: one.unsettled is not None and one.health in _PENDING,
+    "epochal_last_epoch": lambda one: -1 if one.last_epoch is None else one.last_epoch,
+}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from epochal.telemetry.health import Health, Liveness
 from epochal.terms import Ability, Json
 
 VERSION = 1
@@ -17,32 +18,6 @@ _JSON_TYPES = frozenset({str, int, float, bool, type(None)})
 
 NOT_QUERIED = "not queried"
 """The proof of a receipt whose target was not queried."""
-
-
-class Liveness(Enum):
-    """Whether a driver is running, as far as can be known from here."""
-
-    STOPPED = "stopped"
-    """The last driver stopped cleanly."""
-    ALIVE = "alive"
-    """Its heartbeat is seconds old, or its process exists."""
-    GONE = "gone"
-    """Its process does not exist any more, or it ended and did not stop cleanly."""
-    SILENT = "silent"
-    """Its heartbeat is overdue."""
-    UNKNOWN = "unknown"
-    """It was started on another machine, and there is no heartbeat."""
-
-
-class Health(Enum):
-    OK = "ok"
-    WORKING = "working"
-    """An epoch is decided and a running driver is committing it."""
-    IN_DOUBT = "in doubt"
-    """An epoch is decided and no driver is committing it; or a person is needed."""
-    DOWN = "down"
-    """Nothing is in doubt, and the driver did not stop cleanly."""
-    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +49,19 @@ class UnsettledReport:
     decided_at: float
     age_s: float
     sinks: Sequence[PendingSink]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryReport:
+    """A sink whose target does not take a decided epoch, and is asked again."""
+
+    sink: str
+    attempts: int
+    since: float
+    gives_up_at: float
+    code: str
+    message: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +124,24 @@ class PipelineReport:
     query_id: str | None
     health: Health
     because: str
+    since: float | None
+    """When this health began, as far as it is known."""
+    blocks: str
+    to_do: str
     driver: DriverReport
     last_epoch: int | None
     decided_at: float | None
     epoch: int | None
     """The epoch in progress, or the last one."""
     phase: str
+    phase_since: float | None
     phase_seconds: Mapping[str, float]
     rows_per_s: float
     epochs_per_minute: float
     unsettled: UnsettledReport | None
+    retrying: Sequence[RetryReport]
+    trouble: Mapping[str, str] | None
+    """The last error of the driver, until it commits an epoch."""
     in_doubt: Sequence[DoubtCount]
     sinks: Sequence[SinkReport]
     given_up: Sequence[GivenUpReport]

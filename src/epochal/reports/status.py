@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 from epochal.coordinator.journal import EpochLog, Numbered, newest_record
 from epochal.errors import EpochalError, Refused
+from epochal.logs import checkpoint_of
 from epochal.protocol.receipts import sum_of
-from epochal.protocol.state import State
+from epochal.protocol.state import RecordKind, State
 from epochal.reports.discover import find_logs
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
@@ -16,16 +18,21 @@ from epochal.reports.model import (
     DoubtCount,
     DriverReport,
     GivenUpReport,
-    Health,
-    Liveness,
     PendingSink,
     PipelineReport,
+    RetryReport,
     SinkReport,
     StatusReport,
     UnreadableReport,
     UnsettledReport,
 )
+from epochal.storage import open_store
+from epochal.telemetry.health import MEANINGS, Facts, Liveness, Pending, health_of
 from epochal.telemetry.history import Live, history_of
+
+_BY_HAND = frozenset({RecordKind.ACCEPTED, RecordKind.GAVE_UP, RecordKind.RESOLVED})
+_SPARKS_METADATA = "metadata"
+"""The file with a query's id in every checkpoint of Spark."""
 
 
 def status(root: str, *, now: float | None = None) -> StatusReport:
@@ -41,7 +48,7 @@ def status(root: str, *, now: float | None = None) -> StatusReport:
             log.close()
     if not pipelines and not unreadable:
         raise no_log(root)
-    return StatusReport(root=root, pipelines=pipelines, unreadable=unreadable)
+    return StatusReport(root=root, pipelines=sorted(pipelines, key=urgency), unreadable=unreadable)
 
 
 def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineReport:
@@ -52,8 +59,9 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
     live = live_of(log)
     driver = driver_report(state, live, now=now)
     own = live if live is not None and live.generation == state.generation else None
+    own = None if own is None else _before_the_person(newest, own)
     unsettled = unsettled_report(state, now=now)
-    health, because = _health(driver, unsettled, own)
+    found = health_of(_facts(log, newest, driver, own), now=now)
     last = state.last
     return PipelineReport(
         location=state.location,
@@ -62,17 +70,23 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         uid=state.uid,
         run=state.run,
         query_id=state.query_id,
-        health=health,
-        because=because,
+        health=found.health,
+        because=found.because,
+        since=found.since,
+        blocks=MEANINGS[found.health].blocks,
+        to_do=MEANINGS[found.health].to_do,
         driver=driver,
         last_epoch=None if last is None else last.epoch,
         decided_at=None if last is None else last.decided_at,
         epoch=_epoch(state, own),
         phase=_phase(state, own),
+        phase_since=None if own is None else own.entered_at,
         phase_seconds={} if own is None else own.seconds,
         rows_per_s=_while_alive(driver, 0.0 if own is None else own.rows_per_s),
         epochs_per_minute=_while_alive(driver, 0.0 if own is None else own.epochs_per_minute),
         unsettled=unsettled,
+        retrying=[] if own is None else list(_retries(own)),
+        trouble=None if own is None or own.trouble is None else asdict(own.trouble),
         in_doubt=[] if own is None else list(_doubts(own, now)),
         sinks=sink_reports(state),
         given_up=[
@@ -100,6 +114,12 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         record=newest.number,
         written_at=newest.record.written_at,
     )
+
+
+def urgency(one: PipelineReport) -> tuple[int, float, str]:
+    """Sorts pipelines by what a person should look at first: proven loss, then by age."""
+    # The age counts where somebody waits; healthy pipelines are found by name.
+    return one.health.rank, (one.since or 0.0) if one.health.is_bad else 0.0, one.pipeline
 
 
 def require_record(log: EpochLog) -> Numbered:
@@ -170,21 +190,51 @@ def hash_hex(hash_sum: int | None) -> str | None:
     return None if hash_sum is None else f"{hash_sum:016x}"
 
 
-def _health(
-    driver: DriverReport, unsettled: UnsettledReport | None, live: Live | None
-) -> tuple[Health, str]:
-    left = {} if live is None else {name: one for name, one in live.in_doubt.items() if one.left}
-    if left:
-        return Health.IN_DOUBT, f"a person is needed: prepared work is left at {', '.join(left)}"
-    # Settling is recorded with the next decision: a running driver usually has one unsettled epoch.
-    if unsettled is not None and driver.liveness is Liveness.ALIVE:
-        return Health.WORKING, f"epoch {unsettled.epoch} is decided; the driver is committing it"
-    if unsettled is not None:
-        waits = ", ".join(sink.sink for sink in unsettled.sinks if not sink.is_done)
-        return Health.IN_DOUBT, f"epoch {unsettled.epoch} is decided and not settled on {waits}"
-    if driver.liveness in {Liveness.GONE, Liveness.SILENT}:
-        return Health.DOWN, driver.because
-    return Health.OK, driver.because
+def _facts(
+    log: EpochLog,
+    newest: Numbered,
+    driver: DriverReport,
+    live: Live | None,
+) -> Facts:
+    state = newest.record.state
+    decision = state.unsettled
+    pending = None
+    if decision is not None:
+        pending = Pending(
+            epoch=decision.epoch, decided_at=decision.decided_at, sinks=tuple(state.pending)
+        )
+    return Facts(
+        liveness=driver.liveness,
+        driver=driver.because,
+        live=live,
+        pending=pending,
+        copied_from=_copied_from(log, state),
+        pause="" if state.pause is None else str(state.pause),
+    )
+
+
+def _before_the_person(newest: Numbered, live: Live) -> Live:
+    """The heartbeat without what a person has settled since."""
+    if newest.record.kind in _BY_HAND and newest.record.written_at > live.at:
+        return replace(live, trouble=None, lost=(), in_doubt={})
+    return live
+
+
+def _copied_from(log: EpochLog, state: State) -> str:
+    """
+    The place that a log in a checkpoint is bound to, where that is not its own; else empty.
+
+    A log may be kept apart from its checkpoint, at any place: only one that lies in a checkpoint,
+    beside Spark's own files, was copied with it.
+    """
+    folder = checkpoint_of(log.place)
+    if folder is None or state.location in {folder, log.place}:
+        return ""
+    try:
+        names = open_store(folder).names()
+    except (EpochalError, OSError):
+        return ""
+    return state.location if _SPARKS_METADATA in names else ""
 
 
 def _epoch(state: State, live: Live | None) -> int | None:
@@ -204,6 +254,19 @@ def _phase(state: State, live: Live | None) -> str:
 
 def _while_alive(driver: DriverReport, rate: float) -> float:
     return rate if driver.liveness is Liveness.ALIVE else 0.0
+
+
+def _retries(live: Live) -> Iterator[RetryReport]:
+    for sink, one in live.retrying.items():
+        yield RetryReport(
+            sink=sink,
+            attempts=one.attempts,
+            since=one.since,
+            gives_up_at=one.until,
+            code=one.trouble.code,
+            message=one.trouble.message,
+            hint=one.trouble.hint,
+        )
 
 
 def _doubts(live: Live, now: float) -> Iterator[DoubtCount]:

@@ -17,14 +17,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from epochal.coordinator import EpochFigures, InDoubtFigures, SinkFigures, Trouble
+from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, SinkFigures, Tracker, Trouble
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import CorruptRecord, require_known_format
 from epochal.logs import StoredLog
 from epochal.protocol.machine import Phase
+from epochal.protocol.state import State
 from epochal.storage import Store
 from epochal.storage.memory import MemoryStore
 from epochal.terms import EpochNumber, Generation, SinkName
@@ -36,6 +37,7 @@ _SEGMENT = re.compile(r"(?P<first>\d{20})-(?P<generation>\d{10})-(?P<part>\d{4,}
 _CURSOR = re.compile(r"(?P<segment>\d{20}-\d{10}-\d{4,}\.jsonl):(?P<line>\d+)")
 _DIGITS = 6
 _SEGMENTS_SEARCHED_MAX = 20
+_RATE_EPOCHS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,54 @@ class Live:
     """Over its last epochs, until now."""
     epochs_per_minute: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    entered_at: float | None = None
+    """When the epoch came into its phase."""
     in_doubt: Mapping[SinkName, InDoubtFigures] = field(default_factory=dict)
+    retrying: Mapping[SinkName, Retry] = field(default_factory=dict)
+    """Sinks that did not take a decided epoch at the first attempt."""
+    lost: Sequence[SinkName] = ()
+    """Sinks whose target proved that it threw rows of the decided epoch away."""
+    trouble: Trouble | None = None
+    """The last error, until an epoch is committed."""
+
+
+def heartbeat(tracker: Tracker, state: State, *, at: float, every_s: float) -> Live:
+    """The heartbeat of a driver at this moment."""
+    live = Live(
+        at=at,
+        every_s=every_s,
+        generation=state.generation,
+        driver=state.driver,
+        in_doubt=tracker.in_doubt(),
+        lost=tracker.lost,
+        trouble=tracker.trouble,
+    )
+    figures = tracker.current()
+    if figures is None:
+        return live
+    rows_per_s, epochs_per_minute = _rates(tracker.last_epochs(_RATE_EPOCHS), at)
+    return replace(
+        live,
+        epoch=figures.epoch,
+        phase=figures.phase.value,
+        opened_at=figures.opened_at,
+        rows=figures.rows,
+        rows_per_s=rows_per_s,
+        epochs_per_minute=epochs_per_minute,
+        seconds={phase.value: round(s, 3) for phase, s in figures.seconds.items()},
+        entered_at=figures.entered_at.get(figures.phase),
+        retrying={name: one.retry for name, one in figures.sinks.items() if one.retry is not None},
+    )
+
+
+def _rates(epochs: Sequence[EpochFigures], now: float) -> tuple[float, float]:
+    """Return rows per second and epochs per minute, from the first of these epochs until now."""
+    done = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED]
+    if not done:
+        return 0.0, 0.0
+    window_s = max(now - done[0].opened_at, 0.001)
+    rows = sum(epoch.rows for epoch in done)
+    return round(rows / window_s, 3), round(60 * len(done) / window_s, 3)
 
 
 def past(figures: EpochFigures, generation: Generation) -> PastEpoch:
@@ -144,6 +193,10 @@ def _epoch_in(line: bytes) -> PastEpoch:
     read["sinks"] = {name: PastSink(**sink) for name, sink in read["sinks"].items()}
     read["trouble"] = None if read["trouble"] is None else Trouble(**read["trouble"])
     return PastEpoch(**read)
+
+
+def _retry(read: Mapping[str, Any]) -> Retry:
+    return Retry(**{**read, "trouble": Trouble(**read["trouble"])})
 
 
 # Reading
@@ -237,7 +290,9 @@ class History:
             if read is None or read.pop("live") > _VERSION:
                 return None
             doubts = {name: InDoubtFigures(**figures) for name, figures in read["in_doubt"].items()}
-            return Live(**{**read, "in_doubt": doubts})
+            retrying = {name: _retry(retry) for name, retry in read["retrying"].items()}
+            trouble = None if read["trouble"] is None else Trouble(**read["trouble"])
+            return Live(**{**read, "in_doubt": doubts, "retrying": retrying, "trouble": trouble})
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 

@@ -10,28 +10,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import attrgetter
 
-from epochal.coordinator import EpochFigures, Tracker, Trouble
+from epochal.coordinator import EpochFigures, Retry, Tracker, Trouble
 from epochal.coordinator.journal import EpochLog
-from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.storage import Store
 from epochal.telemetry.history import (
     LIVE,
     History,
-    Live,
     epoch_line,
     header,
+    heartbeat,
     history_of,
     live_bytes,
     past,
     segment_name,
 )
-from epochal.terms import EpochNumber, Generation
+from epochal.terms import EpochNumber, Generation, SinkName
 
 logger = logging.getLogger("epochal")
 
@@ -42,7 +41,6 @@ _NEAR = ("/", "sqlite:")
 _CLOSE_WAIT_MAX_S = 3.0
 _SEGMENT_EPOCHS = 500
 _WAITING_MAX = 10_000
-_RATE_EPOCHS = 20
 
 
 def record_history(tracker: Tracker, log: EpochLog, *, epochs_kept: int) -> None:
@@ -113,6 +111,11 @@ class Recorder:
 
     def troubled(self, trouble: Trouble) -> None:
         """The line of the epoch carries the error."""
+
+    def retried(self, sink: SinkName, retry: Retry) -> None:  # noqa: ARG002
+        # Whoever asks for the status now must not read that all is well.
+        if retry.attempts == 1:
+            self._is_woken.set()
 
     def ended(self, epoch: EpochFigures) -> None:
         line = epoch_line(past(epoch, self._generation))
@@ -185,26 +188,8 @@ class Recorder:
         state = self._state
         if state is None:
             return
-        live = Live(
-            at=time.time(),
-            every_s=0.0 if is_last else self._flush_every_s,
-            generation=state.generation,
-            driver=state.driver,
-            in_doubt=self._tracker.in_doubt(),
-        )
-        figures = self._tracker.current()
-        if figures is not None:
-            rows_per_s, epochs_per_minute = _rates(self._tracker.last_epochs(_RATE_EPOCHS), live.at)
-            live = replace(
-                live,
-                epoch=figures.epoch,
-                phase=figures.phase.value,
-                opened_at=figures.opened_at,
-                rows=figures.rows,
-                rows_per_s=rows_per_s,
-                epochs_per_minute=epochs_per_minute,
-                seconds={phase.value: round(s, 3) for phase, s in figures.seconds.items()},
-            )
+        every_s = 0.0 if is_last else self._flush_every_s
+        live = heartbeat(self._tracker, state, at=time.time(), every_s=every_s)
         self._store.put(LIVE, live_bytes(live))
 
     @property
@@ -215,13 +200,3 @@ class Recorder:
 def _of_one_generation(lines: Iterable[_Line]) -> Iterator[_Line]:
     """Yield the first lines, up to those of another generation."""
     return next((some for _, some in groupby(lines, attrgetter("generation"))), iter(()))
-
-
-def _rates(epochs: Sequence[EpochFigures], now: float) -> tuple[float, float]:
-    """Return rows per second and epochs per minute, from the first of these epochs until now."""
-    done = [epoch for epoch in epochs if epoch.phase is Phase.COMMITTED]
-    if not done:
-        return 0.0, 0.0
-    window_s = max(now - done[0].opened_at, 0.001)
-    rows = sum(epoch.rows for epoch in done)
-    return round(rows / window_s, 3), round(60 * len(done) / window_s, 3)

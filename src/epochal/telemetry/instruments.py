@@ -53,6 +53,55 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
             labels=("pipeline", "code"),
             description="Errors by code: fenced, gate-refused, unsettled …",
         ),
+        "epochal_health": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "health"),
+            description="1 for the health of the pipeline, 0 for every other: ok, working, "
+            "retrying, in doubt, lost, gone …",
+        ),
+        "epochal_heartbeat_timestamp_seconds": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="When the driver was last seen, in seconds since 1970.",
+        ),
+        "epochal_last_decided_timestamp_seconds": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="When the newest epoch was decided, in seconds since 1970; 0 before the "
+            "first.",
+        ),
+        "epochal_phase_age_seconds": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "phase"),
+            description="How long the epoch has been in this phase; 0 for every other phase, and "
+            "at rest.",
+        ),
+        "epochal_retries_total": Instrument(
+            kind=Kind.COUNTER,
+            labels=("pipeline", "sink", "code"),
+            description="Attempts to commit a decided epoch at a sink that failed and were "
+            "repeated, by the code of the error.",
+        ),
+        "epochal_retrying_seconds": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "sink"),
+            description="How long a sink has not taken a decided epoch; 0 if it takes them.",
+        ),
+        "epochal_rejected_rows_total": Instrument(
+            kind=Kind.COUNTER,
+            labels=("pipeline", "sink"),
+            description="Rows that a target rejected, committed at this sink instead.",
+        ),
+        "epochal_given_up_epochs": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "sink"),
+            description="Epochs that a person gave up at this sink.",
+        ),
+        "epochal_unreadable_logs": Instrument(
+            kind=Kind.GAUGE,
+            labels=("location",),
+            description="1 for an epoch log that exists and can't be read. From the console only.",
+        ),
         "epochal_in_doubt": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),

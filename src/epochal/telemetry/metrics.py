@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from epochal.coordinator import EpochFigures, InDoubtFigures, Tracker, Trouble
+from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, Tracker, Trouble
+from epochal.coordinator.tracker import ENDS
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
+from epochal.telemetry.health import Condition, Facts, Health, Liveness, Pending, health_of
+from epochal.telemetry.history import heartbeat
+from epochal.telemetry.history_writer import FLUSH_EVERY_S
 from epochal.telemetry.instruments import Meters
 from epochal.terms import SinkName
 
@@ -30,19 +35,28 @@ class MetricsListener:
         self._meters = tuple(meters)
         self._now = now
         self._pipeline = ""
-        self._generation = 0
+        self._state: State | None = None
         self._watched: list[tuple[str, tuple[str, ...]]] = []
 
     def claimed(self, state: State) -> None:
         self._unwatch()
-        self._pipeline, self._generation = state.pipeline, state.generation
+        self._pipeline, self._state = state.pipeline, state
         for outcome in (Phase.COMMITTED, Phase.ABORTED, Phase.FAILED):
             # A rate is visible only if the series exists before the first event.
             self._add("epochal_epochs_total", (outcome.value,), 0)
-        self._watch("epochal_generation", (), lambda: float(self._generation))
+        self._watch("epochal_generation", (), lambda: float(state.generation))
+        self._watch("epochal_heartbeat_timestamp_seconds", (), self._now)
         self._watch("epochal_decided_unsettled", (), self._unsettled)
         self._watch("epochal_last_epoch", (), self._last_epoch)
+        self._watch("epochal_last_decided_timestamp_seconds", (), self._last_decided)
+        for health in Health:
+            self._watch("epochal_health", (health.value,), self._health_gauge(health))
+        for phase in Phase:
+            self._watch("epochal_phase_age_seconds", (phase.value,), self._phase_gauge(phase))
         for sink, described in state.sinks.items():
+            given_up = sum(one.sink == sink for one in state.given_up)
+            self._watch("epochal_given_up_epochs", (sink,), partial(float, given_up))
+            self._watch("epochal_retrying_seconds", (sink,), self._retrying_gauge(sink))
             self._watch("epochal_in_doubt", (sink,), self._doubt_gauge(sink, _count))
             self._watch(
                 "epochal_oldest_in_doubt_seconds", (sink,), self._doubt_gauge(sink, self._age_s)
@@ -52,6 +66,9 @@ class MetricsListener:
 
     def troubled(self, trouble: Trouble) -> None:
         self._add("epochal_errors_total", (trouble.code,), 1)
+
+    def retried(self, sink: SinkName, retry: Retry) -> None:
+        self._add("epochal_retries_total", (sink, retry.trouble.code), 1)
 
     def ended(self, epoch: EpochFigures) -> None:
         self._add("epochal_epochs_total", (epoch.phase.value,), 1)
@@ -63,6 +80,8 @@ class MetricsListener:
             if epoch.phase is Phase.COMMITTED:
                 self._add("epochal_rows_total", (sink,), figures.rows)
                 self._add("epochal_bytes_total", (sink,), figures.bytes)
+                if figures.is_rejected:
+                    self._add("epochal_rejected_rows_total", (sink,), figures.rows)
 
     def close(self) -> None:
         self._unwatch()
@@ -98,6 +117,60 @@ class MetricsListener:
     def _last_epoch(self) -> float:
         figures = self._tracker.current()
         return -1.0 if figures is None else float(figures.epoch)
+
+    def _last_decided(self) -> float:
+        """From the epochs of this driver; before its first, from the log."""
+        for figures in reversed(self._tracker.last_epochs()):
+            if Phase.DECIDED in figures.entered_at:
+                return figures.entered_at[Phase.DECIDED]
+        last = None if self._state is None else self._state.last
+        return 0.0 if last is None else last.decided_at
+
+    def _health_gauge(self, health: Health) -> Callable[[], float]:
+        return lambda: float(self._condition().health is health)
+
+    def _condition(self) -> Condition:
+        """As the log and a heartbeat of this moment would show it."""
+        state, now = self._state, self._now()
+        if state is None:
+            raise RuntimeError("a gauge is read before the driver has claimed")
+        facts = Facts(
+            liveness=Liveness.ALIVE,
+            driver=state.driver,
+            live=heartbeat(self._tracker, state, at=now, every_s=FLUSH_EVERY_S),
+            pending=self._pending(),
+        )
+        return health_of(facts, now=now)
+
+    def _pending(self) -> Pending | None:
+        figures = self._tracker.current()
+        if figures is None or figures.phase not in _UNSETTLED:
+            return None
+        waiting = [name for name, one in figures.sinks.items() if one.phase is not Phase.COMMITTED]
+        return Pending(
+            epoch=figures.epoch,
+            decided_at=figures.entered_at.get(Phase.DECIDED, figures.opened_at),
+            sinks=waiting,
+        )
+
+    def _phase_gauge(self, phase: Phase) -> Callable[[], float]:
+        def read() -> float:
+            figures = self._tracker.current()
+            if figures is None or figures.phase is not phase or phase in ENDS:
+                return 0.0
+            return max(0.0, self._now() - figures.entered_at[phase])
+
+        return read
+
+    def _retrying_gauge(self, sink: SinkName) -> Callable[[], float]:
+        def read() -> float:
+            figures = self._tracker.current()
+            found = None if figures is None else figures.sinks.get(sink)
+            if found is None or found.retry is None:
+                return 0.0
+            return max(0.0, self._now() - found.retry.since)
+
+        return read
 
     def _doubt_gauge(
         self, sink: SinkName, value: Callable[[InDoubtFigures], float]

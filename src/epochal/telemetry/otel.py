@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from epochal.coordinator import EpochFigures, Stopped, Trouble
+from epochal.coordinator import EpochFigures, Retry, Stopped, Trouble
 from epochal.errors import Misconfigured
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
+from epochal.terms import SinkName
 
 try:
     from opentelemetry import trace
@@ -96,6 +97,9 @@ class Tracing:
 
     def troubled(self, trouble: Trouble) -> None:
         """The span of the epoch carries the error."""
+
+    def retried(self, sink: SinkName, retry: Retry) -> None:
+        """The span of the phase shows how long it took."""
 
     def ended(self, epoch: EpochFigures) -> None:
         attributes = {
