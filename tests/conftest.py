@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from servers.jvm import make_archive, speed_up_spark
+from xdist.scheduler import LoadFileScheduling
 
 from epochal.spark.local_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 
 _SPARKS = {
@@ -37,6 +42,8 @@ _LONG = {
     *("sinks/postgres/test_strategies.py", "storage/test_every_store.py"),
 }
 """Files of twenty seconds and more that wait for servers."""
+_SPARK = "spark"
+_SPARK_WORKERS = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,17 +54,49 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """
-    What takes long goes first, as the last file keeps everybody waiting; files that keep the cores
-    busy alternate with those that wait.
-    """
+    """What takes long goes first, as the last file keeps everybody waiting."""
     here = Path(__file__).parent
-    busy, long = ({here / name for name in names} for names in (_SPARKS, _LONG))
-    busy |= {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    paths = list(dict.fromkeys(item.path for item in items))
-    waiting = sorted(set(paths) - busy, key=lambda path: (path not in long, path))
-    ranks = {path: rank for group in (sorted(busy), waiting) for rank, path in enumerate(group)}
-    items.sort(key=lambda item: ranks[item.path])
+    long = {here / name for name in _SPARKS | _LONG}
+    long |= {item.path for item in items if _SPARK in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path not in long, item.path))
+
+
+class ByServers(LoadFileScheduling):
+    """
+    Gives a worker files whose servers it runs already. A folder shares its servers, and all folders
+    share a Spark, which takes some ten seconds of a core to start: only two workers do.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        self.workqueue.move_to_end(min(self.workqueue, key=partial(self._rank, node)), last=False)
+        super()._assign_work_unit(node)
+
+    def _rank(self, node: WorkerController, file: str) -> tuple[bool, bool, bool]:
+        """Long files first; of these one that needs no new server, or one that nobody runs yet."""
+        wanted = _servers(file)
+        running = [{_servers(one) for one in files} for files in self.assigned_work.values()]
+        enough = _SPARK_WORKERS if wanted == _SPARK else 1
+        return (
+            not _is_long(file),
+            all(wanted != _servers(one) for one in self.assigned_work[node]),
+            sum(wanted in one for one in running) >= enough,
+        )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServers:
+    return ByServers(config, log)
+
+
+def _is_long(file: str) -> bool:
+    return _servers(file) == _SPARK or file.removeprefix("tests/") in _SPARKS | _LONG
+
+
+@cache
+def _servers(file: str) -> str:
+    """By the text of the file: a wrong guess costs a few seconds."""
+    path = Path(file)
+    is_on_spark = path.is_file() and re.search(r"[(\s]spark[:,)]", path.read_text(encoding="utf-8"))
+    return _SPARK if is_on_spark or path.parent.name == _SPARK else str(path.parent)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def make_environment(uv: Path, minor: str) -> Path:
         f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
         "--python", python, "--constraints", CONSTRAINTS,
         "--editable", f"{setup.ROOT}[spark,postgres,testing]", f"pyspark=={minor}.*",
-        "pytest-timeout", "psutil", env=env,
+        "pytest-timeout", "pytest-xdist", "psutil", env=env,
     )  # fmt: skip
     return python
 
