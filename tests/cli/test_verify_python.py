@@ -87,15 +87,11 @@ def test_the_stream_of_a_python_pipeline_is_read_again_and_a_row_gone_from_a_tar
     lake.add("1.json", 4, 5)
     lake.run()
     lake.add("2.json", 6)  # of no epoch yet
+    lake.lose_a_row()
 
     code, report = lake.verify()
     agreed = [("all", "agrees", 5, 5), ("odd", "agrees", 3, 3)]
-    assert (code, verdicts(report["sources"], "source_rows")) == (0, agreed)
-    assert verdicts(report["sinks"], "visible_rows") == agreed
-    assert all(one["source_hash"] == one["decided_hash"] for one in report["sources"])
-
-    lake.lose_a_row()
-    code, report = lake.verify()
     assert (code, verdicts(report["sources"], "source_rows")) == (1, agreed)
+    assert all(one["source_hash"] == one["decided_hash"] for one in report["sources"])
     assert verdicts(report["sinks"], "visible_rows") == [("all", "differs", 5, 4), agreed[1]]
     assert report["sinks"][0]["differences"][0] == "1 row missing: 5 decided, 4 visible"

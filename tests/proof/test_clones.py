@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from epochal.coordinator import cleanup
 from epochal.protocol.recovery import Verdict
 from epochal.terms import UNCLAIMED
@@ -10,19 +12,21 @@ from proof import simulation
 from proof.clones import simulate_clones
 from proof.world import Target
 
-SEEDS = range(100)
+SEEDS = range(50)
+MORE = pytest.param(range(50, 500), marks=pytest.mark.proof)
 
 
-def objections():
-    for seed in SEEDS:
+def objections(seeds=SEEDS):
+    for seed in seeds:
         try:
             simulate_clones(seed)
         except Breach as breach:
             yield str(breach)
 
 
-def test_copies_of_one_log_carry_no_epoch_out_twice_and_lose_none():
-    assert list(objections()) == []
+@pytest.mark.parametrize("seeds", [SEEDS, MORE], ids=str)
+def test_copies_of_one_log_carry_no_epoch_out_twice_and_lose_none(seeds):
+    assert list(objections(seeds)) == []
 
 
 def test_the_judge_objects_to_an_epoch_that_both_carry_out(monkeypatch):

@@ -14,7 +14,7 @@ from proof import simulation
 from proof.world import Target
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SEEDS = 500
+SEEDS = 100
 """`make proof ONLY=simulation` runs many more."""
 
 
@@ -36,18 +36,11 @@ def trace(seed):
     return run.trace
 
 
-def test_a_seed_is_a_whole_run():
-    """To the letter: a failure that chance found is only worth something if it comes again."""
-    for seed in range(30):
-        assert trace(seed) == trace(seed)
-    assert trace(11) != trace(12)
-
-
 TRACES = """
 import logging, sys
 from proof.simulation import Simulation
 logging.disable(logging.CRITICAL)
-for seed in range(40):
+for seed in range(15):
     run = Simulation(seed, keeps_trace=True)
     run.run()
     print(*run.trace, sep="\\n")
@@ -63,41 +56,50 @@ def traces_in_a_process_of_its_own(hash_seed):
 
 
 def test_a_seed_run_twice_gives_the_same_trace_to_the_letter():
+    """A failure that chance found is only worth something if it comes again."""
     first, second = (traces_in_a_process_of_its_own(seed) for seed in ("1", "2"))
-    assert first.count("\n") > 5000
+    assert first.count("\n") > 1500
     assert first == second
+    assert trace(11) != trace(12)
+
+
+TROUBLE = (
+    "dies before",
+    "dies after",
+    "fails: ",
+    "no answer: ",
+    "sent, not arrived: ",
+    "out of sight: ",
+    "late: ",
+    "hangs: ",
+    "is idle",
+    "throws away",
+    "rejected: ",
+    "PreparedLost",
+    '"kind":"rewrite"',
+    '"kind":"progress"',
+    "log.delete(",
+    "log.put_list(",
+    "log.delete_lists(",
+    "conflict: ",
+    "sleeps before",
+    "ends Fenced",
+    "ends GateRefused",
+    "ends JobFailed",
+    "ends OutcomeUnknown",
+    "ends Unsettled",
+    "ends cleanly",
+)
 
 
 def test_all_kinds_of_trouble_come_up():
-    printed = "\n".join(line for seed in range(250) for line in trace(seed))
-    for trouble in (
-        "dies before",
-        "dies after",
-        "fails: ",
-        "no answer: ",
-        "sent, not arrived: ",
-        "out of sight: ",
-        "late: ",
-        "hangs: ",
-        "is idle",
-        "throws away",
-        "rejected: ",
-        "PreparedLost",
-        '"kind":"rewrite"',
-        '"kind":"progress"',
-        "log.delete(",
-        "log.put_list(",
-        "log.delete_lists(",
-        "conflict: ",
-        "sleeps before",
-        "ends Fenced",
-        "ends GateRefused",
-        "ends JobFailed",
-        "ends OutcomeUnknown",
-        "ends Unsettled",
-        "ends cleanly",
-    ):
-        assert trouble in printed, trouble
+    missing = set(TROUBLE)
+    for seed in range(250):
+        printed = "\n".join(trace(seed))
+        missing = {one for one in missing if one not in printed}
+        if not missing:
+            break
+    assert not missing
 
 
 def test_a_broken_promise_is_reported_with_the_seed_that_replays_it(monkeypatch, capsys):

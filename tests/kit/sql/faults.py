@@ -116,6 +116,7 @@ class Nth:
             return "before" if self._left == 0 else None
 
 
+@pytest.mark.ways("columns", "bytes")
 @BOTH
 @pytest.mark.parametrize("to_server", [True, False], ids=["request", "reply"])
 def test_a_connection_cut_at_any_step_loses_and_doubles_nothing(

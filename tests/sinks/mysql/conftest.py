@@ -29,8 +29,14 @@ _numbers = itertools.count(1)
 
 
 _KINDS: Mapping[str, type[DatabaseProcess]] = {"mariadb": MariaDBServer, "mysql": MySQLServer}
-_ONCE = frozenset({"test_a_task_takes_less_than_100_mb_whatever_the_size_of_its_epoch"})
-"""Long tests of our own memory, which no server has a part in."""
+_ONCE = frozenset(
+    {
+        "test_a_commit_that_proves_nothing_is_found_at_the_next_start",
+        "test_a_task_takes_less_than_100_mb_whatever_the_size_of_its_epoch",
+        "test_the_judge_objects_to_a_commit_that_forgets_rows",
+    }
+)
+"""Long tests of our own memory and of the judge, which no server has a part in."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

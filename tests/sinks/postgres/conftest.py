@@ -24,23 +24,19 @@ from epochal.terms import Handle
 CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
 _WAYS = {"columns": Postgres, "bytes": PackedPostgres}
-_BOTH_WAYS = {
-    "test_altered_tables",
-    "test_conformance",
-    "test_faults",
-    "test_rejects",
-    "test_types",
-}
+_BOTH_WAYS = {"test_altered_tables", "test_rejects", "test_types"}
 """Modules whose tests see rows leave their tasks as columns, and again as bytes."""
 _AS_BYTES = {"test_crashes"}
 """Modules that see the way of Spark only: the calls where a driver dies are the same in both."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests and classes elsewhere are marked with the ways that they see."""
     module = metafunc.module.__name__.rpartition(".")[2]
-    if "place" in metafunc.fixturenames and module in _BOTH_WAYS | _AS_BYTES:
-        ways = [*_WAYS] if module in _BOTH_WAYS else ["bytes"]
-        metafunc.parametrize("place", ways, indirect=True)
+    marked = metafunc.definition.get_closest_marker("ways")
+    if "place" in metafunc.fixturenames and (marked or module in _BOTH_WAYS | _AS_BYTES):
+        both = [*_WAYS] if module in _BOTH_WAYS else ["bytes"]
+        metafunc.parametrize("place", marked.args if marked else both, indirect=True)
 
 
 @pytest.fixture(scope="session")

@@ -26,10 +26,12 @@ class _Conformance(TableConformance):
         return self.target(self._place, url, nowhere=nowhere)
 
 
+@pytest.mark.ways("columns", "bytes")
 class TestStagedAppend(_Conformance):
     options = MappingProxyType({"strategy": "staged"})
 
 
+@pytest.mark.ways("bytes")
 class TestPreparedAppend(_Conformance):
     options = MappingProxyType({"strategy": "prepared"})
 
