@@ -23,6 +23,8 @@ from typer.main import get_command
 
 import column_types_page
 import docs_sinks
+from epochal.broker.core.settings import LIMITS as BROKER_LIMITS
+from epochal.broker.core.settings import Settings as BrokerSettings
 from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
 from epochal.errors import EpochalError
@@ -113,14 +115,30 @@ def broker_page() -> str:
     rows = [
         f"| {key} | {name} | {versions} | {newer} |" for key, name, versions, newer in api_rows()
     ]
+    settings = BrokerSettings()
+    limits = [
+        f"| `{name}` | {getattr(settings, name):,} | {meaning} |"
+        for name, meaning in BROKER_LIMITS.items()
+    ]
     return _page(
-        "APIs of the embedded broker",
+        "APIs and limits of the embedded broker",
         "Differences from Apache Kafka: [internals](../internals/broker.md).",
         "\n".join(
             [
+                "## APIs",
                 "| key | API | versions | with transaction.version 2 |",
                 "| --- | --- | --- | --- |",
                 *rows,
+                "",
+                "## Limits",
+                "What any client that can connect may use. Each time a limit is reached is counted "
+                'in `epochal_broker_limit_reached_total{limit="name"}` (`--metrics-port`), and is '
+                "a line on stderr, at most one a second. In Python: "
+                '`BrokerProcess(folder, settings={"connections_max": 100})`.',
+                "",
+                "| limit | default | of what, and what happens then |",
+                "| --- | --- | --- |",
+                *limits,
             ]
         ),
     )

@@ -139,8 +139,9 @@ class Layout:
         code = FIXED.get(field.element)
         width = WIDTH[code] if code else 1
         needed = f"size * {width}" if width > 1 else "size"
-        yield f"if {needed} > len(data) - at:"
+        yield f"if {needed} > len(data) - at or size > ALLOWED.elements:"
         yield f'    raise count_refused("{self.struct.name}.{field.name}", size)'
+        yield "ALLOWED.elements -= size"
         if code:
             if field.element == "uuid":
                 raise SystemExit("arrays of uuids are not needed yet")

@@ -32,8 +32,8 @@ APIS = (  # noqa: SIM905  a list of words reads as words
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "epochal" / "kafka"
 FORMATS = {"o": "?", "u": "16s"}
 HELPERS = (  # noqa: SIM905  as above
-    "NO_UUID SMALL_UVARINT Message Part Put Records Uuid count_refused new no_null_in_version"
-    " not_in_version null_refused put_compact_strings put_strings put_tagged"
+    "ALLOWED NO_UUID SMALL_UVARINT Message Part Put Records Uuid count_refused new"
+    " no_null_in_version not_in_version null_refused put_compact_strings put_strings put_tagged"
     " read_compact_strings read_strings read_uvarint skip_tagged tag_size_refused uvarint"
 ).split()
 ERRORS_JAVA = """

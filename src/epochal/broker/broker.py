@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from epochal.broker.core.entries import Identity
 from epochal.broker.core.partitions import Partition
-from epochal.broker.core.settings import Settings
+from epochal.broker.core.settings import LIMITS, Settings
 from epochal.broker.core.state import BrokerState
 from epochal.broker.core.topics import Topic
 from epochal.broker.core.transaction_states import State
@@ -34,6 +35,13 @@ FEATURE_MAX = 2
 class Address:
     host: str
     port: int
+
+
+T = TypeVar("T")
+
+
+class Aside(Protocol):
+    def __call__(self, work: Callable[[], T], then: Callable[[T], None]) -> None: ...
 
 
 class Later(Protocol):
@@ -72,6 +80,11 @@ class Broker:
         """The time of this tick."""
         self.report: Callable[[str], None] = _unheard
         """Writes a line for the operator."""
+        self.aside: Aside = _at_once
+        """Do something slow that needs no state of the broker, and go on with the result in a
+        later tick."""
+        self.limits_reached: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
+        self.damaged_batches = 0
         self._reported: set[str] = set()
         self.state = BrokerState(settings, store.emit, self.fetch_waiters.grown)
         self._recover()
@@ -114,8 +127,12 @@ class Broker:
         ids = self.state.transactions.ids.values()
         return [txn for txn in ids if txn.state is State.ONGOING]
 
+    def limit_reached(self, limit: str) -> None:
+        self.limits_reached[limit] += 1
+
     def report_damage(self, error: CorruptRecord) -> Code:
         """Report a batch that failed its checksum, once; returns what its reader is told."""
+        self.damaged_batches += 1
         text = str(error)
         if text not in self._reported:
             self._reported.add(text)
@@ -151,6 +168,10 @@ class Broker:
             start = segment.end_offset
             size -= segment.size
         return start
+
+
+def _at_once(work: Callable[[], T], then: Callable[[T], None]) -> None:
+    then(work())
 
 
 def _unheard(_: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -20,7 +21,7 @@ from epochal.broker.broker import Address, Call
 from epochal.broker.handlers import Handler, api_versions
 from epochal.broker.sasl import Login
 from epochal.errors import EpochalError
-from epochal.kafka.primitives import Malformed, Message, Part, skip_tagged
+from epochal.kafka.primitives import ALLOWED, Malformed, Message, Part, skip_tagged
 
 if TYPE_CHECKING:
     from epochal.broker.tick_loop import TickLoop
@@ -30,6 +31,8 @@ _HEAD = struct.Struct(">hhih")
 _ANSWER = struct.Struct(">ii")
 _API_VERSIONS = 18
 _BEFORE_LOGIN = frozenset((17, 18, 36))
+_KNOWN_BYTES = 6
+"""The size of a request and its API key: enough to know whether it may be that large."""
 _CHUNK_BYTES = 1 << 18
 _ANSWERED_BYTES_MAX = 1 << 20
 _ANSWERED_PARTS_MAX = 10_000
@@ -42,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._ticks = ticks
         self._login = login
         self._handlers = handlers.table()
+        self.on_lost: Callable[[], None] = _nothing
         self._transport: asyncio.Transport | None = None
         self._chunks: list[bytes] = []
         self._have = 0
@@ -60,7 +64,11 @@ class Connection(asyncio.Protocol):
         self.later: _LaterAnswer | None = None
         self._host = ""
         self._address = Address(host="", port=0)
-        self._used_ms = ticks.broker.now_ms
+        self._used_ms = self._since_ms = ticks.broker.now_ms
+        self._frame_since_ms = -1
+        """Since when a request has been arriving."""
+        self.held_bytes = 0
+        """Received and not handled yet."""
 
     # From the socket
 
@@ -74,10 +82,15 @@ class Connection(asyncio.Protocol):
         if not self._ticks.admit(self):
             self._transport.abort()
 
+    @property
+    def is_before_login(self) -> bool:
+        return self._login is not None and self._login.user is None
+
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None
-        self._frames.clear()
+        self._drop_requests()
         self._sending.clear()
+        self.on_lost()
         if self.later is not None:
             self.later.leave()
         self._ticks.dismiss(self)
@@ -90,37 +103,69 @@ class Connection(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_closing:
+            return
         self._used_ms = self._ticks.broker.now_ms
         if self._have:
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need:
+                self._hold()
                 return
             data = b"".join(self._chunks)
             self._chunks.clear()
             self._have = 0
         at, end = 0, len(data)
+        self._need = 4
         while end - at >= 4:
             (size,) = _SIZE.unpack_from(data, at)
-            if not 0 < size <= self._ticks.frame_bytes_max:
-                self.close()
+            limit = self._size_limit(size, data, at + 4)
+            if limit:
+                self._ticks.refuse(self, limit)
                 return
             if end - at - 4 < size:
-                self._need = size + 4
+                is_known = end - at >= _KNOWN_BYTES
+                self._need = size + 4 if is_known else min(_KNOWN_BYTES, size + 4)
                 break
             at += 4
             self._frames.append(data[at : at + size])
             self._waiting_bytes += size
             at += size
-        else:
-            self._need = 4
         if at < end:
+            if at or self._frame_since_ms < 0:
+                self._frame_since_ms = self._used_ms
             self._chunks.append(data[at:] if at else data)
             self._have = end - at
+        else:
+            self._frame_since_ms = -1
+        self._hold()
         if self._frames:
             self._ticks.wake(self)
             if self._waiting_bytes > _WAITING_BYTES_MAX and not self._is_paused:
                 self._pause()
+
+    def _size_limit(self, size: int, data: bytes, at: int) -> str:
+        """The limit that a request is above, as soon as that is known."""
+        settings = self._ticks.broker.settings
+        if not 0 < size <= settings.frame_bytes_max:
+            return "frame_bytes_max"
+        if size > settings.frame_before_login_bytes_max and self.is_before_login:
+            return "frame_before_login_bytes_max"
+        is_produce = data[at : at + 2] in (b"", b"\0", b"\0\0")
+        return "request_bytes_max" if size > settings.request_bytes_max and not is_produce else ""
+
+    def _hold(self) -> None:
+        held = self._have + self._waiting_bytes
+        if held != self.held_bytes:
+            grown, self.held_bytes = held - self.held_bytes, held
+            self._ticks.hold(grown)
+
+    def _drop_requests(self) -> None:
+        self._frames.clear()
+        self._chunks.clear()
+        self._have = self._waiting_bytes = 0
+        self._frame_since_ms = -1
+        self._hold()
 
     def _pause(self) -> None:
         if self._transport is not None:
@@ -130,17 +175,22 @@ class Connection(asyncio.Protocol):
     # In a tick
 
     def work(self) -> None:
-        """Handle all requests that have arrived, up to one that waits."""
+        """Handle all requests that have arrived, up to one that waits or the end of the tick."""
         frames = self._frames
         while frames and self.later is None and not (self._is_full or self._is_ahead):
+            if self._ticks.is_late():
+                self._ticks.wake(self)
+                break
             frame = frames.popleft()
             self._waiting_bytes -= len(frame)
+            self._ticks.requests += 1
             try:
                 self._handle(frame)
             except (EpochalError, struct.error, IndexError, UnicodeDecodeError) as error:
-                self._ticks.log(f"a request of {self._host} can't be read: {error}")
+                self._ticks.log(f"a request of {self._host} can't be read: {error}", "malformed")
                 self.close()
                 return
+        self._hold()
         if self._is_paused and self._waiting_bytes < _WAITING_BYTES_MAX:
             self._is_paused = False
             if self._transport is not None:
@@ -162,12 +212,8 @@ class Connection(asyncio.Protocol):
             raise Malformed(f"API key {api_key} version {version} is not supported")
         if self._login is not None and self._login.user is None and api_key not in _BEFORE_LOGIN:
             raise Malformed(f"API key {api_key} before authentication")
-        request_type = handler.request
-        is_flexible = version >= request_type.FLEXIBLE_FROM
-        if is_flexible:
-            at = skip_tagged(frame, at)
-        # Bytes behind it are ignored: some clients send more than a version has.
-        request, _ = request_type.decode_head(version, frame, at)
+        is_flexible = version >= handler.request.FLEXIBLE_FROM
+        request = self._decoded(handler.request, version, frame, at)
         has_tags = is_flexible and api_key != _API_VERSIONS
         self._call(
             handler,
@@ -177,6 +223,20 @@ class Connection(asyncio.Protocol):
             client_id=client_id,
             has_tags=has_tags,
         )
+
+    def _decoded(self, kind: type[Message], version: int, frame: bytes, at: int) -> Message:
+        ALLOWED.elements = self._ticks.broker.settings.request_elements_max
+        try:
+            if version >= kind.FLEXIBLE_FROM:
+                at = skip_tagged(frame, at)
+            # Bytes behind it are ignored: some clients send more than a version has.
+            return kind.decode_head(version, frame, at)[0]
+        except Malformed:
+            if ALLOWED.elements < len(frame):
+                self._ticks.broker.limit_reached("request_elements_max")
+            raise
+        finally:
+            ALLOWED.elements = sys.maxsize
 
     def _call(
         self,
@@ -224,6 +284,10 @@ class Connection(asyncio.Protocol):
         if self.later is later:
             self.later = None
             self._put(answer, later.version, later.correlation_id, later.has_tags)
+            if self._login is not None and self._login.has_failed:
+                self.close()
+            elif self._login is not None:
+                self._ticks.logged_in(self)
             if self._frames:
                 self._ticks.wake(self)
 
@@ -252,13 +316,20 @@ class Connection(asyncio.Protocol):
         elif self._frames and self.later is None and not self._is_full:
             self._ticks.wake(self)
 
-    def is_idle_since(self, time_ms: int) -> bool:
-        """Nothing was received or sent since then, and no answer is pending."""
-        return self._used_ms < time_ms and self.later is None
+    def limit_passed(self, now_ms: int) -> str:
+        """The limit in time that it is beyond."""
+        settings = self._ticks.broker.settings
+        if self._used_ms < now_ms - settings.connection_idle_max_ms and self.later is None:
+            return "connection_idle_max_ms"
+        if 0 <= self._frame_since_ms < now_ms - settings.frame_within_ms:
+            return "frame_within_ms"
+        if self.is_before_login and self._since_ms < now_ms - settings.login_within_ms:
+            return "login_within_ms"
+        return ""
 
     def close(self) -> None:
         """Close after sending the answers that are durable."""
-        self._frames.clear()
+        self._drop_requests()
         self._is_closing = True
         if self._transport is not None and not self._out and not self._sending:
             self._transport.abort()
@@ -278,6 +349,10 @@ def _chunks(parts: list[Part]) -> list[Part]:
         found += [view[at : at + _CHUNK_BYTES] for at in range(0, len(part), _CHUNK_BYTES)]
     found.append(b"".join(small))
     return found
+
+
+def _nothing() -> None:
+    """Nobody counts it."""
 
 
 class _LaterAnswer:

@@ -70,6 +70,7 @@ class Login:
 
     def __init__(self, users: Users) -> None:
         self.user: str | None = None
+        self.has_failed = False
         self.mechanisms = users.mechanisms
         self._users = users
         self._exchange: Generator[bytes, bytes, tuple[str, bytes]] | None = None
@@ -99,6 +100,7 @@ class Login:
             self._exchange = None
             return bytes(last)
         except (LoginFailed, ValueError, KeyError, binascii.Error):
+            self.has_failed = True
             self._exchange = None
             raise LoginFailed("Authentication failed: invalid credentials") from None
 

@@ -6,23 +6,26 @@ import asyncio
 import ipaddress
 import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from epochal.broker.acceptor import Acceptor
 from epochal.broker.broker import Address, Broker
 from epochal.broker.connection import Connection
 from epochal.broker.core.settings import Settings
+from epochal.broker.metrics import render, serve_metrics
 from epochal.broker.sasl import MECHANISMS, Login, Users
 from epochal.broker.storage.disk import RealDisk
 from epochal.broker.storage.store import Store
 from epochal.broker.tick_loop import TickLoop
 from epochal.errors import Misconfigured
 
-_BACKLOG = 512
 _SYNC_LOOK_S = 0.002
+_SWITCH_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,8 @@ class Listener:
     key_file: str | None = None
     client_ca_file: str | None = None
     """PEM: clients need a certificate signed by one of these."""
+    metrics_port: int | None = None
+    """Where Prometheus reads metrics, on the loopback interface."""
 
     def check(self) -> None:
         """Raise where everyone could connect."""
@@ -91,7 +96,6 @@ async def running(
     users = Users(listener.users, listener.mechanisms) if listener.users else None
     disk = RealDisk(Path(data_dir))
     store = Store(disk, is_synced=fsync, segment_bytes_max=settings.segment_bytes)
-    loop = asyncio.get_running_loop()
     ticks: TickLoop | None = None
     try:
         broker = Broker(settings, store, time.time_ns() // 1_000_000)
@@ -101,21 +105,8 @@ async def running(
                 raise ConnectionRefusedError
             return Connection(ticks, None if users is None else Login(users))
 
-        try:
-            server = await loop.create_server(
-                connect,
-                listener.host,
-                listener.port,
-                ssl=context,
-                backlog=_BACKLOG,
-                start_serving=False,
-            )
-        except OSError as error:
-            raise Misconfigured(
-                f"the broker can't listen on {listener.host}:{listener.port}: {error.strerror}",
-                hint="another port, or 0 for any free one",
-            ) from error
-        port = server.sockets[0].getsockname()[1]
+        acceptor = Acceptor(connect, settings, context, broker.limit_reached)
+        port = await acceptor.bind(listener.host, listener.port)
         shown = listener.advertised_host or listener.host
         is_any = listener.advertised_host is None and shown in ("0.0.0.0", "::", "")  # noqa: S104
         address = Address(host=shown, port=port)
@@ -124,12 +115,14 @@ async def running(
         )
         for note in store.notes:
             ticks.log(note)
-        await server.start_serving()
+        acceptor.start()
+        metrics = await _metrics(listener, ticks, acceptor)
         try:
             yield address
         finally:
-            # Not `async with`: from Python 3.12 on that waits until every client has left.
-            server.close()
+            acceptor.close()
+            if metrics is not None:
+                metrics.close()
         ticks.close()
         while ticks.is_syncing:
             await asyncio.sleep(_SYNC_LOOK_S)
@@ -137,6 +130,18 @@ async def running(
     finally:
         store.close()
         disk.close()
+
+
+async def _metrics(
+    listener: Listener, ticks: TickLoop, acceptor: Acceptor
+) -> asyncio.Server | None:
+    if listener.metrics_port is None:
+        return None
+    host, port = "127.0.0.1", listener.metrics_port
+    try:
+        return await serve_metrics(host, port, lambda: render(ticks, acceptor))
+    except OSError as error:
+        raise Misconfigured(f"no metrics on {host}:{port}: {error.strerror}") from error
 
 
 def _ignore(_: BaseException) -> None:
@@ -190,6 +195,7 @@ def serve(
     certificate_file: str | None = None,
     key_file: str | None = None,
     client_ca_file: str | None = None,
+    metrics_port: int | None = None,
     settings: Settings | None = None,
     ready: Callable[[str], None] = lambda _address: None,
 ) -> None:
@@ -211,5 +217,8 @@ def serve(
         certificate_file=certificate_file,
         key_file=key_file,
         client_ca_file=client_ca_file,
+        metrics_port=metrics_port,
     )
+    # A thread beside the loop gives way to it after this time.
+    sys.setswitchinterval(_SWITCH_S)
     asyncio.run(_serve(data_dir, listener, settings or Settings(), fsync=fsync, ready=ready))

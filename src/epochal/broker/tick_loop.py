@@ -17,14 +17,23 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from epochal.broker.broker import Address, Broker
 from epochal.broker.connection import Connection
 
 _TIME_EVERY_S = 0.1
 _CLEAN_UP_EVERY_S = 30.0
-_IDLE_CHECK_S = 1.0
+_LIMITS_CHECK_S = 1.0
+_TICK_S = 0.02
+"""Requests that have not begun by then are handled in the next tick, in their turn: one client's
+requests, however many and expensive, don't keep others waiting for longer than one of them."""
+_LOG_EVERY_S = 1.0
+_ASIDE_THREADS = 2
+
+
+T = TypeVar("T")
 
 
 class TickLoop:
@@ -39,12 +48,22 @@ class TickLoop:
     ) -> None:
         self.broker = broker
         broker.report = self.log
-        self.frame_bytes_max = broker.settings.frame_bytes_max
+        broker.aside = self._aside
+        broker.limit_reached = self.limit_reached  # type: ignore[method-assign]
         self._advertised = advertised
         self._has_fixed_host = has_fixed_host
         self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
+        self._before_login: dict[Connection, None] = {}
+        """The oldest first."""
+        self.held_bytes = 0
+        """Of requests of all connections that are not handled yet."""
+        self.requests = 0
+        self._late_at = 0.0
+        self._logged: dict[str, tuple[float, int]] = {}
+        """Kinds of lines → when the last one was written, and how many were not since."""
+        self._threads = ThreadPoolExecutor(_ASIDE_THREADS, "epochal-broker-aside")
         self._woken: dict[Connection, None] = {}
         self._answering: list[Connection] = []
         self._due: list[Callable[[], None]] = []
@@ -53,19 +72,52 @@ class TickLoop:
         self._is_over = False
         self._clean_up_every_s = clean_up_every_s
         self._clean_up_at = self._loop.time() + clean_up_every_s
-        self._idle_check_at = 0.0
+        self._limits_check_at = 0.0
         self._timer = self._loop.call_later(_TIME_EVERY_S, self._pass_time)
 
     # For connections
 
     def admit(self, connection: Connection) -> bool:
-        if self._is_over or len(self._connections) >= self.broker.settings.connections_max:
+        if self._is_over:
             return False
         self._connections.add(connection)
+        if connection.is_before_login:
+            self._before_login[connection] = None
+            if len(self._before_login) > self.broker.settings.connections_before_login_max:
+                # Not the new one: those who know their password are through in no time.
+                self.refuse(next(iter(self._before_login)), "connections_before_login_max")
         return True
+
+    def logged_in(self, connection: Connection) -> None:
+        if not connection.is_before_login:
+            self._before_login.pop(connection, None)
+
+    @property
+    def before_login(self) -> int:
+        return len(self._before_login)
 
     def dismiss(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._before_login.pop(connection, None)
+
+    def refuse(self, connection: Connection, limit: str) -> None:
+        self.broker.limit_reached(limit)
+        self._before_login.pop(connection, None)
+        connection.close()
+
+    def hold(self, grown: int) -> None:
+        """Bytes of requests have arrived, or were handled."""
+        self.held_bytes += grown
+        if grown > 0 and self.held_bytes > self.broker.settings.frames_bytes_max:
+            largest = max(self._connections, key=lambda one: one.held_bytes)
+            self.refuse(largest, "frames_bytes_max")
+
+    def is_late(self) -> bool:
+        return self._loop.time() > self._late_at
+
+    def limit_reached(self, limit: str) -> None:
+        self.broker.limits_reached[limit] += 1
+        self.log(f"limit {limit} is reached ({getattr(self.broker.settings, limit)})", limit)
 
     def address_for(self, sockname: Any) -> Address:
         """The address to advertise to a client that is connected to `sockname`."""
@@ -89,8 +141,29 @@ class TickLoop:
 
         return self._loop.call_later(delay_s, due)
 
-    def log(self, line: str) -> None:
+    def log(self, line: str, kind: str = "") -> None:
+        """Write a line to stderr; of those of one kind, one a second."""
+        if kind:
+            last_s, missed = self._logged.get(kind, (-_LOG_EVERY_S, 0))
+            if self._loop.time() - last_s < _LOG_EVERY_S:
+                self._logged[kind] = (last_s, missed + 1)
+                return
+            self._logged[kind] = (self._loop.time(), 0)
+            line += f" (and {missed} more)" if missed else ""
         sys.stderr.write(f"epochal broker: {line}\n")
+
+    def _aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        def done(future: asyncio.Future[T]) -> None:
+            if future.cancelled() or self._is_over:
+                return
+            error = future.exception()
+            if error is not None:
+                self._stop(error)
+                return
+            self._due.append(lambda: then(future.result()))
+            self._schedule()
+
+        self._loop.run_in_executor(self._threads, work).add_done_callback(done)
 
     # The tick
 
@@ -119,6 +192,7 @@ class TickLoop:
     def _decide(self) -> None:
         broker = self.broker
         broker.now_ms = time.time_ns() // 1_000_000
+        self._late_at = self._loop.time() + _TICK_S
         state = broker.state
         due, self._due = self._due, []
         for then in due:
@@ -131,7 +205,7 @@ class TickLoop:
                 self._due.append(_nothing)
             self._give_group_answers()
             broker.fetch_waiters.wake_ready()
-            if not self._woken:
+            if not self._woken or self.is_late():
                 return
 
     def _give_group_answers(self) -> None:
@@ -179,15 +253,12 @@ class TickLoop:
         if self._loop.time() >= self._clean_up_at:
             self._clean_up_at = self._loop.time() + self._clean_up_every_s
             broker.clean_up()
-        if self._loop.time() >= self._idle_check_at:
-            self._idle_check_at = self._loop.time() + _IDLE_CHECK_S
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        """Clients that left without closing would keep their connections for ever."""
-        since_ms = self.broker.now_ms - self.broker.settings.connection_idle_max_ms
-        for connection in [one for one in self._connections if one.is_idle_since(since_ms)]:
-            connection.close()
+        if self._loop.time() >= self._limits_check_at:
+            self._limits_check_at = self._loop.time() + _LIMITS_CHECK_S
+            for connection in list(self._connections):
+                limit = connection.limit_passed(broker.now_ms)
+                if limit:
+                    self.refuse(connection, limit)
 
     def _stop(self, error: BaseException) -> None:
         self.close()
@@ -197,6 +268,7 @@ class TickLoop:
         """Stop, and cut all connections: requests without an answer may have been carried out."""
         self._is_over = True
         self._timer.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for connection in list(self._connections):
             connection.close()
 

@@ -31,6 +31,9 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     certificate: Certificate = None,
     key: CertificateKey = None,
     client_ca: ClientCa = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")
+    ] = None,
 ) -> None:
     """
     Run a Kafka-protocol broker for one machine, without a JVM.
@@ -49,6 +52,7 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
         certificate_file=_text(certificate),
         key_file=_text(key),
         client_ca_file=_text(client_ca),
+        metrics_port=metrics_port,
         ready=print_address,
     )
 

@@ -19,7 +19,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from epochal.kafka.primitives import Malformed
+from epochal.kafka.primitives import Malformed, Oversized
 
 RECORDS_BYTES_MAX = 1 << 28
 """The largest decompressed records section that is read, unless a caller gives another."""
@@ -81,7 +81,7 @@ def decompress(kind: Compression, data: bytes, bytes_max: int = RECORDS_BYTES_MA
     except (pa.ArrowException, OSError, zlib.error, struct.error, ValueError, IndexError) as error:
         raise Malformed(f"records compressed with {kind.name.lower()}: {error}") from error
     if len(plain) > bytes_max:
-        raise Malformed(
+        raise Oversized(
             f"records compressed with {kind.name.lower()} grow beyond {bytes_max} bytes",
             hint="raise the limit on decompressed records if this batch is genuine",
         )

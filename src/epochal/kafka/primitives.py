@@ -4,12 +4,15 @@ Decoders are generated as straight lines of reads without a bounds check each. T
 a position only ever moves forward: a read beyond the end raises by itself (`struct.error`,
 `IndexError`), a slice beyond the end leaves a position that the next read or the final comparison
 refuses, and a count of elements is compared with the bytes that are left before anything is made.
-So every malformed input ends in `Malformed`, after work and memory bounded by its own length.
+So every malformed input ends in `Malformed`, after work and memory bounded by its own length. A
+server bounds the elements of a whole message besides (`ALLOWED`): an element of two bytes costs a
+hundred times as much as two bytes of a text.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
@@ -34,10 +37,27 @@ new = object.__new__
 _UVARINT_BYTES_MAX = 5
 
 
+class Allowed:
+    """How many elements may still be decoded in this process, in all arrays together."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self) -> None:
+        self.elements = sys.maxsize
+
+
+ALLOWED = Allowed()
+"""A server sets it before it decodes a message of a client, and lifts it afterwards."""
+
+
 class Malformed(EpochalError):
     """Bytes of a peer that can't be decoded. The connection can't be used any more."""
 
     code = "malformed"
+
+
+class Oversized(Malformed):
+    """Compressed records that unpack to more than is allowed."""
 
 
 class Unsupported(EpochalError):
@@ -141,7 +161,9 @@ def null_refused(field: str) -> Malformed:
 
 
 def count_refused(field: str, count: int) -> Malformed:
-    return Malformed(f"{field} claims {count} elements, more than bytes are left or none at all")
+    return Malformed(
+        f"{field} claims {count} elements, more than bytes are left or than a request may have"
+    )
 
 
 def tag_size_refused(field: str) -> Malformed:
@@ -180,6 +202,9 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
 def skip_tagged(data: bytes, at: int) -> int:
     """Skip a section of unknown tagged fields."""
     count, at = read_uvarint(data, at)
+    if count > ALLOWED.elements:
+        raise count_refused("tagged fields", count)
+    ALLOWED.elements -= count
     for _ in range(count):
         _, at = read_uvarint(data, at)
         size, at = read_uvarint(data, at)

@@ -1,20 +1,17 @@
 """ListOffsets: the first offset, the last, and the first since a time.
 
-Only the last looks into batches. Plain and gzip records are read here; for other compressions the
-codec is loaded when the first such batch is read.
+Only the last looks into batches, which is done beside the loop.
 """
 
 from __future__ import annotations
 
-import zlib
-from importlib import import_module
+from collections.abc import Callable
 
-from epochal.broker.broker import Broker, Call
-from epochal.broker.core.batch_check import BatchHeader, header_at
+from epochal.broker.broker import Call
 from epochal.broker.core.partitions import Partition
 from epochal.broker.core.state import LEADER_EPOCH
+from epochal.broker.record_section import first_since
 from epochal.errors import CorruptRecord
-from epochal.kafka import batch_format
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.list_offsets import (
     ListOffsetsPartition,
@@ -23,128 +20,105 @@ from epochal.kafka.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from epochal.kafka.primitives import Malformed
+from epochal.kafka.primitives import Malformed, Oversized
 
 VERSIONS = range(1, 9)
 _MAX_TIMESTAMP = -3
 _EPOCHS_FROM = 4
 _COMMITTED = 1
-_PLAIN, _GZIP = 0, 1
-_SECTION_BYTES_MAX = 1 << 28
 
 
-def handle(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    is_committed = request.isolation_level == _COMMITTED
-    return ListOffsetsResponse(
+def handle(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse | None:
+    asked = _Asked(call, is_committed=request.isolation_level == _COMMITTED)
+    answer = ListOffsetsResponse(
         topics=[
             ListOffsetsTopicResponse(
                 name=topic.name,
-                partitions=[
-                    _found(call, topic.name, part, is_committed=is_committed)
-                    for part in topic.partitions
-                ],
+                partitions=[asked.find(topic.name, part) for part in topic.partitions],
             )
             for topic in request.topics
         ]
     )
-
-
-def _found(
-    call: Call, topic: str, part: ListOffsetsPartition, *, is_committed: bool
-) -> ListOffsetsPartitionResponse:
-    broker = call.broker
-    answer = ListOffsetsPartitionResponse(partition_index=part.partition_index)
-    partition = broker.partition(topic, part.partition_index)
-    if partition is None:
-        answer.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+    if not asked.searches:
         return answer
-    if part.current_leader_epoch > LEADER_EPOCH:
-        answer.error_code = Code.UNKNOWN_LEADER_EPOCH
-        return answer
-    end = partition.stable_end if is_committed else partition.end
-    match part.timestamp:
-        case -1:  # the end
-            answer.offset = end
-        case -2 | -4:  # the start; as nothing is kept elsewhere, the local one too
-            answer.offset = partition.log_start
-        case _:
-            try:
-                answer.timestamp, answer.offset = _since(broker, partition, part.timestamp, end)
-            except CorruptRecord as error:
-                answer.error_code = broker.report_damage(error)
-                return answer
-            if answer.offset < 0:
-                return answer
-    if call.version >= _EPOCHS_FROM:
-        answer.leader_epoch = LEADER_EPOCH
-    return answer
+    later = call.later()
 
+    def search() -> None:
+        for one in asked.searches:
+            one()
 
-def _since(broker: Broker, partition: Partition, timestamp_ms: int, end: int) -> tuple[int, int]:
-    log = broker.store.logs[partition.number]
-    if timestamp_ms == _MAX_TIMESTAMP:
-        timestamp_ms = log.latest_timestamp()
-    if timestamp_ms < 0:
-        return -1, -1
-    batch = log.first_since(timestamp_ms, partition.log_start)
-    if batch is None:
-        return -1, -1
-    try:
-        found = _first_record_since(batch, timestamp_ms)
-    except Malformed:
-        found = None
-    if found is None or found[1] >= end:
-        return -1, -1
-    return found
+    def then(_: None) -> None:
+        for _number in range(asked.oversized):
+            call.broker.limit_reached("unpacked_bytes_max")
+        later.answer(answer)
 
-
-def _first_record_since(batch: bytes, timestamp_ms: int) -> tuple[int, int] | None:
-    """(timestamp, offset) of the first record of a batch that is not older."""
-    head = header_at(batch)
-    if head.attributes & batch_format.BIT_LOG_APPEND_TIME:
-        found = head.max_timestamp_ms >= timestamp_ms
-        return (head.max_timestamp_ms, head.base_offset) if found else None
-    if head.first_timestamp_ms >= timestamp_ms or head.records == 1:
-        return head.first_timestamp_ms, head.base_offset
-    section = _section(head, batch)
-    at = 0
-    for _ in range(head.records):
-        size, at = _varint(section, at)
-        end = at + size
-        time_delta, at = _varint(section, at + 1)
-        offset_delta, at = _varint(section, at)
-        if head.first_timestamp_ms + time_delta >= timestamp_ms:
-            return head.first_timestamp_ms + time_delta, head.base_offset + offset_delta
-        at = end
+    call.broker.aside(search, then)
     return None
 
 
-def _section(head: BatchHeader, batch: bytes) -> bytes:
-    data = batch[batch_format.HEADER_BYTES :]
-    kind = head.attributes & batch_format.COMPRESSION_BITS
-    if kind == _PLAIN:
-        return data
-    if kind == _GZIP:
-        try:
-            return zlib.decompressobj(wbits=31).decompress(data, _SECTION_BYTES_MAX)
-        except zlib.error as error:
-            raise Malformed(f"gzip records: {error}") from error
-    compression = import_module("epochal.kafka.compression")
-    plain: bytes = compression.decompress(compression.Compression(kind), data)
-    return plain
+class _Asked:
+    """The partitions of one request, and the batches that have to be opened for it."""
 
+    def __init__(self, call: Call, *, is_committed: bool) -> None:
+        self._call = call
+        self._is_committed = is_committed
+        self.searches: list[Callable[[], None]] = []
+        """Each opens a batch and fills in its part of the answer; runs beside the loop."""
+        self.oversized = 0
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    folded = shift = 0
-    try:
-        while True:
-            byte = data[at]
-            at += 1
-            folded |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return (folded >> 1) ^ -(folded & 1), at
-            shift += 7
-            if shift > 63:
-                raise Malformed("a number of more than 64 bits in a record")
-    except IndexError:
-        raise Malformed("the records end within a number") from None
+    def find(self, topic: str, part: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        broker = self._call.broker
+        answer = ListOffsetsPartitionResponse(partition_index=part.partition_index)
+        partition = broker.partition(topic, part.partition_index)
+        if partition is None:
+            answer.error_code = Code.UNKNOWN_TOPIC_OR_PARTITION
+            return answer
+        if part.current_leader_epoch > LEADER_EPOCH:
+            answer.error_code = Code.UNKNOWN_LEADER_EPOCH
+            return answer
+        end = partition.stable_end if self._is_committed else partition.end
+        match part.timestamp:
+            case -1:  # the end
+                self._set(answer, -1, end)
+            case -2 | -4:  # the start; as nothing is kept elsewhere, the local one too
+                self._set(answer, -1, partition.log_start)
+            case _:
+                try:
+                    self._since(answer, partition, part.timestamp, end)
+                except CorruptRecord as error:
+                    answer.error_code = broker.report_damage(error)
+        return answer
+
+    def _set(self, answer: ListOffsetsPartitionResponse, timestamp_ms: int, offset: int) -> None:
+        answer.timestamp, answer.offset = timestamp_ms, offset
+        if self._call.version >= _EPOCHS_FROM:
+            answer.leader_epoch = LEADER_EPOCH
+
+    def _since(
+        self,
+        answer: ListOffsetsPartitionResponse,
+        partition: Partition,
+        timestamp_ms: int,
+        end: int,
+    ) -> None:
+        log = self._call.broker.store.logs[partition.number]
+        if timestamp_ms == _MAX_TIMESTAMP:
+            timestamp_ms = log.latest_timestamp()
+        if timestamp_ms < 0:
+            return
+        batch = log.first_since(timestamp_ms, partition.log_start)
+        if batch is None:
+            return
+        bytes_max = self._call.broker.settings.unpacked_bytes_max
+
+        def search() -> None:
+            try:
+                found = first_since(batch, timestamp_ms, bytes_max)
+            except Malformed as error:
+                answer.error_code = Code.CORRUPT_MESSAGE
+                self.oversized += isinstance(error, Oversized)
+                return
+            if found is not None and found[1] < end:
+                self._set(answer, *found)
+
+        self.searches.append(search)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import re2
 
 from epochal.broker.broker import Call
 from epochal.broker.core.transaction_states import BY_NAME, NAMES, State
@@ -15,6 +15,9 @@ from epochal.kafka.messages.list_transactions import (
 )
 
 VERSIONS = range(3)
+PATTERN = re2.Options()
+"""As in Kafka: no pattern takes more than linear time."""
+PATTERN.log_errors = False
 
 
 def handle(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
@@ -24,8 +27,8 @@ def handle(call: Call, request: ListTransactionsRequest) -> ListTransactionsResp
     pattern = None
     if request.transactional_id_pattern:
         try:
-            pattern = re.compile(request.transactional_id_pattern)
-        except re.error:
+            pattern = re2.compile(request.transactional_id_pattern, PATTERN)
+        except re2.error:
             return ListTransactionsResponse(error_code=Code.INVALID_REGULAR_EXPRESSION)
     wanted = {BY_NAME[name] for name in request.state_filters if name in BY_NAME}
     now_ms = call.broker.now_ms

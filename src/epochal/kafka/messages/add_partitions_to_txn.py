@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -123,8 +124,9 @@ def _decode_add_partitions_to_txn_topic_v0(
     at += 4
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopic.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnTopic.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     return message, at
@@ -161,8 +163,9 @@ def _decode_add_partitions_to_txn_topic_v3(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopic.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnTopic.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -209,8 +212,9 @@ def _decode_add_partitions_to_txn_transaction_v4(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTransaction.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnTransaction.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[AddPartitionsToTxnTopic] = []
     for _ in range(size):
         add_partitions_to_txn_topic, at = _decode_add_partitions_to_txn_topic_v3(data, at)
@@ -256,8 +260,9 @@ def _decode_add_partitions_to_txn_request_v0(
     at += 14
     if size < 0:
         raise null_refused("AddPartitionsToTxnRequest.v3_and_below_topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnRequest.v3_and_below_topics", size)
+    ALLOWED.elements -= size
     found_v3_and_below_topics: list[AddPartitionsToTxnTopic] = []
     for _ in range(size):
         add_partitions_to_txn_topic, at = _decode_add_partitions_to_txn_topic_v0(data, at)
@@ -304,8 +309,9 @@ def _decode_add_partitions_to_txn_request_v3(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnRequest.v3_and_below_topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnRequest.v3_and_below_topics", size)
+    ALLOWED.elements -= size
     found_v3_and_below_topics: list[AddPartitionsToTxnTopic] = []
     for _ in range(size):
         add_partitions_to_txn_topic, at = _decode_add_partitions_to_txn_topic_v3(data, at)
@@ -346,8 +352,9 @@ def _decode_add_partitions_to_txn_request_v4(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnRequest.transactions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnRequest.transactions", size)
+    ALLOWED.elements -= size
     found_transactions: list[AddPartitionsToTxnTransaction] = []
     for _ in range(size):
         add_partitions_to_txn_transaction, at = _decode_add_partitions_to_txn_transaction_v4(
@@ -428,8 +435,9 @@ def _decode_add_partitions_to_txn_topic_result_v0(
     at += 4
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopicResult.results_by_partition")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnTopicResult.results_by_partition", size)
+    ALLOWED.elements -= size
     found_results_by_partition: list[AddPartitionsToTxnPartitionResult] = []
     for _ in range(size):
         add_partitions_to_txn_partition_result, at = (
@@ -476,8 +484,9 @@ def _decode_add_partitions_to_txn_topic_result_v3(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopicResult.results_by_partition")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnTopicResult.results_by_partition", size)
+    ALLOWED.elements -= size
     found_results_by_partition: list[AddPartitionsToTxnPartitionResult] = []
     for _ in range(size):
         add_partitions_to_txn_partition_result, at = (
@@ -524,8 +533,9 @@ def _decode_add_partitions_to_txn_result_v4(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnResult.topic_results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnResult.topic_results", size)
+    ALLOWED.elements -= size
     found_topic_results: list[AddPartitionsToTxnTopicResult] = []
     for _ in range(size):
         add_partitions_to_txn_topic_result, at = _decode_add_partitions_to_txn_topic_result_v3(
@@ -558,8 +568,9 @@ def _decode_add_partitions_to_txn_response_v0(
     at += 8
     if size < 0:
         raise null_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below", size)
+    ALLOWED.elements -= size
     found_results_by_topic_v3_and_below: list[AddPartitionsToTxnTopicResult] = []
     for _ in range(size):
         add_partitions_to_txn_topic_result, at = _decode_add_partitions_to_txn_topic_result_v0(
@@ -598,8 +609,9 @@ def _decode_add_partitions_to_txn_response_v3(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below", size)
+    ALLOWED.elements -= size
     found_results_by_topic_v3_and_below: list[AddPartitionsToTxnTopicResult] = []
     for _ in range(size):
         add_partitions_to_txn_topic_result, at = _decode_add_partitions_to_txn_topic_result_v3(
@@ -642,8 +654,9 @@ def _decode_add_partitions_to_txn_response_v4(
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnResponse.results_by_transaction")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AddPartitionsToTxnResponse.results_by_transaction", size)
+    ALLOWED.elements -= size
     found_results_by_transaction: list[AddPartitionsToTxnResult] = []
     for _ in range(size):
         add_partitions_to_txn_result, at = _decode_add_partitions_to_txn_result_v4(data, at)

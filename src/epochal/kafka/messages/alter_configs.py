@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -175,8 +176,9 @@ def _decode_alter_configs_resource_v0(data: bytes, at: int) -> tuple[AlterConfig
     at += 4
     if size < 0:
         raise null_refused("AlterConfigsResource.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResource.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[AlterableConfig] = []
     for _ in range(size):
         alterable_config, at = _decode_alterable_config_v0(data, at)
@@ -218,8 +220,9 @@ def _decode_alter_configs_resource_v2(data: bytes, at: int) -> tuple[AlterConfig
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResource.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResource.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[AlterableConfig] = []
     for _ in range(size):
         alterable_config, at = _decode_alterable_config_v2(data, at)
@@ -245,8 +248,9 @@ def _decode_alter_configs_request_v0(data: bytes, at: int) -> tuple[AlterConfigs
     at += 4
     if size < 0:
         raise null_refused("AlterConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[AlterConfigsResource] = []
     for _ in range(size):
         alter_configs_resource, at = _decode_alter_configs_resource_v0(data, at)
@@ -275,8 +279,9 @@ def _decode_alter_configs_request_v2(data: bytes, at: int) -> tuple[AlterConfigs
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[AlterConfigsResource] = []
     for _ in range(size):
         alter_configs_resource, at = _decode_alter_configs_resource_v2(data, at)
@@ -391,8 +396,9 @@ def _decode_alter_configs_response_v0(data: bytes, at: int) -> tuple[AlterConfig
     at += 8
     if size < 0:
         raise null_refused("AlterConfigsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[AlterConfigsResourceResponse] = []
     for _ in range(size):
         alter_configs_resource_response, at = _decode_alter_configs_resource_response_v0(data, at)
@@ -421,8 +427,9 @@ def _decode_alter_configs_response_v2(data: bytes, at: int) -> tuple[AlterConfig
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[AlterConfigsResourceResponse] = []
     for _ in range(size):
         alter_configs_resource_response, at = _decode_alter_configs_resource_response_v2(data, at)

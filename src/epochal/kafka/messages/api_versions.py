@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Part,
@@ -236,8 +237,9 @@ def _decode_api_versions_response_v0(data: bytes, at: int) -> tuple[ApiVersionsR
     at += 6
     if size < 0:
         raise null_refused("ApiVersionsResponse.api_keys")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ApiVersionsResponse.api_keys", size)
+    ALLOWED.elements -= size
     found_api_keys: list[ApiVersion] = []
     for _ in range(size):
         api_version, at = _decode_api_version_v0(data, at)
@@ -264,8 +266,9 @@ def _decode_api_versions_response_v1(data: bytes, at: int) -> tuple[ApiVersionsR
     at += 6
     if size < 0:
         raise null_refused("ApiVersionsResponse.api_keys")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ApiVersionsResponse.api_keys", size)
+    ALLOWED.elements -= size
     found_api_keys: list[ApiVersion] = []
     for _ in range(size):
         api_version, at = _decode_api_version_v0(data, at)
@@ -327,8 +330,9 @@ def _decode_api_versions_response_v3(data: bytes, at: int) -> tuple[ApiVersionsR
     size -= 1
     if size < 0:
         raise null_refused("ApiVersionsResponse.api_keys")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ApiVersionsResponse.api_keys", size)
+    ALLOWED.elements -= size
     found_api_keys: list[ApiVersion] = []
     for _ in range(size):
         api_version, at = _decode_api_version_v3(data, at)
@@ -354,8 +358,9 @@ def _decode_api_versions_response_v3(data: bytes, at: int) -> tuple[ApiVersionsR
                 size -= 1
                 if size < 0:
                     raise null_refused("ApiVersionsResponse.supported_features")
-                if size > len(data) - at:
+                if size > len(data) - at or size > ALLOWED.elements:
                     raise count_refused("ApiVersionsResponse.supported_features", size)
+                ALLOWED.elements -= size
                 found_supported_features: list[SupportedFeatureKey] = []
                 for _ in range(size):
                     supported_feature_key, at = _decode_supported_feature_key_v3(data, at)
@@ -376,8 +381,9 @@ def _decode_api_versions_response_v3(data: bytes, at: int) -> tuple[ApiVersionsR
                 size -= 1
                 if size < 0:
                     raise null_refused("ApiVersionsResponse.finalized_features")
-                if size > len(data) - at:
+                if size > len(data) - at or size > ALLOWED.elements:
                     raise count_refused("ApiVersionsResponse.finalized_features", size)
+                ALLOWED.elements -= size
                 found_finalized_features: list[FinalizedFeatureKey] = []
                 for _ in range(size):
                     finalized_feature_key, at = _decode_finalized_feature_key_v3(data, at)

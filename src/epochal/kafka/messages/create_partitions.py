@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -90,8 +91,9 @@ def _decode_create_partitions_assignment_v0(
     at += 4
     if size < 0:
         raise null_refused("CreatePartitionsAssignment.broker_ids")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsAssignment.broker_ids", size)
+    ALLOWED.elements -= size
     message.broker_ids = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     return message, at
@@ -115,8 +117,9 @@ def _decode_create_partitions_assignment_v2(
     size -= 1
     if size < 0:
         raise null_refused("CreatePartitionsAssignment.broker_ids")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsAssignment.broker_ids", size)
+    ALLOWED.elements -= size
     message.broker_ids = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -152,8 +155,9 @@ def _decode_create_partitions_topic_v0(data: bytes, at: int) -> tuple[CreatePart
     if size < 0:
         message.assignments = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("CreatePartitionsTopic.assignments", size)
+        ALLOWED.elements -= size
         found_assignments: list[CreatePartitionsAssignment] = []
         for _ in range(size):
             create_partitions_assignment, at = _decode_create_partitions_assignment_v0(data, at)
@@ -199,8 +203,9 @@ def _decode_create_partitions_topic_v2(data: bytes, at: int) -> tuple[CreatePart
     if size < 0:
         message.assignments = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("CreatePartitionsTopic.assignments", size)
+        ALLOWED.elements -= size
         found_assignments: list[CreatePartitionsAssignment] = []
         for _ in range(size):
             create_partitions_assignment, at = _decode_create_partitions_assignment_v2(data, at)
@@ -228,8 +233,9 @@ def _decode_create_partitions_request_v0(
     at += 4
     if size < 0:
         raise null_refused("CreatePartitionsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatePartitionsTopic] = []
     for _ in range(size):
         create_partitions_topic, at = _decode_create_partitions_topic_v0(data, at)
@@ -260,8 +266,9 @@ def _decode_create_partitions_request_v2(
     size -= 1
     if size < 0:
         raise null_refused("CreatePartitionsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatePartitionsTopic] = []
     for _ in range(size):
         create_partitions_topic, at = _decode_create_partitions_topic_v2(data, at)
@@ -375,8 +382,9 @@ def _decode_create_partitions_response_v0(
     at += 8
     if size < 0:
         raise null_refused("CreatePartitionsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[CreatePartitionsTopicResult] = []
     for _ in range(size):
         create_partitions_topic_result, at = _decode_create_partitions_topic_result_v0(data, at)
@@ -407,8 +415,9 @@ def _decode_create_partitions_response_v2(
     size -= 1
     if size < 0:
         raise null_refused("CreatePartitionsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatePartitionsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[CreatePartitionsTopicResult] = []
     for _ in range(size):
         create_partitions_topic_result, at = _decode_create_partitions_topic_result_v2(data, at)

@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -125,8 +126,9 @@ def _decode_creatable_replica_assignment_v2(
     at += 8
     if size < 0:
         raise null_refused("CreatableReplicaAssignment.broker_ids")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableReplicaAssignment.broker_ids", size)
+    ALLOWED.elements -= size
     message.broker_ids = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     return message, at
@@ -153,8 +155,9 @@ def _decode_creatable_replica_assignment_v5(
     size -= 1
     if size < 0:
         raise null_refused("CreatableReplicaAssignment.broker_ids")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableReplicaAssignment.broker_ids", size)
+    ALLOWED.elements -= size
     message.broker_ids = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -261,8 +264,9 @@ def _decode_creatable_topic_v2(data: bytes, at: int) -> tuple[CreatableTopic, in
     at += 10
     if size < 0:
         raise null_refused("CreatableTopic.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableTopic.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[CreatableReplicaAssignment] = []
     for _ in range(size):
         creatable_replica_assignment, at = _decode_creatable_replica_assignment_v2(data, at)
@@ -272,8 +276,9 @@ def _decode_creatable_topic_v2(data: bytes, at: int) -> tuple[CreatableTopic, in
     at += 4
     if size < 0:
         raise null_refused("CreatableTopic.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableTopic.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[CreatableTopicConfig] = []
     for _ in range(size):
         creatable_topic_config, at = _decode_creatable_topic_config_v2(data, at)
@@ -319,8 +324,9 @@ def _decode_creatable_topic_v5(data: bytes, at: int) -> tuple[CreatableTopic, in
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopic.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableTopic.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[CreatableReplicaAssignment] = []
     for _ in range(size):
         creatable_replica_assignment, at = _decode_creatable_replica_assignment_v5(data, at)
@@ -333,8 +339,9 @@ def _decode_creatable_topic_v5(data: bytes, at: int) -> tuple[CreatableTopic, in
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopic.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreatableTopic.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[CreatableTopicConfig] = []
     for _ in range(size):
         creatable_topic_config, at = _decode_creatable_topic_config_v5(data, at)
@@ -360,8 +367,9 @@ def _decode_create_topics_request_v2(data: bytes, at: int) -> tuple[CreateTopics
     at += 4
     if size < 0:
         raise null_refused("CreateTopicsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreateTopicsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatableTopic] = []
     for _ in range(size):
         creatable_topic, at = _decode_creatable_topic_v2(data, at)
@@ -390,8 +398,9 @@ def _decode_create_topics_request_v5(data: bytes, at: int) -> tuple[CreateTopics
     size -= 1
     if size < 0:
         raise null_refused("CreateTopicsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreateTopicsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatableTopic] = []
     for _ in range(size):
         creatable_topic, at = _decode_creatable_topic_v5(data, at)
@@ -553,8 +562,9 @@ def _decode_creatable_topic_result_v5(data: bytes, at: int) -> tuple[CreatableTo
     if size < 0:
         message.configs = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("CreatableTopicResult.configs", size)
+        ALLOWED.elements -= size
         found_configs: list[CreatableTopicConfigs] = []
         for _ in range(size):
             creatable_topic_configs, at = _decode_creatable_topic_configs_v5(data, at)
@@ -644,8 +654,9 @@ def _decode_creatable_topic_result_v7(data: bytes, at: int) -> tuple[CreatableTo
     if size < 0:
         message.configs = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("CreatableTopicResult.configs", size)
+        ALLOWED.elements -= size
         found_configs: list[CreatableTopicConfigs] = []
         for _ in range(size):
             creatable_topic_configs, at = _decode_creatable_topic_configs_v5(data, at)
@@ -681,8 +692,9 @@ def _decode_create_topics_response_v2(data: bytes, at: int) -> tuple[CreateTopic
     at += 8
     if size < 0:
         raise null_refused("CreateTopicsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreateTopicsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatableTopicResult] = []
     for _ in range(size):
         creatable_topic_result, at = _decode_creatable_topic_result_v2(data, at)
@@ -711,8 +723,9 @@ def _decode_create_topics_response_v5(data: bytes, at: int) -> tuple[CreateTopic
     size -= 1
     if size < 0:
         raise null_refused("CreateTopicsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreateTopicsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatableTopicResult] = []
     for _ in range(size):
         creatable_topic_result, at = _decode_creatable_topic_result_v5(data, at)
@@ -745,8 +758,9 @@ def _decode_create_topics_response_v7(data: bytes, at: int) -> tuple[CreateTopic
     size -= 1
     if size < 0:
         raise null_refused("CreateTopicsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("CreateTopicsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[CreatableTopicResult] = []
     for _ in range(size):
         creatable_topic_result, at = _decode_creatable_topic_result_v7(data, at)

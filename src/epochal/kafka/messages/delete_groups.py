@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -72,8 +73,9 @@ def _decode_delete_groups_request_v0(data: bytes, at: int) -> tuple[DeleteGroups
     at += 4
     if size < 0:
         raise null_refused("DeleteGroupsRequest.groups_names")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteGroupsRequest.groups_names", size)
+    ALLOWED.elements -= size
     message.groups_names, at = read_strings(data, at, size)
     return message, at
 
@@ -94,8 +96,9 @@ def _decode_delete_groups_request_v2(data: bytes, at: int) -> tuple[DeleteGroups
     size -= 1
     if size < 0:
         raise null_refused("DeleteGroupsRequest.groups_names")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteGroupsRequest.groups_names", size)
+    ALLOWED.elements -= size
     message.groups_names, at = read_compact_strings(data, at, size)
     if data[at]:
         at = skip_tagged(data, at)
@@ -165,8 +168,9 @@ def _decode_delete_groups_response_v0(data: bytes, at: int) -> tuple[DeleteGroup
     at += 8
     if size < 0:
         raise null_refused("DeleteGroupsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteGroupsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[DeletableGroupResult] = []
     for _ in range(size):
         deletable_group_result, at = _decode_deletable_group_result_v0(data, at)
@@ -195,8 +199,9 @@ def _decode_delete_groups_response_v2(data: bytes, at: int) -> tuple[DeleteGroup
     size -= 1
     if size < 0:
         raise null_refused("DeleteGroupsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteGroupsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[DeletableGroupResult] = []
     for _ in range(size):
         deletable_group_result, at = _decode_deletable_group_result_v2(data, at)

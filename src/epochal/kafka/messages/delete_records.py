@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -129,8 +130,9 @@ def _decode_delete_records_topic_v0(data: bytes, at: int) -> tuple[DeleteRecords
     at += 4
     if size < 0:
         raise null_refused("DeleteRecordsTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[DeleteRecordsPartition] = []
     for _ in range(size):
         delete_records_partition, at = _decode_delete_records_partition_v0(data, at)
@@ -169,8 +171,9 @@ def _decode_delete_records_topic_v2(data: bytes, at: int) -> tuple[DeleteRecords
     size -= 1
     if size < 0:
         raise null_refused("DeleteRecordsTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[DeleteRecordsPartition] = []
     for _ in range(size):
         delete_records_partition, at = _decode_delete_records_partition_v2(data, at)
@@ -196,8 +199,9 @@ def _decode_delete_records_request_v0(data: bytes, at: int) -> tuple[DeleteRecor
     at += 4
     if size < 0:
         raise null_refused("DeleteRecordsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[DeleteRecordsTopic] = []
     for _ in range(size):
         delete_records_topic, at = _decode_delete_records_topic_v0(data, at)
@@ -226,8 +230,9 @@ def _decode_delete_records_request_v2(data: bytes, at: int) -> tuple[DeleteRecor
     size -= 1
     if size < 0:
         raise null_refused("DeleteRecordsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[DeleteRecordsTopic] = []
     for _ in range(size):
         delete_records_topic, at = _decode_delete_records_topic_v2(data, at)
@@ -300,8 +305,9 @@ def _decode_delete_records_topic_result_v0(
     at += 4
     if size < 0:
         raise null_refused("DeleteRecordsTopicResult.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsTopicResult.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[DeleteRecordsPartitionResult] = []
     for _ in range(size):
         delete_records_partition_result, at = _decode_delete_records_partition_result_v0(data, at)
@@ -342,8 +348,9 @@ def _decode_delete_records_topic_result_v2(
     size -= 1
     if size < 0:
         raise null_refused("DeleteRecordsTopicResult.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsTopicResult.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[DeleteRecordsPartitionResult] = []
     for _ in range(size):
         delete_records_partition_result, at = _decode_delete_records_partition_result_v2(data, at)
@@ -368,8 +375,9 @@ def _decode_delete_records_response_v0(data: bytes, at: int) -> tuple[DeleteReco
     at += 8
     if size < 0:
         raise null_refused("DeleteRecordsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[DeleteRecordsTopicResult] = []
     for _ in range(size):
         delete_records_topic_result, at = _decode_delete_records_topic_result_v0(data, at)
@@ -398,8 +406,9 @@ def _decode_delete_records_response_v2(data: bytes, at: int) -> tuple[DeleteReco
     size -= 1
     if size < 0:
         raise null_refused("DeleteRecordsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteRecordsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[DeleteRecordsTopicResult] = []
     for _ in range(size):
         delete_records_topic_result, at = _decode_delete_records_topic_result_v2(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -126,8 +127,9 @@ def _decode_delete_topics_request_v1(data: bytes, at: int) -> tuple[DeleteTopics
     at += 4
     if size < 0:
         raise null_refused("DeleteTopicsRequest.topic_names")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsRequest.topic_names", size)
+    ALLOWED.elements -= size
     message.topic_names, at = read_strings(data, at, size)
     (message.timeout_ms,) = _unpack_i(data, at)
     at += 4
@@ -154,8 +156,9 @@ def _decode_delete_topics_request_v4(data: bytes, at: int) -> tuple[DeleteTopics
     size -= 1
     if size < 0:
         raise null_refused("DeleteTopicsRequest.topic_names")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsRequest.topic_names", size)
+    ALLOWED.elements -= size
     message.topic_names, at = read_compact_strings(data, at, size)
     (message.timeout_ms,) = _unpack_i(data, at)
     at += 4
@@ -185,8 +188,9 @@ def _decode_delete_topics_request_v6(data: bytes, at: int) -> tuple[DeleteTopics
     size -= 1
     if size < 0:
         raise null_refused("DeleteTopicsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[DeleteTopicState] = []
     for _ in range(size):
         delete_topic_state, at = _decode_delete_topic_state_v6(data, at)
@@ -370,8 +374,9 @@ def _decode_delete_topics_response_v1(data: bytes, at: int) -> tuple[DeleteTopic
     at += 8
     if size < 0:
         raise null_refused("DeleteTopicsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[DeletableTopicResult] = []
     for _ in range(size):
         deletable_topic_result, at = _decode_deletable_topic_result_v1(data, at)
@@ -400,8 +405,9 @@ def _decode_delete_topics_response_v4(data: bytes, at: int) -> tuple[DeleteTopic
     size -= 1
     if size < 0:
         raise null_refused("DeleteTopicsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[DeletableTopicResult] = []
     for _ in range(size):
         deletable_topic_result, at = _decode_deletable_topic_result_v4(data, at)
@@ -434,8 +440,9 @@ def _decode_delete_topics_response_v5(data: bytes, at: int) -> tuple[DeleteTopic
     size -= 1
     if size < 0:
         raise null_refused("DeleteTopicsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[DeletableTopicResult] = []
     for _ in range(size):
         deletable_topic_result, at = _decode_deletable_topic_result_v5(data, at)
@@ -468,8 +475,9 @@ def _decode_delete_topics_response_v6(data: bytes, at: int) -> tuple[DeleteTopic
     size -= 1
     if size < 0:
         raise null_refused("DeleteTopicsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DeleteTopicsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[DeletableTopicResult] = []
     for _ in range(size):
         deletable_topic_result, at = _decode_deletable_topic_result_v6(data, at)

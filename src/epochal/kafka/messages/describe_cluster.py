@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -304,8 +305,9 @@ def _decode_describe_cluster_response_v0(
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeClusterResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[DescribeClusterBroker] = []
     for _ in range(size):
         describe_cluster_broker, at = _decode_describe_cluster_broker_v0(data, at)
@@ -380,8 +382,9 @@ def _decode_describe_cluster_response_v1(
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeClusterResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[DescribeClusterBroker] = []
     for _ in range(size):
         describe_cluster_broker, at = _decode_describe_cluster_broker_v0(data, at)
@@ -455,8 +458,9 @@ def _decode_describe_cluster_response_v2(
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeClusterResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[DescribeClusterBroker] = []
     for _ in range(size):
         describe_cluster_broker, at = _decode_describe_cluster_broker_v2(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -134,8 +135,9 @@ def _decode_describe_configs_resource_v1(
     if size < 0:
         message.configuration_keys = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("DescribeConfigsResource.configuration_keys", size)
+        ALLOWED.elements -= size
         message.configuration_keys, at = read_strings(data, at, size)
     return message, at
 
@@ -178,8 +180,9 @@ def _decode_describe_configs_resource_v4(
     if size < 0:
         message.configuration_keys = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("DescribeConfigsResource.configuration_keys", size)
+        ALLOWED.elements -= size
         message.configuration_keys, at = read_compact_strings(data, at, size)
     if data[at]:
         at = skip_tagged(data, at)
@@ -203,8 +206,9 @@ def _decode_describe_configs_request_v1(data: bytes, at: int) -> tuple[DescribeC
     at += 4
     if size < 0:
         raise null_refused("DescribeConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[DescribeConfigsResource] = []
     for _ in range(size):
         describe_configs_resource, at = _decode_describe_configs_resource_v1(data, at)
@@ -229,8 +233,9 @@ def _decode_describe_configs_request_v3(data: bytes, at: int) -> tuple[DescribeC
     at += 4
     if size < 0:
         raise null_refused("DescribeConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[DescribeConfigsResource] = []
     for _ in range(size):
         describe_configs_resource, at = _decode_describe_configs_resource_v1(data, at)
@@ -259,8 +264,9 @@ def _decode_describe_configs_request_v4(data: bytes, at: int) -> tuple[DescribeC
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[DescribeConfigsResource] = []
     for _ in range(size):
         describe_configs_resource, at = _decode_describe_configs_resource_v4(data, at)
@@ -396,8 +402,9 @@ def _decode_describe_configs_resource_result_v1(
     at += 7
     if size < 0:
         raise null_refused("DescribeConfigsResourceResult.synonyms")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResourceResult.synonyms", size)
+    ALLOWED.elements -= size
     found_synonyms: list[DescribeConfigsSynonym] = []
     for _ in range(size):
         describe_configs_synonym, at = _decode_describe_configs_synonym_v1(data, at)
@@ -457,8 +464,9 @@ def _decode_describe_configs_resource_result_v3(
     at += 7
     if size < 0:
         raise null_refused("DescribeConfigsResourceResult.synonyms")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResourceResult.synonyms", size)
+    ALLOWED.elements -= size
     found_synonyms: list[DescribeConfigsSynonym] = []
     for _ in range(size):
         describe_configs_synonym, at = _decode_describe_configs_synonym_v1(data, at)
@@ -536,8 +544,9 @@ def _decode_describe_configs_resource_result_v4(
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResourceResult.synonyms")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResourceResult.synonyms", size)
+    ALLOWED.elements -= size
     found_synonyms: list[DescribeConfigsSynonym] = []
     for _ in range(size):
         describe_configs_synonym, at = _decode_describe_configs_synonym_v4(data, at)
@@ -597,8 +606,9 @@ def _decode_describe_configs_result_v1(data: bytes, at: int) -> tuple[DescribeCo
     at += 4
     if size < 0:
         raise null_refused("DescribeConfigsResult.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResult.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[DescribeConfigsResourceResult] = []
     for _ in range(size):
         describe_configs_resource_result, at = _decode_describe_configs_resource_result_v1(data, at)
@@ -642,8 +652,9 @@ def _decode_describe_configs_result_v3(data: bytes, at: int) -> tuple[DescribeCo
     at += 4
     if size < 0:
         raise null_refused("DescribeConfigsResult.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResult.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[DescribeConfigsResourceResult] = []
     for _ in range(size):
         describe_configs_resource_result, at = _decode_describe_configs_resource_result_v3(data, at)
@@ -705,8 +716,9 @@ def _decode_describe_configs_result_v4(data: bytes, at: int) -> tuple[DescribeCo
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResult.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResult.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[DescribeConfigsResourceResult] = []
     for _ in range(size):
         describe_configs_resource_result, at = _decode_describe_configs_resource_result_v4(data, at)
@@ -733,8 +745,9 @@ def _decode_describe_configs_response_v1(
     at += 8
     if size < 0:
         raise null_refused("DescribeConfigsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[DescribeConfigsResult] = []
     for _ in range(size):
         describe_configs_result, at = _decode_describe_configs_result_v1(data, at)
@@ -757,8 +770,9 @@ def _decode_describe_configs_response_v3(
     at += 8
     if size < 0:
         raise null_refused("DescribeConfigsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[DescribeConfigsResult] = []
     for _ in range(size):
         describe_configs_result, at = _decode_describe_configs_result_v3(data, at)
@@ -789,8 +803,9 @@ def _decode_describe_configs_response_v4(
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResponse.results")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeConfigsResponse.results", size)
+    ALLOWED.elements -= size
     found_results: list[DescribeConfigsResult] = []
     for _ in range(size):
         describe_configs_result, at = _decode_describe_configs_result_v4(data, at)

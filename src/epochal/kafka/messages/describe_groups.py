@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -97,8 +98,9 @@ def _decode_describe_groups_request_v0(data: bytes, at: int) -> tuple[DescribeGr
     at += 4
     if size < 0:
         raise null_refused("DescribeGroupsRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsRequest.groups", size)
+    ALLOWED.elements -= size
     message.groups, at = read_strings(data, at, size)
     message.include_authorized_operations = False
     return message, at
@@ -116,8 +118,9 @@ def _decode_describe_groups_request_v3(data: bytes, at: int) -> tuple[DescribeGr
     at += 4
     if size < 0:
         raise null_refused("DescribeGroupsRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsRequest.groups", size)
+    ALLOWED.elements -= size
     message.groups, at = read_strings(data, at, size)
     (message.include_authorized_operations,) = _unpack_o(data, at)
     at += 1
@@ -141,8 +144,9 @@ def _decode_describe_groups_request_v5(data: bytes, at: int) -> tuple[DescribeGr
     size -= 1
     if size < 0:
         raise null_refused("DescribeGroupsRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsRequest.groups", size)
+    ALLOWED.elements -= size
     message.groups, at = read_compact_strings(data, at, size)
     (message.include_authorized_operations,) = _unpack_o(data, at)
     at += 1
@@ -414,8 +418,9 @@ def _decode_described_group_v0(data: bytes, at: int) -> tuple[DescribedGroup, in
     at += 4
     if size < 0:
         raise null_refused("DescribedGroup.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribedGroup.members", size)
+    ALLOWED.elements -= size
     found_members: list[DescribedGroupMember] = []
     for _ in range(size):
         described_group_member, at = _decode_described_group_member_v0(data, at)
@@ -477,8 +482,9 @@ def _decode_described_group_v3(data: bytes, at: int) -> tuple[DescribedGroup, in
     at += 4
     if size < 0:
         raise null_refused("DescribedGroup.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribedGroup.members", size)
+    ALLOWED.elements -= size
     found_members: list[DescribedGroupMember] = []
     for _ in range(size):
         described_group_member, at = _decode_described_group_member_v0(data, at)
@@ -541,8 +547,9 @@ def _decode_described_group_v4(data: bytes, at: int) -> tuple[DescribedGroup, in
     at += 4
     if size < 0:
         raise null_refused("DescribedGroup.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribedGroup.members", size)
+    ALLOWED.elements -= size
     found_members: list[DescribedGroupMember] = []
     for _ in range(size):
         described_group_member, at = _decode_described_group_member_v4(data, at)
@@ -629,8 +636,9 @@ def _decode_described_group_v5(data: bytes, at: int) -> tuple[DescribedGroup, in
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribedGroup.members", size)
+    ALLOWED.elements -= size
     found_members: list[DescribedGroupMember] = []
     for _ in range(size):
         described_group_member, at = _decode_described_group_member_v5(data, at)
@@ -736,8 +744,9 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribedGroup.members", size)
+    ALLOWED.elements -= size
     found_members: list[DescribedGroupMember] = []
     for _ in range(size):
         described_group_member, at = _decode_described_group_member_v5(data, at)
@@ -764,8 +773,9 @@ def _decode_describe_groups_response_v0(data: bytes, at: int) -> tuple[DescribeG
     at += 4
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v0(data, at)
@@ -787,8 +797,9 @@ def _decode_describe_groups_response_v1(data: bytes, at: int) -> tuple[DescribeG
     at += 8
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v0(data, at)
@@ -809,8 +820,9 @@ def _decode_describe_groups_response_v3(data: bytes, at: int) -> tuple[DescribeG
     at += 8
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v3(data, at)
@@ -831,8 +843,9 @@ def _decode_describe_groups_response_v4(data: bytes, at: int) -> tuple[DescribeG
     at += 8
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v4(data, at)
@@ -861,8 +874,9 @@ def _decode_describe_groups_response_v5(data: bytes, at: int) -> tuple[DescribeG
     size -= 1
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v5(data, at)
@@ -895,8 +909,9 @@ def _decode_describe_groups_response_v6(data: bytes, at: int) -> tuple[DescribeG
     size -= 1
     if size < 0:
         raise null_refused("DescribeGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[DescribedGroup] = []
     for _ in range(size):
         described_group, at = _decode_described_group_v6(data, at)

@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -110,8 +111,9 @@ def _decode_topic_request_v0(data: bytes, at: int) -> tuple[TopicRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("TopicRequest.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicRequest.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -140,8 +142,9 @@ def _decode_describe_producers_request_v0(
     size -= 1
     if size < 0:
         raise null_refused("DescribeProducersRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeProducersRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TopicRequest] = []
     for _ in range(size):
         topic_request, at = _decode_topic_request_v0(data, at)
@@ -223,8 +226,9 @@ def _decode_partition_response_v0(data: bytes, at: int) -> tuple[PartitionRespon
     size -= 1
     if size < 0:
         raise null_refused("PartitionResponse.active_producers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("PartitionResponse.active_producers", size)
+    ALLOWED.elements -= size
     found_active_producers: list[ProducerState] = []
     for _ in range(size):
         producer_state, at = _decode_producer_state_v0(data, at)
@@ -267,8 +271,9 @@ def _decode_topic_response_v0(data: bytes, at: int) -> tuple[TopicResponse, int]
     size -= 1
     if size < 0:
         raise null_refused("TopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionResponse] = []
     for _ in range(size):
         partition_response, at = _decode_partition_response_v0(data, at)
@@ -303,8 +308,9 @@ def _decode_describe_producers_response_v0(
     size -= 1
     if size < 0:
         raise null_refused("DescribeProducersResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeProducersResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TopicResponse] = []
     for _ in range(size):
         topic_response, at = _decode_topic_response_v0(data, at)

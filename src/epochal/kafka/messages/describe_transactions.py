@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -93,8 +94,9 @@ def _decode_describe_transactions_request_v0(
     size -= 1
     if size < 0:
         raise null_refused("DescribeTransactionsRequest.transactional_ids")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeTransactionsRequest.transactional_ids", size)
+    ALLOWED.elements -= size
     message.transactional_ids, at = read_compact_strings(data, at, size)
     if data[at]:
         at = skip_tagged(data, at)
@@ -132,8 +134,9 @@ def _decode_topic_data_v0(data: bytes, at: int) -> tuple[TopicData, int]:
     size -= 1
     if size < 0:
         raise null_refused("TopicData.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicData.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -204,8 +207,9 @@ def _decode_transaction_state_v0(data: bytes, at: int) -> tuple[TransactionState
     size -= 1
     if size < 0:
         raise null_refused("TransactionState.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TransactionState.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TopicData] = []
     for _ in range(size):
         topic_data, at = _decode_topic_data_v0(data, at)
@@ -242,8 +246,9 @@ def _decode_describe_transactions_response_v0(
     size -= 1
     if size < 0:
         raise null_refused("DescribeTransactionsResponse.transaction_states")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("DescribeTransactionsResponse.transaction_states", size)
+    ALLOWED.elements -= size
     found_transaction_states: list[TransactionState] = []
     for _ in range(size):
         transaction_state, at = _decode_transaction_state_v0(data, at)

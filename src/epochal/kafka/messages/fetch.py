@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -455,8 +456,9 @@ def _decode_fetch_topic_v4(data: bytes, at: int) -> tuple[FetchTopic, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v4(data, at)
@@ -487,8 +489,9 @@ def _decode_fetch_topic_v5(data: bytes, at: int) -> tuple[FetchTopic, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v5(data, at)
@@ -519,8 +522,9 @@ def _decode_fetch_topic_v9(data: bytes, at: int) -> tuple[FetchTopic, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v9(data, at)
@@ -560,8 +564,9 @@ def _decode_fetch_topic_v12(data: bytes, at: int) -> tuple[FetchTopic, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v12(data, at)
@@ -595,8 +600,9 @@ def _decode_fetch_topic_v13(data: bytes, at: int) -> tuple[FetchTopic, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v12(data, at)
@@ -630,8 +636,9 @@ def _decode_fetch_topic_v17(data: bytes, at: int) -> tuple[FetchTopic, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v17(data, at)
@@ -665,8 +672,9 @@ def _decode_fetch_topic_v18(data: bytes, at: int) -> tuple[FetchTopic, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[FetchPartition] = []
     for _ in range(size):
         fetch_partition, at = _decode_fetch_partition_v18(data, at)
@@ -700,8 +708,9 @@ def _decode_forgotten_topic_v7(data: bytes, at: int) -> tuple[ForgottenTopic, in
     at += 4
     if size < 0:
         raise null_refused("ForgottenTopic.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ForgottenTopic.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.topic_id = NO_UUID
@@ -737,8 +746,9 @@ def _decode_forgotten_topic_v12(data: bytes, at: int) -> tuple[ForgottenTopic, i
     size -= 1
     if size < 0:
         raise null_refused("ForgottenTopic.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ForgottenTopic.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.topic_id = NO_UUID
@@ -768,8 +778,9 @@ def _decode_forgotten_topic_v13(data: bytes, at: int) -> tuple[ForgottenTopic, i
     size -= 1
     if size < 0:
         raise null_refused("ForgottenTopic.partitions")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ForgottenTopic.partitions", size)
+    ALLOWED.elements -= size
     message.partitions = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.topic = ""
@@ -812,8 +823,9 @@ def _decode_fetch_request_v4(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 21
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v4(data, at)
@@ -860,8 +872,9 @@ def _decode_fetch_request_v5(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 21
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v5(data, at)
@@ -913,8 +926,9 @@ def _decode_fetch_request_v7(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 29
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v5(data, at)
@@ -924,8 +938,9 @@ def _decode_fetch_request_v7(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v7(data, at)
@@ -974,8 +989,9 @@ def _decode_fetch_request_v9(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 29
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v9(data, at)
@@ -985,8 +1001,9 @@ def _decode_fetch_request_v9(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v7(data, at)
@@ -1038,8 +1055,9 @@ def _decode_fetch_request_v11(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 29
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v9(data, at)
@@ -1049,8 +1067,9 @@ def _decode_fetch_request_v11(data: bytes, at: int) -> tuple[FetchRequest, int]:
     at += 4
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v7(data, at)
@@ -1129,8 +1148,9 @@ def _decode_fetch_request_v12(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v12(data, at)
@@ -1143,8 +1163,9 @@ def _decode_fetch_request_v12(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v12(data, at)
@@ -1248,8 +1269,9 @@ def _decode_fetch_request_v13(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v13(data, at)
@@ -1262,8 +1284,9 @@ def _decode_fetch_request_v13(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v13(data, at)
@@ -1369,8 +1392,9 @@ def _decode_fetch_request_v15(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v13(data, at)
@@ -1383,8 +1407,9 @@ def _decode_fetch_request_v15(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v13(data, at)
@@ -1495,8 +1520,9 @@ def _decode_fetch_request_v17(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v17(data, at)
@@ -1509,8 +1535,9 @@ def _decode_fetch_request_v17(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v13(data, at)
@@ -1621,8 +1648,9 @@ def _decode_fetch_request_v18(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[FetchTopic] = []
     for _ in range(size):
         fetch_topic, at = _decode_fetch_topic_v18(data, at)
@@ -1635,8 +1663,9 @@ def _decode_fetch_request_v18(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.forgotten_topics_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchRequest.forgotten_topics_data", size)
+    ALLOWED.elements -= size
     found_forgotten_topics_data: list[ForgottenTopic] = []
     for _ in range(size):
         forgotten_topic, at = _decode_forgotten_topic_v13(data, at)
@@ -1801,8 +1830,9 @@ def _decode_partition_data_v4(data: bytes, at: int) -> tuple[PartitionData, int]
     if size < 0:
         message.aborted_transactions = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("PartitionData.aborted_transactions", size)
+        ALLOWED.elements -= size
         found_aborted_transactions: list[AbortedTransaction] = []
         for _ in range(size):
             aborted_transaction, at = _decode_aborted_transaction_v4(data, at)
@@ -1868,8 +1898,9 @@ def _decode_partition_data_v5(data: bytes, at: int) -> tuple[PartitionData, int]
     if size < 0:
         message.aborted_transactions = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("PartitionData.aborted_transactions", size)
+        ALLOWED.elements -= size
         found_aborted_transactions: list[AbortedTransaction] = []
         for _ in range(size):
             aborted_transaction, at = _decode_aborted_transaction_v4(data, at)
@@ -1933,8 +1964,9 @@ def _decode_partition_data_v11(data: bytes, at: int) -> tuple[PartitionData, int
     if size < 0:
         message.aborted_transactions = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("PartitionData.aborted_transactions", size)
+        ALLOWED.elements -= size
         found_aborted_transactions: list[AbortedTransaction] = []
         for _ in range(size):
             aborted_transaction, at = _decode_aborted_transaction_v4(data, at)
@@ -2014,8 +2046,9 @@ def _decode_partition_data_v12(data: bytes, at: int) -> tuple[PartitionData, int
     if size < 0:
         message.aborted_transactions = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("PartitionData.aborted_transactions", size)
+        ALLOWED.elements -= size
         found_aborted_transactions: list[AbortedTransaction] = []
         for _ in range(size):
             aborted_transaction, at = _decode_aborted_transaction_v12(data, at)
@@ -2081,8 +2114,9 @@ def _decode_fetchable_topic_response_v4(data: bytes, at: int) -> tuple[Fetchable
     at += 4
     if size < 0:
         raise null_refused("FetchableTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchableTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionData] = []
     for _ in range(size):
         partition_data, at = _decode_partition_data_v4(data, at)
@@ -2113,8 +2147,9 @@ def _decode_fetchable_topic_response_v5(data: bytes, at: int) -> tuple[Fetchable
     at += 4
     if size < 0:
         raise null_refused("FetchableTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchableTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionData] = []
     for _ in range(size):
         partition_data, at = _decode_partition_data_v5(data, at)
@@ -2147,8 +2182,9 @@ def _decode_fetchable_topic_response_v11(
     at += 4
     if size < 0:
         raise null_refused("FetchableTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchableTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionData] = []
     for _ in range(size):
         partition_data, at = _decode_partition_data_v11(data, at)
@@ -2190,8 +2226,9 @@ def _decode_fetchable_topic_response_v12(
     size -= 1
     if size < 0:
         raise null_refused("FetchableTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchableTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionData] = []
     for _ in range(size):
         partition_data, at = _decode_partition_data_v12(data, at)
@@ -2227,8 +2264,9 @@ def _decode_fetchable_topic_response_v13(
     size -= 1
     if size < 0:
         raise null_refused("FetchableTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchableTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[PartitionData] = []
     for _ in range(size):
         partition_data, at = _decode_partition_data_v12(data, at)
@@ -2307,8 +2345,9 @@ def _decode_fetch_response_v4(data: bytes, at: int) -> tuple[FetchResponse, int]
     at += 8
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v4(data, at)
@@ -2336,8 +2375,9 @@ def _decode_fetch_response_v5(data: bytes, at: int) -> tuple[FetchResponse, int]
     at += 8
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v5(data, at)
@@ -2369,8 +2409,9 @@ def _decode_fetch_response_v7(data: bytes, at: int) -> tuple[FetchResponse, int]
     at += 14
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v5(data, at)
@@ -2400,8 +2441,9 @@ def _decode_fetch_response_v11(data: bytes, at: int) -> tuple[FetchResponse, int
     at += 14
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v11(data, at)
@@ -2433,8 +2475,9 @@ def _decode_fetch_response_v12(data: bytes, at: int) -> tuple[FetchResponse, int
     size -= 1
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v12(data, at)
@@ -2470,8 +2513,9 @@ def _decode_fetch_response_v13(data: bytes, at: int) -> tuple[FetchResponse, int
     size -= 1
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v13(data, at)
@@ -2516,8 +2560,9 @@ def _decode_fetch_response_v16(data: bytes, at: int) -> tuple[FetchResponse, int
     size -= 1
     if size < 0:
         raise null_refused("FetchResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FetchResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[FetchableTopicResponse] = []
     for _ in range(size):
         fetchable_topic_response, at = _decode_fetchable_topic_response_v13(data, at)
@@ -2538,8 +2583,9 @@ def _decode_fetch_response_v16(data: bytes, at: int) -> tuple[FetchResponse, int
                 size -= 1
                 if size < 0:
                     raise null_refused("FetchResponse.node_endpoints")
-                if size > len(data) - at:
+                if size > len(data) - at or size > ALLOWED.elements:
                     raise count_refused("FetchResponse.node_endpoints", size)
+                ALLOWED.elements -= size
                 found_node_endpoints: list[NodeEndpoint] = []
                 for _ in range(size):
                     node_endpoint, at = _decode_node_endpoint_v16(data, at)

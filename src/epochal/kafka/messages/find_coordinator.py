@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -176,8 +177,9 @@ def _decode_find_coordinator_request_v4(data: bytes, at: int) -> tuple[FindCoord
     size -= 1
     if size < 0:
         raise null_refused("FindCoordinatorRequest.coordinator_keys")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FindCoordinatorRequest.coordinator_keys", size)
+    ALLOWED.elements -= size
     message.coordinator_keys, at = read_compact_strings(data, at, size)
     message.key = ""
     if data[at]:
@@ -402,8 +404,9 @@ def _decode_find_coordinator_response_v4(
     size -= 1
     if size < 0:
         raise null_refused("FindCoordinatorResponse.coordinators")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("FindCoordinatorResponse.coordinators", size)
+    ALLOWED.elements -= size
     found_coordinators: list[Coordinator] = []
     for _ in range(size):
         coordinator, at = _decode_coordinator_v4(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -182,8 +183,9 @@ def _decode_alter_configs_resource_v0(data: bytes, at: int) -> tuple[AlterConfig
     at += 4
     if size < 0:
         raise null_refused("AlterConfigsResource.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResource.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[AlterableConfig] = []
     for _ in range(size):
         alterable_config, at = _decode_alterable_config_v0(data, at)
@@ -225,8 +227,9 @@ def _decode_alter_configs_resource_v1(data: bytes, at: int) -> tuple[AlterConfig
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResource.configs")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("AlterConfigsResource.configs", size)
+    ALLOWED.elements -= size
     found_configs: list[AlterableConfig] = []
     for _ in range(size):
         alterable_config, at = _decode_alterable_config_v1(data, at)
@@ -256,8 +259,9 @@ def _decode_incremental_alter_configs_request_v0(
     at += 4
     if size < 0:
         raise null_refused("IncrementalAlterConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("IncrementalAlterConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[AlterConfigsResource] = []
     for _ in range(size):
         alter_configs_resource, at = _decode_alter_configs_resource_v0(data, at)
@@ -290,8 +294,9 @@ def _decode_incremental_alter_configs_request_v1(
     size -= 1
     if size < 0:
         raise null_refused("IncrementalAlterConfigsRequest.resources")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("IncrementalAlterConfigsRequest.resources", size)
+    ALLOWED.elements -= size
     found_resources: list[AlterConfigsResource] = []
     for _ in range(size):
         alter_configs_resource, at = _decode_alter_configs_resource_v1(data, at)
@@ -410,8 +415,9 @@ def _decode_incremental_alter_configs_response_v0(
     at += 8
     if size < 0:
         raise null_refused("IncrementalAlterConfigsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("IncrementalAlterConfigsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[AlterConfigsResourceResponse] = []
     for _ in range(size):
         alter_configs_resource_response, at = _decode_alter_configs_resource_response_v0(data, at)
@@ -444,8 +450,9 @@ def _decode_incremental_alter_configs_response_v1(
     size -= 1
     if size < 0:
         raise null_refused("IncrementalAlterConfigsResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("IncrementalAlterConfigsResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[AlterConfigsResourceResponse] = []
     for _ in range(size):
         alter_configs_resource_response, at = _decode_alter_configs_resource_response_v1(data, at)

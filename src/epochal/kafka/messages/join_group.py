@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -201,8 +202,9 @@ def _decode_join_group_request_v0(data: bytes, at: int) -> tuple[JoinGroupReques
     at += 4
     if size < 0:
         raise null_refused("JoinGroupRequest.protocols")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupRequest.protocols", size)
+    ALLOWED.elements -= size
     found_protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(size):
         join_group_request_protocol, at = _decode_join_group_request_protocol_v0(data, at)
@@ -255,8 +257,9 @@ def _decode_join_group_request_v1(data: bytes, at: int) -> tuple[JoinGroupReques
     at += 4
     if size < 0:
         raise null_refused("JoinGroupRequest.protocols")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupRequest.protocols", size)
+    ALLOWED.elements -= size
     found_protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(size):
         join_group_request_protocol, at = _decode_join_group_request_protocol_v0(data, at)
@@ -319,8 +322,9 @@ def _decode_join_group_request_v5(data: bytes, at: int) -> tuple[JoinGroupReques
     at += 4
     if size < 0:
         raise null_refused("JoinGroupRequest.protocols")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupRequest.protocols", size)
+    ALLOWED.elements -= size
     found_protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(size):
         join_group_request_protocol, at = _decode_join_group_request_protocol_v0(data, at)
@@ -406,8 +410,9 @@ def _decode_join_group_request_v6(data: bytes, at: int) -> tuple[JoinGroupReques
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.protocols")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupRequest.protocols", size)
+    ALLOWED.elements -= size
     found_protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(size):
         join_group_request_protocol, at = _decode_join_group_request_protocol_v6(data, at)
@@ -504,8 +509,9 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.protocols")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupRequest.protocols", size)
+    ALLOWED.elements -= size
     found_protocols: list[JoinGroupRequestProtocol] = []
     for _ in range(size):
         join_group_request_protocol, at = _decode_join_group_request_protocol_v6(data, at)
@@ -696,8 +702,9 @@ def _decode_join_group_response_v0(data: bytes, at: int) -> tuple[JoinGroupRespo
     at += 4
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v0(data, at)
@@ -754,8 +761,9 @@ def _decode_join_group_response_v2(data: bytes, at: int) -> tuple[JoinGroupRespo
     at += 4
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v0(data, at)
@@ -811,8 +819,9 @@ def _decode_join_group_response_v5(data: bytes, at: int) -> tuple[JoinGroupRespo
     at += 4
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v5(data, at)
@@ -886,8 +895,9 @@ def _decode_join_group_response_v6(data: bytes, at: int) -> tuple[JoinGroupRespo
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v6(data, at)
@@ -984,8 +994,9 @@ def _decode_join_group_response_v7(data: bytes, at: int) -> tuple[JoinGroupRespo
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v6(data, at)
@@ -1082,8 +1093,9 @@ def _decode_join_group_response_v9(data: bytes, at: int) -> tuple[JoinGroupRespo
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("JoinGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[JoinGroupResponseMember] = []
     for _ in range(size):
         join_group_response_member, at = _decode_join_group_response_member_v6(data, at)

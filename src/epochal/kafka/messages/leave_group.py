@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -259,8 +260,9 @@ def _decode_leave_group_request_v3(data: bytes, at: int) -> tuple[LeaveGroupRequ
     at += 4
     if size < 0:
         raise null_refused("LeaveGroupRequest.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("LeaveGroupRequest.members", size)
+    ALLOWED.elements -= size
     found_members: list[MemberIdentity] = []
     for _ in range(size):
         member_identity, at = _decode_member_identity_v3(data, at)
@@ -302,8 +304,9 @@ def _decode_leave_group_request_v4(data: bytes, at: int) -> tuple[LeaveGroupRequ
     size -= 1
     if size < 0:
         raise null_refused("LeaveGroupRequest.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("LeaveGroupRequest.members", size)
+    ALLOWED.elements -= size
     found_members: list[MemberIdentity] = []
     for _ in range(size):
         member_identity, at = _decode_member_identity_v4(data, at)
@@ -349,8 +352,9 @@ def _decode_leave_group_request_v5(data: bytes, at: int) -> tuple[LeaveGroupRequ
     size -= 1
     if size < 0:
         raise null_refused("LeaveGroupRequest.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("LeaveGroupRequest.members", size)
+    ALLOWED.elements -= size
     found_members: list[MemberIdentity] = []
     for _ in range(size):
         member_identity, at = _decode_member_identity_v5(data, at)
@@ -484,8 +488,9 @@ def _decode_leave_group_response_v3(data: bytes, at: int) -> tuple[LeaveGroupRes
     at += 10
     if size < 0:
         raise null_refused("LeaveGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("LeaveGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[MemberResponse] = []
     for _ in range(size):
         member_response, at = _decode_member_response_v3(data, at)
@@ -514,8 +519,9 @@ def _decode_leave_group_response_v4(data: bytes, at: int) -> tuple[LeaveGroupRes
     size -= 1
     if size < 0:
         raise null_refused("LeaveGroupResponse.members")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("LeaveGroupResponse.members", size)
+    ALLOWED.elements -= size
     found_members: list[MemberResponse] = []
     for _ in range(size):
         member_response, at = _decode_member_response_v4(data, at)

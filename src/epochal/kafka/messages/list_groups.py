@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -117,8 +118,9 @@ def _decode_list_groups_request_v4(data: bytes, at: int) -> tuple[ListGroupsRequ
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsRequest.states_filter")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsRequest.states_filter", size)
+    ALLOWED.elements -= size
     message.states_filter, at = read_compact_strings(data, at, size)
     message.types_filter = []
     if data[at]:
@@ -147,8 +149,9 @@ def _decode_list_groups_request_v5(data: bytes, at: int) -> tuple[ListGroupsRequ
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsRequest.states_filter")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsRequest.states_filter", size)
+    ALLOWED.elements -= size
     message.states_filter, at = read_compact_strings(data, at, size)
     size = data[at]
     at += 1
@@ -157,8 +160,9 @@ def _decode_list_groups_request_v5(data: bytes, at: int) -> tuple[ListGroupsRequ
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsRequest.types_filter")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsRequest.types_filter", size)
+    ALLOWED.elements -= size
     message.types_filter, at = read_compact_strings(data, at, size)
     if data[at]:
         at = skip_tagged(data, at)
@@ -366,8 +370,9 @@ def _decode_list_groups_response_v0(data: bytes, at: int) -> tuple[ListGroupsRes
     at += 6
     if size < 0:
         raise null_refused("ListGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[ListedGroup] = []
     for _ in range(size):
         listed_group, at = _decode_listed_group_v0(data, at)
@@ -389,8 +394,9 @@ def _decode_list_groups_response_v1(data: bytes, at: int) -> tuple[ListGroupsRes
     at += 10
     if size < 0:
         raise null_refused("ListGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[ListedGroup] = []
     for _ in range(size):
         listed_group, at = _decode_listed_group_v0(data, at)
@@ -419,8 +425,9 @@ def _decode_list_groups_response_v3(data: bytes, at: int) -> tuple[ListGroupsRes
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[ListedGroup] = []
     for _ in range(size):
         listed_group, at = _decode_listed_group_v3(data, at)
@@ -453,8 +460,9 @@ def _decode_list_groups_response_v4(data: bytes, at: int) -> tuple[ListGroupsRes
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[ListedGroup] = []
     for _ in range(size):
         listed_group, at = _decode_listed_group_v4(data, at)
@@ -487,8 +495,9 @@ def _decode_list_groups_response_v5(data: bytes, at: int) -> tuple[ListGroupsRes
     size -= 1
     if size < 0:
         raise null_refused("ListGroupsResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListGroupsResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[ListedGroup] = []
     for _ in range(size):
         listed_group, at = _decode_listed_group_v5(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -159,8 +160,9 @@ def _decode_list_offsets_topic_v1(data: bytes, at: int) -> tuple[ListOffsetsTopi
     at += 4
     if size < 0:
         raise null_refused("ListOffsetsTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartition] = []
     for _ in range(size):
         list_offsets_partition, at = _decode_list_offsets_partition_v1(data, at)
@@ -190,8 +192,9 @@ def _decode_list_offsets_topic_v4(data: bytes, at: int) -> tuple[ListOffsetsTopi
     at += 4
     if size < 0:
         raise null_refused("ListOffsetsTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartition] = []
     for _ in range(size):
         list_offsets_partition, at = _decode_list_offsets_partition_v4(data, at)
@@ -230,8 +233,9 @@ def _decode_list_offsets_topic_v6(data: bytes, at: int) -> tuple[ListOffsetsTopi
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartition] = []
     for _ in range(size):
         list_offsets_partition, at = _decode_list_offsets_partition_v6(data, at)
@@ -258,8 +262,9 @@ def _decode_list_offsets_request_v1(data: bytes, at: int) -> tuple[ListOffsetsRe
     at += 8
     if size < 0:
         raise null_refused("ListOffsetsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopic] = []
     for _ in range(size):
         list_offsets_topic, at = _decode_list_offsets_topic_v1(data, at)
@@ -282,8 +287,9 @@ def _decode_list_offsets_request_v2(data: bytes, at: int) -> tuple[ListOffsetsRe
     at += 9
     if size < 0:
         raise null_refused("ListOffsetsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopic] = []
     for _ in range(size):
         list_offsets_topic, at = _decode_list_offsets_topic_v1(data, at)
@@ -305,8 +311,9 @@ def _decode_list_offsets_request_v4(data: bytes, at: int) -> tuple[ListOffsetsRe
     at += 9
     if size < 0:
         raise null_refused("ListOffsetsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopic] = []
     for _ in range(size):
         list_offsets_topic, at = _decode_list_offsets_topic_v4(data, at)
@@ -336,8 +343,9 @@ def _decode_list_offsets_request_v6(data: bytes, at: int) -> tuple[ListOffsetsRe
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopic] = []
     for _ in range(size):
         list_offsets_topic, at = _decode_list_offsets_topic_v6(data, at)
@@ -372,8 +380,9 @@ def _decode_list_offsets_request_v10(data: bytes, at: int) -> tuple[ListOffsetsR
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopic] = []
     for _ in range(size):
         list_offsets_topic, at = _decode_list_offsets_topic_v6(data, at)
@@ -494,8 +503,9 @@ def _decode_list_offsets_topic_response_v1(
     at += 4
     if size < 0:
         raise null_refused("ListOffsetsTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartitionResponse] = []
     for _ in range(size):
         list_offsets_partition_response, at = _decode_list_offsets_partition_response_v1(data, at)
@@ -527,8 +537,9 @@ def _decode_list_offsets_topic_response_v4(
     at += 4
     if size < 0:
         raise null_refused("ListOffsetsTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartitionResponse] = []
     for _ in range(size):
         list_offsets_partition_response, at = _decode_list_offsets_partition_response_v4(data, at)
@@ -569,8 +580,9 @@ def _decode_list_offsets_topic_response_v6(
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsTopicResponse.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsTopicResponse.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[ListOffsetsPartitionResponse] = []
     for _ in range(size):
         list_offsets_partition_response, at = _decode_list_offsets_partition_response_v6(data, at)
@@ -595,8 +607,9 @@ def _decode_list_offsets_response_v1(data: bytes, at: int) -> tuple[ListOffsetsR
     at += 4
     if size < 0:
         raise null_refused("ListOffsetsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopicResponse] = []
     for _ in range(size):
         list_offsets_topic_response, at = _decode_list_offsets_topic_response_v1(data, at)
@@ -618,8 +631,9 @@ def _decode_list_offsets_response_v2(data: bytes, at: int) -> tuple[ListOffsetsR
     at += 8
     if size < 0:
         raise null_refused("ListOffsetsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopicResponse] = []
     for _ in range(size):
         list_offsets_topic_response, at = _decode_list_offsets_topic_response_v1(data, at)
@@ -640,8 +654,9 @@ def _decode_list_offsets_response_v4(data: bytes, at: int) -> tuple[ListOffsetsR
     at += 8
     if size < 0:
         raise null_refused("ListOffsetsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopicResponse] = []
     for _ in range(size):
         list_offsets_topic_response, at = _decode_list_offsets_topic_response_v4(data, at)
@@ -670,8 +685,9 @@ def _decode_list_offsets_response_v6(data: bytes, at: int) -> tuple[ListOffsetsR
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListOffsetsResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[ListOffsetsTopicResponse] = []
     for _ in range(size):
         list_offsets_topic_response, at = _decode_list_offsets_topic_response_v6(data, at)

@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -89,8 +90,9 @@ def _decode_list_transactions_request_v0(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.state_filters")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.state_filters", size)
+    ALLOWED.elements -= size
     message.state_filters, at = read_compact_strings(data, at, size)
     size = data[at]
     at += 1
@@ -99,8 +101,9 @@ def _decode_list_transactions_request_v0(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.producer_id_filters")
-    if size * 8 > len(data) - at:
+    if size * 8 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.producer_id_filters", size)
+    ALLOWED.elements -= size
     message.producer_id_filters = list(unpack_from(f">{size}q", data, at))
     at += size * 8
     message.duration_filter = -1
@@ -136,8 +139,9 @@ def _decode_list_transactions_request_v1(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.state_filters")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.state_filters", size)
+    ALLOWED.elements -= size
     message.state_filters, at = read_compact_strings(data, at, size)
     size = data[at]
     at += 1
@@ -146,8 +150,9 @@ def _decode_list_transactions_request_v1(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.producer_id_filters")
-    if size * 8 > len(data) - at:
+    if size * 8 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.producer_id_filters", size)
+    ALLOWED.elements -= size
     message.producer_id_filters = list(unpack_from(f">{size}q", data, at))
     at += size * 8
     (message.duration_filter,) = _unpack_q(data, at)
@@ -189,8 +194,9 @@ def _decode_list_transactions_request_v2(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.state_filters")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.state_filters", size)
+    ALLOWED.elements -= size
     message.state_filters, at = read_compact_strings(data, at, size)
     size = data[at]
     at += 1
@@ -199,8 +205,9 @@ def _decode_list_transactions_request_v2(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsRequest.producer_id_filters")
-    if size * 8 > len(data) - at:
+    if size * 8 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsRequest.producer_id_filters", size)
+    ALLOWED.elements -= size
     message.producer_id_filters = list(unpack_from(f">{size}q", data, at))
     at += size * 8
     (message.duration_filter,) = _unpack_q(data, at)
@@ -289,8 +296,9 @@ def _decode_list_transactions_response_v0(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsResponse.unknown_state_filters")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsResponse.unknown_state_filters", size)
+    ALLOWED.elements -= size
     message.unknown_state_filters, at = read_compact_strings(data, at, size)
     size = data[at]
     at += 1
@@ -299,8 +307,9 @@ def _decode_list_transactions_response_v0(
     size -= 1
     if size < 0:
         raise null_refused("ListTransactionsResponse.transaction_states")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ListTransactionsResponse.transaction_states", size)
+    ALLOWED.elements -= size
     found_transaction_states: list[TransactionState] = []
     for _ in range(size):
         transaction_state, at = _decode_transaction_state_v0(data, at)

@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -222,8 +223,9 @@ def _decode_metadata_request_v0(data: bytes, at: int) -> tuple[MetadataRequest, 
     at += 4
     if size < 0:
         raise null_refused("MetadataRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataRequestTopic] = []
     for _ in range(size):
         metadata_request_topic, at = _decode_metadata_request_topic_v0(data, at)
@@ -257,8 +259,9 @@ def _decode_metadata_request_v1(data: bytes, at: int) -> tuple[MetadataRequest, 
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v0(data, at)
@@ -291,8 +294,9 @@ def _decode_metadata_request_v4(data: bytes, at: int) -> tuple[MetadataRequest, 
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v0(data, at)
@@ -328,8 +332,9 @@ def _decode_metadata_request_v8(data: bytes, at: int) -> tuple[MetadataRequest, 
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v0(data, at)
@@ -372,8 +377,9 @@ def _decode_metadata_request_v9(data: bytes, at: int) -> tuple[MetadataRequest, 
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v9(data, at)
@@ -420,8 +426,9 @@ def _decode_metadata_request_v10(data: bytes, at: int) -> tuple[MetadataRequest,
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v10(data, at)
@@ -464,8 +471,9 @@ def _decode_metadata_request_v11(data: bytes, at: int) -> tuple[MetadataRequest,
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("MetadataRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[MetadataRequestTopic] = []
         for _ in range(size):
             metadata_request_topic, at = _decode_metadata_request_topic_v10(data, at)
@@ -606,16 +614,18 @@ def _decode_metadata_response_partition_v0(
     at += 14
     if size < 0:
         raise null_refused("MetadataResponsePartition.replica_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.replica_nodes", size)
+    ALLOWED.elements -= size
     message.replica_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     (size,) = _unpack_i(data, at)
     at += 4
     if size < 0:
         raise null_refused("MetadataResponsePartition.isr_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.isr_nodes", size)
+    ALLOWED.elements -= size
     message.isr_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.leader_epoch = -1
@@ -647,24 +657,27 @@ def _decode_metadata_response_partition_v5(
     at += 14
     if size < 0:
         raise null_refused("MetadataResponsePartition.replica_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.replica_nodes", size)
+    ALLOWED.elements -= size
     message.replica_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     (size,) = _unpack_i(data, at)
     at += 4
     if size < 0:
         raise null_refused("MetadataResponsePartition.isr_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.isr_nodes", size)
+    ALLOWED.elements -= size
     message.isr_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     (size,) = _unpack_i(data, at)
     at += 4
     if size < 0:
         raise null_refused("MetadataResponsePartition.offline_replicas")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.offline_replicas", size)
+    ALLOWED.elements -= size
     message.offline_replicas = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.leader_epoch = -1
@@ -698,24 +711,27 @@ def _decode_metadata_response_partition_v7(
     at += 18
     if size < 0:
         raise null_refused("MetadataResponsePartition.replica_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.replica_nodes", size)
+    ALLOWED.elements -= size
     message.replica_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     (size,) = _unpack_i(data, at)
     at += 4
     if size < 0:
         raise null_refused("MetadataResponsePartition.isr_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.isr_nodes", size)
+    ALLOWED.elements -= size
     message.isr_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     (size,) = _unpack_i(data, at)
     at += 4
     if size < 0:
         raise null_refused("MetadataResponsePartition.offline_replicas")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.offline_replicas", size)
+    ALLOWED.elements -= size
     message.offline_replicas = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     return message, at
@@ -754,8 +770,9 @@ def _decode_metadata_response_partition_v9(
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponsePartition.replica_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.replica_nodes", size)
+    ALLOWED.elements -= size
     message.replica_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     size = data[at]
@@ -765,8 +782,9 @@ def _decode_metadata_response_partition_v9(
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponsePartition.isr_nodes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.isr_nodes", size)
+    ALLOWED.elements -= size
     message.isr_nodes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     size = data[at]
@@ -776,8 +794,9 @@ def _decode_metadata_response_partition_v9(
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponsePartition.offline_replicas")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponsePartition.offline_replicas", size)
+    ALLOWED.elements -= size
     message.offline_replicas = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -812,8 +831,9 @@ def _decode_metadata_response_topic_v0(data: bytes, at: int) -> tuple[MetadataRe
     at += 4
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v0(data, at)
@@ -850,8 +870,9 @@ def _decode_metadata_response_topic_v1(data: bytes, at: int) -> tuple[MetadataRe
     at += 5
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v0(data, at)
@@ -887,8 +908,9 @@ def _decode_metadata_response_topic_v5(data: bytes, at: int) -> tuple[MetadataRe
     at += 5
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v5(data, at)
@@ -924,8 +946,9 @@ def _decode_metadata_response_topic_v7(data: bytes, at: int) -> tuple[MetadataRe
     at += 5
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v7(data, at)
@@ -960,8 +983,9 @@ def _decode_metadata_response_topic_v8(data: bytes, at: int) -> tuple[MetadataRe
     at += 5
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v7(data, at)
@@ -1012,8 +1036,9 @@ def _decode_metadata_response_topic_v9(data: bytes, at: int) -> tuple[MetadataRe
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v9(data, at)
@@ -1068,8 +1093,9 @@ def _decode_metadata_response_topic_v10(data: bytes, at: int) -> tuple[MetadataR
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v9(data, at)
@@ -1125,8 +1151,9 @@ def _decode_metadata_response_topic_v12(data: bytes, at: int) -> tuple[MetadataR
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[MetadataResponsePartition] = []
     for _ in range(size):
         metadata_response_partition, at = _decode_metadata_response_partition_v9(data, at)
@@ -1158,8 +1185,9 @@ def _decode_metadata_response_v0(data: bytes, at: int) -> tuple[MetadataResponse
     at += 4
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v0(data, at)
@@ -1169,8 +1197,9 @@ def _decode_metadata_response_v0(data: bytes, at: int) -> tuple[MetadataResponse
     at += 4
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v0(data, at)
@@ -1201,8 +1230,9 @@ def _decode_metadata_response_v1(data: bytes, at: int) -> tuple[MetadataResponse
     at += 4
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1212,8 +1242,9 @@ def _decode_metadata_response_v1(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v1(data, at)
@@ -1249,8 +1280,9 @@ def _decode_metadata_response_v2(data: bytes, at: int) -> tuple[MetadataResponse
     at += 4
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1267,8 +1299,9 @@ def _decode_metadata_response_v2(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v1(data, at)
@@ -1303,8 +1336,9 @@ def _decode_metadata_response_v3(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1321,8 +1355,9 @@ def _decode_metadata_response_v3(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v1(data, at)
@@ -1356,8 +1391,9 @@ def _decode_metadata_response_v5(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1374,8 +1410,9 @@ def _decode_metadata_response_v5(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v5(data, at)
@@ -1409,8 +1446,9 @@ def _decode_metadata_response_v7(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1427,8 +1465,9 @@ def _decode_metadata_response_v7(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v7(data, at)
@@ -1461,8 +1500,9 @@ def _decode_metadata_response_v8(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v1(data, at)
@@ -1479,8 +1519,9 @@ def _decode_metadata_response_v8(data: bytes, at: int) -> tuple[MetadataResponse
     at += 8
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v8(data, at)
@@ -1525,8 +1566,9 @@ def _decode_metadata_response_v9(data: bytes, at: int) -> tuple[MetadataResponse
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v9(data, at)
@@ -1551,8 +1593,9 @@ def _decode_metadata_response_v9(data: bytes, at: int) -> tuple[MetadataResponse
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v9(data, at)
@@ -1601,8 +1644,9 @@ def _decode_metadata_response_v10(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v9(data, at)
@@ -1627,8 +1671,9 @@ def _decode_metadata_response_v10(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v10(data, at)
@@ -1678,8 +1723,9 @@ def _decode_metadata_response_v11(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v9(data, at)
@@ -1704,8 +1750,9 @@ def _decode_metadata_response_v11(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v10(data, at)
@@ -1754,8 +1801,9 @@ def _decode_metadata_response_v12(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v9(data, at)
@@ -1780,8 +1828,9 @@ def _decode_metadata_response_v12(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v12(data, at)
@@ -1831,8 +1880,9 @@ def _decode_metadata_response_v13(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.brokers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.brokers", size)
+    ALLOWED.elements -= size
     found_brokers: list[MetadataResponseBroker] = []
     for _ in range(size):
         metadata_response_broker, at = _decode_metadata_response_broker_v9(data, at)
@@ -1857,8 +1907,9 @@ def _decode_metadata_response_v13(data: bytes, at: int) -> tuple[MetadataRespons
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("MetadataResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[MetadataResponseTopic] = []
     for _ in range(size):
         metadata_response_topic, at = _decode_metadata_response_topic_v12(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -220,8 +221,9 @@ def _decode_offset_commit_request_topic_v2(
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitRequestPartition] = []
     for _ in range(size):
         offset_commit_request_partition, at = _decode_offset_commit_request_partition_v2(data, at)
@@ -254,8 +256,9 @@ def _decode_offset_commit_request_topic_v6(
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitRequestPartition] = []
     for _ in range(size):
         offset_commit_request_partition, at = _decode_offset_commit_request_partition_v6(data, at)
@@ -297,8 +300,9 @@ def _decode_offset_commit_request_topic_v8(
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitRequestPartition] = []
     for _ in range(size):
         offset_commit_request_partition, at = _decode_offset_commit_request_partition_v8(data, at)
@@ -334,8 +338,9 @@ def _decode_offset_commit_request_topic_v10(
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitRequestPartition] = []
     for _ in range(size):
         offset_commit_request_partition, at = _decode_offset_commit_request_partition_v8(data, at)
@@ -381,8 +386,9 @@ def _decode_offset_commit_request_v2(data: bytes, at: int) -> tuple[OffsetCommit
     at += 12
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v2(data, at)
@@ -424,8 +430,9 @@ def _decode_offset_commit_request_v5(data: bytes, at: int) -> tuple[OffsetCommit
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v2(data, at)
@@ -468,8 +475,9 @@ def _decode_offset_commit_request_v6(data: bytes, at: int) -> tuple[OffsetCommit
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v6(data, at)
@@ -523,8 +531,9 @@ def _decode_offset_commit_request_v7(data: bytes, at: int) -> tuple[OffsetCommit
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v6(data, at)
@@ -597,8 +606,9 @@ def _decode_offset_commit_request_v8(data: bytes, at: int) -> tuple[OffsetCommit
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v8(data, at)
@@ -675,8 +685,9 @@ def _decode_offset_commit_request_v10(data: bytes, at: int) -> tuple[OffsetCommi
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitRequestTopic] = []
     for _ in range(size):
         offset_commit_request_topic, at = _decode_offset_commit_request_topic_v10(data, at)
@@ -748,8 +759,9 @@ def _decode_offset_commit_response_topic_v2(
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitResponsePartition] = []
     for _ in range(size):
         offset_commit_response_partition, at = _decode_offset_commit_response_partition_v2(data, at)
@@ -791,8 +803,9 @@ def _decode_offset_commit_response_topic_v8(
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitResponsePartition] = []
     for _ in range(size):
         offset_commit_response_partition, at = _decode_offset_commit_response_partition_v8(data, at)
@@ -828,8 +841,9 @@ def _decode_offset_commit_response_topic_v10(
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetCommitResponsePartition] = []
     for _ in range(size):
         offset_commit_response_partition, at = _decode_offset_commit_response_partition_v8(data, at)
@@ -855,8 +869,9 @@ def _decode_offset_commit_response_v2(data: bytes, at: int) -> tuple[OffsetCommi
     at += 4
     if size < 0:
         raise null_refused("OffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitResponseTopic] = []
     for _ in range(size):
         offset_commit_response_topic, at = _decode_offset_commit_response_topic_v2(data, at)
@@ -878,8 +893,9 @@ def _decode_offset_commit_response_v3(data: bytes, at: int) -> tuple[OffsetCommi
     at += 8
     if size < 0:
         raise null_refused("OffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitResponseTopic] = []
     for _ in range(size):
         offset_commit_response_topic, at = _decode_offset_commit_response_topic_v2(data, at)
@@ -908,8 +924,9 @@ def _decode_offset_commit_response_v8(data: bytes, at: int) -> tuple[OffsetCommi
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitResponseTopic] = []
     for _ in range(size):
         offset_commit_response_topic, at = _decode_offset_commit_response_topic_v8(data, at)
@@ -942,8 +959,9 @@ def _decode_offset_commit_response_v10(data: bytes, at: int) -> tuple[OffsetComm
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetCommitResponseTopic] = []
     for _ in range(size):
         offset_commit_response_topic, at = _decode_offset_commit_response_topic_v10(data, at)

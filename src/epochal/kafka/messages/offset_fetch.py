@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -152,8 +153,9 @@ def _decode_offset_fetch_request_topic_v1(
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchRequestTopic.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequestTopic.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     return message, at
@@ -190,8 +192,9 @@ def _decode_offset_fetch_request_topic_v6(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestTopic.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequestTopic.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -232,8 +235,9 @@ def _decode_offset_fetch_request_topics_v8(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestTopics.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequestTopics.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.topic_id = NO_UUID
@@ -265,8 +269,9 @@ def _decode_offset_fetch_request_topics_v10(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestTopics.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequestTopics.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     message.name = ""
@@ -313,8 +318,9 @@ def _decode_offset_fetch_request_group_v8(
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequestGroup.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopics] = []
         for _ in range(size):
             offset_fetch_request_topics, at = _decode_offset_fetch_request_topics_v8(data, at)
@@ -385,8 +391,9 @@ def _decode_offset_fetch_request_group_v9(
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequestGroup.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopics] = []
         for _ in range(size):
             offset_fetch_request_topics, at = _decode_offset_fetch_request_topics_v8(data, at)
@@ -455,8 +462,9 @@ def _decode_offset_fetch_request_group_v10(
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequestGroup.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopics] = []
         for _ in range(size):
             offset_fetch_request_topics, at = _decode_offset_fetch_request_topics_v10(data, at)
@@ -496,8 +504,9 @@ def _decode_offset_fetch_request_v1(data: bytes, at: int) -> tuple[OffsetFetchRe
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchRequestTopic] = []
     for _ in range(size):
         offset_fetch_request_topic, at = _decode_offset_fetch_request_topic_v1(data, at)
@@ -537,8 +546,9 @@ def _decode_offset_fetch_request_v2(data: bytes, at: int) -> tuple[OffsetFetchRe
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopic] = []
         for _ in range(size):
             offset_fetch_request_topic, at = _decode_offset_fetch_request_topic_v1(data, at)
@@ -587,8 +597,9 @@ def _decode_offset_fetch_request_v6(data: bytes, at: int) -> tuple[OffsetFetchRe
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopic] = []
         for _ in range(size):
             offset_fetch_request_topic, at = _decode_offset_fetch_request_topic_v6(data, at)
@@ -640,8 +651,9 @@ def _decode_offset_fetch_request_v7(data: bytes, at: int) -> tuple[OffsetFetchRe
     if size < 0:
         message.topics = None
     else:
-        if size > len(data) - at:
+        if size > len(data) - at or size > ALLOWED.elements:
             raise count_refused("OffsetFetchRequest.topics", size)
+        ALLOWED.elements -= size
         found_topics: list[OffsetFetchRequestTopic] = []
         for _ in range(size):
             offset_fetch_request_topic, at = _decode_offset_fetch_request_topic_v6(data, at)
@@ -679,8 +691,9 @@ def _decode_offset_fetch_request_v8(data: bytes, at: int) -> tuple[OffsetFetchRe
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequest.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[OffsetFetchRequestGroup] = []
     for _ in range(size):
         offset_fetch_request_group, at = _decode_offset_fetch_request_group_v8(data, at)
@@ -719,8 +732,9 @@ def _decode_offset_fetch_request_v9(data: bytes, at: int) -> tuple[OffsetFetchRe
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequest.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[OffsetFetchRequestGroup] = []
     for _ in range(size):
         offset_fetch_request_group, at = _decode_offset_fetch_request_group_v9(data, at)
@@ -759,8 +773,9 @@ def _decode_offset_fetch_request_v10(data: bytes, at: int) -> tuple[OffsetFetchR
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequest.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchRequest.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[OffsetFetchRequestGroup] = []
     for _ in range(size):
         offset_fetch_request_group, at = _decode_offset_fetch_request_group_v10(data, at)
@@ -907,8 +922,9 @@ def _decode_offset_fetch_response_topic_v1(
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetFetchResponsePartition] = []
     for _ in range(size):
         offset_fetch_response_partition, at = _decode_offset_fetch_response_partition_v1(data, at)
@@ -940,8 +956,9 @@ def _decode_offset_fetch_response_topic_v5(
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetFetchResponsePartition] = []
     for _ in range(size):
         offset_fetch_response_partition, at = _decode_offset_fetch_response_partition_v5(data, at)
@@ -982,8 +999,9 @@ def _decode_offset_fetch_response_topic_v6(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetFetchResponsePartition] = []
     for _ in range(size):
         offset_fetch_response_partition, at = _decode_offset_fetch_response_partition_v6(data, at)
@@ -1072,8 +1090,9 @@ def _decode_offset_fetch_response_topics_v8(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseTopics.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseTopics.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetFetchResponsePartitions] = []
     for _ in range(size):
         offset_fetch_response_partitions, at = _decode_offset_fetch_response_partitions_v8(data, at)
@@ -1109,8 +1128,9 @@ def _decode_offset_fetch_response_topics_v10(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseTopics.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseTopics.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetFetchResponsePartitions] = []
     for _ in range(size):
         offset_fetch_response_partitions, at = _decode_offset_fetch_response_partitions_v8(data, at)
@@ -1157,8 +1177,9 @@ def _decode_offset_fetch_response_group_v8(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseGroup.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseGroup.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopics] = []
     for _ in range(size):
         offset_fetch_response_topics, at = _decode_offset_fetch_response_topics_v8(data, at)
@@ -1206,8 +1227,9 @@ def _decode_offset_fetch_response_group_v10(
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseGroup.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponseGroup.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopics] = []
     for _ in range(size):
         offset_fetch_response_topics, at = _decode_offset_fetch_response_topics_v10(data, at)
@@ -1236,8 +1258,9 @@ def _decode_offset_fetch_response_v1(data: bytes, at: int) -> tuple[OffsetFetchR
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopic] = []
     for _ in range(size):
         offset_fetch_response_topic, at = _decode_offset_fetch_response_topic_v1(data, at)
@@ -1264,8 +1287,9 @@ def _decode_offset_fetch_response_v2(data: bytes, at: int) -> tuple[OffsetFetchR
     at += 4
     if size < 0:
         raise null_refused("OffsetFetchResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopic] = []
     for _ in range(size):
         offset_fetch_response_topic, at = _decode_offset_fetch_response_topic_v1(data, at)
@@ -1293,8 +1317,9 @@ def _decode_offset_fetch_response_v3(data: bytes, at: int) -> tuple[OffsetFetchR
     at += 8
     if size < 0:
         raise null_refused("OffsetFetchResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopic] = []
     for _ in range(size):
         offset_fetch_response_topic, at = _decode_offset_fetch_response_topic_v1(data, at)
@@ -1321,8 +1346,9 @@ def _decode_offset_fetch_response_v5(data: bytes, at: int) -> tuple[OffsetFetchR
     at += 8
     if size < 0:
         raise null_refused("OffsetFetchResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopic] = []
     for _ in range(size):
         offset_fetch_response_topic, at = _decode_offset_fetch_response_topic_v5(data, at)
@@ -1357,8 +1383,9 @@ def _decode_offset_fetch_response_v6(data: bytes, at: int) -> tuple[OffsetFetchR
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetFetchResponseTopic] = []
     for _ in range(size):
         offset_fetch_response_topic, at = _decode_offset_fetch_response_topic_v6(data, at)
@@ -1396,8 +1423,9 @@ def _decode_offset_fetch_response_v8(data: bytes, at: int) -> tuple[OffsetFetchR
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[OffsetFetchResponseGroup] = []
     for _ in range(size):
         offset_fetch_response_group, at = _decode_offset_fetch_response_group_v8(data, at)
@@ -1434,8 +1462,9 @@ def _decode_offset_fetch_response_v10(data: bytes, at: int) -> tuple[OffsetFetch
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponse.groups")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetFetchResponse.groups", size)
+    ALLOWED.elements -= size
     found_groups: list[OffsetFetchResponseGroup] = []
     for _ in range(size):
         offset_fetch_response_group, at = _decode_offset_fetch_response_group_v10(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -137,8 +138,9 @@ def _decode_offset_for_leader_topic_v2(data: bytes, at: int) -> tuple[OffsetForL
     at += 4
     if size < 0:
         raise null_refused("OffsetForLeaderTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetForLeaderPartition] = []
     for _ in range(size):
         offset_for_leader_partition, at = _decode_offset_for_leader_partition_v2(data, at)
@@ -177,8 +179,9 @@ def _decode_offset_for_leader_topic_v4(data: bytes, at: int) -> tuple[OffsetForL
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[OffsetForLeaderPartition] = []
     for _ in range(size):
         offset_for_leader_partition, at = _decode_offset_for_leader_partition_v4(data, at)
@@ -207,8 +210,9 @@ def _decode_offset_for_leader_epoch_request_v2(
     at += 4
     if size < 0:
         raise null_refused("OffsetForLeaderEpochRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderEpochRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetForLeaderTopic] = []
     for _ in range(size):
         offset_for_leader_topic, at = _decode_offset_for_leader_topic_v2(data, at)
@@ -234,8 +238,9 @@ def _decode_offset_for_leader_epoch_request_v3(
     at += 8
     if size < 0:
         raise null_refused("OffsetForLeaderEpochRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderEpochRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetForLeaderTopic] = []
     for _ in range(size):
         offset_for_leader_topic, at = _decode_offset_for_leader_topic_v2(data, at)
@@ -268,8 +273,9 @@ def _decode_offset_for_leader_epoch_request_v4(
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderEpochRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderEpochRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetForLeaderTopic] = []
     for _ in range(size):
         offset_for_leader_topic, at = _decode_offset_for_leader_topic_v4(data, at)
@@ -338,8 +344,9 @@ def _decode_offset_for_leader_topic_result_v2(
     at += 4
     if size < 0:
         raise null_refused("OffsetForLeaderTopicResult.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderTopicResult.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[EpochEndOffset] = []
     for _ in range(size):
         epoch_end_offset, at = _decode_epoch_end_offset_v2(data, at)
@@ -382,8 +389,9 @@ def _decode_offset_for_leader_topic_result_v4(
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderTopicResult.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderTopicResult.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[EpochEndOffset] = []
     for _ in range(size):
         epoch_end_offset, at = _decode_epoch_end_offset_v4(data, at)
@@ -412,8 +420,9 @@ def _decode_offset_for_leader_epoch_response_v2(
     at += 8
     if size < 0:
         raise null_refused("OffsetForLeaderEpochResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderEpochResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetForLeaderTopicResult] = []
     for _ in range(size):
         offset_for_leader_topic_result, at = _decode_offset_for_leader_topic_result_v2(data, at)
@@ -446,8 +455,9 @@ def _decode_offset_for_leader_epoch_response_v4(
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderEpochResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("OffsetForLeaderEpochResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[OffsetForLeaderTopicResult] = []
     for _ in range(size):
         offset_for_leader_topic_result, at = _decode_offset_for_leader_topic_result_v4(data, at)

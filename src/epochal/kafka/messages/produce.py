@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NO_UUID,
     SMALL_UVARINT,
     Message,
@@ -203,8 +204,9 @@ def _decode_topic_produce_data_v3(data: bytes, at: int) -> tuple[TopicProduceDat
     at += 4
     if size < 0:
         raise null_refused("TopicProduceData.partition_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceData.partition_data", size)
+    ALLOWED.elements -= size
     found_partition_data: list[PartitionProduceData] = []
     for _ in range(size):
         partition_produce_data, at = _decode_partition_produce_data_v3(data, at)
@@ -244,8 +246,9 @@ def _decode_topic_produce_data_v9(data: bytes, at: int) -> tuple[TopicProduceDat
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceData.partition_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceData.partition_data", size)
+    ALLOWED.elements -= size
     found_partition_data: list[PartitionProduceData] = []
     for _ in range(size):
         partition_produce_data, at = _decode_partition_produce_data_v9(data, at)
@@ -279,8 +282,9 @@ def _decode_topic_produce_data_v13(data: bytes, at: int) -> tuple[TopicProduceDa
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceData.partition_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceData.partition_data", size)
+    ALLOWED.elements -= size
     found_partition_data: list[PartitionProduceData] = []
     for _ in range(size):
         partition_produce_data, at = _decode_partition_produce_data_v9(data, at)
@@ -319,8 +323,9 @@ def _decode_produce_request_v3(data: bytes, at: int) -> tuple[ProduceRequest, in
     at += 10
     if size < 0:
         raise null_refused("ProduceRequest.topic_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceRequest.topic_data", size)
+    ALLOWED.elements -= size
     found_topic_data: list[TopicProduceData] = []
     for _ in range(size):
         topic_produce_data, at = _decode_topic_produce_data_v3(data, at)
@@ -366,8 +371,9 @@ def _decode_produce_request_v9(data: bytes, at: int) -> tuple[ProduceRequest, in
     size -= 1
     if size < 0:
         raise null_refused("ProduceRequest.topic_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceRequest.topic_data", size)
+    ALLOWED.elements -= size
     found_topic_data: list[TopicProduceData] = []
     for _ in range(size):
         topic_produce_data, at = _decode_topic_produce_data_v9(data, at)
@@ -417,8 +423,9 @@ def _decode_produce_request_v13(data: bytes, at: int) -> tuple[ProduceRequest, i
     size -= 1
     if size < 0:
         raise null_refused("ProduceRequest.topic_data")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceRequest.topic_data", size)
+    ALLOWED.elements -= size
     found_topic_data: list[TopicProduceData] = []
     for _ in range(size):
         topic_produce_data, at = _decode_topic_produce_data_v13(data, at)
@@ -601,8 +608,9 @@ def _decode_partition_produce_response_v8(
     at += 34
     if size < 0:
         raise null_refused("PartitionProduceResponse.record_errors")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("PartitionProduceResponse.record_errors", size)
+    ALLOWED.elements -= size
     found_record_errors: list[BatchIndexAndErrorMessage] = []
     for _ in range(size):
         batch_index_and_error_message, at = _decode_batch_index_and_error_message_v8(data, at)
@@ -664,8 +672,9 @@ def _decode_partition_produce_response_v9(
     size -= 1
     if size < 0:
         raise null_refused("PartitionProduceResponse.record_errors")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("PartitionProduceResponse.record_errors", size)
+    ALLOWED.elements -= size
     found_record_errors: list[BatchIndexAndErrorMessage] = []
     for _ in range(size):
         batch_index_and_error_message, at = _decode_batch_index_and_error_message_v9(data, at)
@@ -740,8 +749,9 @@ def _decode_partition_produce_response_v10(
     size -= 1
     if size < 0:
         raise null_refused("PartitionProduceResponse.record_errors")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("PartitionProduceResponse.record_errors", size)
+    ALLOWED.elements -= size
     found_record_errors: list[BatchIndexAndErrorMessage] = []
     for _ in range(size):
         batch_index_and_error_message, at = _decode_batch_index_and_error_message_v9(data, at)
@@ -795,8 +805,9 @@ def _decode_topic_produce_response_v3(data: bytes, at: int) -> tuple[TopicProduc
     at += 4
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v3(data, at)
@@ -827,8 +838,9 @@ def _decode_topic_produce_response_v5(data: bytes, at: int) -> tuple[TopicProduc
     at += 4
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v5(data, at)
@@ -859,8 +871,9 @@ def _decode_topic_produce_response_v8(data: bytes, at: int) -> tuple[TopicProduc
     at += 4
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v8(data, at)
@@ -900,8 +913,9 @@ def _decode_topic_produce_response_v9(data: bytes, at: int) -> tuple[TopicProduc
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v9(data, at)
@@ -945,8 +959,9 @@ def _decode_topic_produce_response_v10(data: bytes, at: int) -> tuple[TopicProdu
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v10(data, at)
@@ -980,8 +995,9 @@ def _decode_topic_produce_response_v13(data: bytes, at: int) -> tuple[TopicProdu
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceResponse.partition_responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TopicProduceResponse.partition_responses", size)
+    ALLOWED.elements -= size
     found_partition_responses: list[PartitionProduceResponse] = []
     for _ in range(size):
         partition_produce_response, at = _decode_partition_produce_response_v10(data, at)
@@ -1059,8 +1075,9 @@ def _decode_produce_response_v3(data: bytes, at: int) -> tuple[ProduceResponse, 
     at += 4
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v3(data, at)
@@ -1087,8 +1104,9 @@ def _decode_produce_response_v5(data: bytes, at: int) -> tuple[ProduceResponse, 
     at += 4
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v5(data, at)
@@ -1115,8 +1133,9 @@ def _decode_produce_response_v8(data: bytes, at: int) -> tuple[ProduceResponse, 
     at += 4
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v8(data, at)
@@ -1148,8 +1167,9 @@ def _decode_produce_response_v9(data: bytes, at: int) -> tuple[ProduceResponse, 
     size -= 1
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v9(data, at)
@@ -1194,8 +1214,9 @@ def _decode_produce_response_v10(data: bytes, at: int) -> tuple[ProduceResponse,
     size -= 1
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v10(data, at)
@@ -1218,8 +1239,9 @@ def _decode_produce_response_v10(data: bytes, at: int) -> tuple[ProduceResponse,
                 size -= 1
                 if size < 0:
                     raise null_refused("ProduceResponse.node_endpoints")
-                if size > len(data) - at:
+                if size > len(data) - at or size > ALLOWED.elements:
                     raise count_refused("ProduceResponse.node_endpoints", size)
+                ALLOWED.elements -= size
                 found_node_endpoints: list[NodeEndpoint] = []
                 for _ in range(size):
                     node_endpoint, at = _decode_node_endpoint_v10(data, at)
@@ -1262,8 +1284,9 @@ def _decode_produce_response_v13(data: bytes, at: int) -> tuple[ProduceResponse,
     size -= 1
     if size < 0:
         raise null_refused("ProduceResponse.responses")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("ProduceResponse.responses", size)
+    ALLOWED.elements -= size
     found_responses: list[TopicProduceResponse] = []
     for _ in range(size):
         topic_produce_response, at = _decode_topic_produce_response_v13(data, at)
@@ -1286,8 +1309,9 @@ def _decode_produce_response_v13(data: bytes, at: int) -> tuple[ProduceResponse,
                 size -= 1
                 if size < 0:
                     raise null_refused("ProduceResponse.node_endpoints")
-                if size > len(data) - at:
+                if size > len(data) - at or size > ALLOWED.elements:
                     raise count_refused("ProduceResponse.node_endpoints", size)
+                ALLOWED.elements -= size
                 found_node_endpoints: list[NodeEndpoint] = []
                 for _ in range(size):
                     node_endpoint, at = _decode_node_endpoint_v10(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     NEVER,
     Message,
     Put,
@@ -76,8 +77,9 @@ def _decode_sasl_handshake_response_v0(data: bytes, at: int) -> tuple[SaslHandsh
     at += 6
     if size < 0:
         raise null_refused("SaslHandshakeResponse.mechanisms")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("SaslHandshakeResponse.mechanisms", size)
+    ALLOWED.elements -= size
     message.mechanisms, at = read_strings(data, at, size)
     return message, at
 

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -171,8 +172,9 @@ def _decode_sync_group_request_v0(data: bytes, at: int) -> tuple[SyncGroupReques
     at += 4
     if size < 0:
         raise null_refused("SyncGroupRequest.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("SyncGroupRequest.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(size):
         sync_group_request_assignment, at = _decode_sync_group_request_assignment_v0(data, at)
@@ -227,8 +229,9 @@ def _decode_sync_group_request_v3(data: bytes, at: int) -> tuple[SyncGroupReques
     at += 4
     if size < 0:
         raise null_refused("SyncGroupRequest.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("SyncGroupRequest.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(size):
         sync_group_request_assignment, at = _decode_sync_group_request_assignment_v0(data, at)
@@ -302,8 +305,9 @@ def _decode_sync_group_request_v4(data: bytes, at: int) -> tuple[SyncGroupReques
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("SyncGroupRequest.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(size):
         sync_group_request_assignment, at = _decode_sync_group_request_assignment_v4(data, at)
@@ -415,8 +419,9 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.assignments")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("SyncGroupRequest.assignments", size)
+    ALLOWED.elements -= size
     found_assignments: list[SyncGroupRequestAssignment] = []
     for _ in range(size):
         sync_group_request_assignment, at = _decode_sync_group_request_assignment_v4(data, at)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -218,8 +219,9 @@ def _decode_txn_offset_commit_request_topic_v0(
     at += 4
     if size < 0:
         raise null_refused("TxnOffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[TxnOffsetCommitRequestPartition] = []
     for _ in range(size):
         txn_offset_commit_request_partition, at = _decode_txn_offset_commit_request_partition_v0(
@@ -255,8 +257,9 @@ def _decode_txn_offset_commit_request_topic_v2(
     at += 4
     if size < 0:
         raise null_refused("TxnOffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[TxnOffsetCommitRequestPartition] = []
     for _ in range(size):
         txn_offset_commit_request_partition, at = _decode_txn_offset_commit_request_partition_v2(
@@ -301,8 +304,9 @@ def _decode_txn_offset_commit_request_topic_v3(
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequestTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequestTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[TxnOffsetCommitRequestPartition] = []
     for _ in range(size):
         txn_offset_commit_request_partition, at = _decode_txn_offset_commit_request_partition_v3(
@@ -355,8 +359,9 @@ def _decode_txn_offset_commit_request_v0(
     at += 14
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(size):
         txn_offset_commit_request_topic, at = _decode_txn_offset_commit_request_topic_v0(data, at)
@@ -406,8 +411,9 @@ def _decode_txn_offset_commit_request_v2(
     at += 14
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(size):
         txn_offset_commit_request_topic, at = _decode_txn_offset_commit_request_topic_v2(data, at)
@@ -497,8 +503,9 @@ def _decode_txn_offset_commit_request_v3(
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitRequest.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(size):
         txn_offset_commit_request_topic, at = _decode_txn_offset_commit_request_topic_v3(data, at)
@@ -571,8 +578,9 @@ def _decode_txn_offset_commit_response_topic_v0(
     at += 4
     if size < 0:
         raise null_refused("TxnOffsetCommitResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[TxnOffsetCommitResponsePartition] = []
     for _ in range(size):
         txn_offset_commit_response_partition, at = _decode_txn_offset_commit_response_partition_v0(
@@ -617,8 +625,9 @@ def _decode_txn_offset_commit_response_topic_v3(
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitResponseTopic.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitResponseTopic.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[TxnOffsetCommitResponsePartition] = []
     for _ in range(size):
         txn_offset_commit_response_partition, at = _decode_txn_offset_commit_response_partition_v3(
@@ -647,8 +656,9 @@ def _decode_txn_offset_commit_response_v0(
     at += 8
     if size < 0:
         raise null_refused("TxnOffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TxnOffsetCommitResponseTopic] = []
     for _ in range(size):
         txn_offset_commit_response_topic, at = _decode_txn_offset_commit_response_topic_v0(data, at)
@@ -679,8 +689,9 @@ def _decode_txn_offset_commit_response_v3(
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitResponse.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("TxnOffsetCommitResponse.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[TxnOffsetCommitResponseTopic] = []
     for _ in range(size):
         txn_offset_commit_response_topic, at = _decode_txn_offset_commit_response_topic_v3(data, at)

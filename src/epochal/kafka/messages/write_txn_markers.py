@@ -10,6 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import ClassVar
 
 from epochal.kafka.primitives import (
+    ALLOWED,
     SMALL_UVARINT,
     Message,
     Put,
@@ -119,8 +120,9 @@ def _decode_writable_txn_marker_topic_v1(
     size -= 1
     if size < 0:
         raise null_refused("WritableTxnMarkerTopic.partition_indexes")
-    if size * 4 > len(data) - at:
+    if size * 4 > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WritableTxnMarkerTopic.partition_indexes", size)
+    ALLOWED.elements -= size
     message.partition_indexes = list(unpack_from(f">{size}i", data, at))
     at += size * 4
     if data[at]:
@@ -153,8 +155,9 @@ def _decode_writable_txn_marker_v1(data: bytes, at: int) -> tuple[WritableTxnMar
     size -= 1
     if size < 0:
         raise null_refused("WritableTxnMarker.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WritableTxnMarker.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[WritableTxnMarkerTopic] = []
     for _ in range(size):
         writable_txn_marker_topic, at = _decode_writable_txn_marker_topic_v1(data, at)
@@ -193,8 +196,9 @@ def _decode_writable_txn_marker_v2(data: bytes, at: int) -> tuple[WritableTxnMar
     size -= 1
     if size < 0:
         raise null_refused("WritableTxnMarker.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WritableTxnMarker.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[WritableTxnMarkerTopic] = []
     for _ in range(size):
         writable_txn_marker_topic, at = _decode_writable_txn_marker_topic_v1(data, at)
@@ -228,8 +232,9 @@ def _decode_write_txn_markers_request_v1(
     size -= 1
     if size < 0:
         raise null_refused("WriteTxnMarkersRequest.markers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WriteTxnMarkersRequest.markers", size)
+    ALLOWED.elements -= size
     found_markers: list[WritableTxnMarker] = []
     for _ in range(size):
         writable_txn_marker, at = _decode_writable_txn_marker_v1(data, at)
@@ -261,8 +266,9 @@ def _decode_write_txn_markers_request_v2(
     size -= 1
     if size < 0:
         raise null_refused("WriteTxnMarkersRequest.markers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WriteTxnMarkersRequest.markers", size)
+    ALLOWED.elements -= size
     found_markers: list[WritableTxnMarker] = []
     for _ in range(size):
         writable_txn_marker, at = _decode_writable_txn_marker_v2(data, at)
@@ -329,8 +335,9 @@ def _decode_writable_txn_marker_topic_result_v1(
     size -= 1
     if size < 0:
         raise null_refused("WritableTxnMarkerTopicResult.partitions")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WritableTxnMarkerTopicResult.partitions", size)
+    ALLOWED.elements -= size
     found_partitions: list[WritableTxnMarkerPartitionResult] = []
     for _ in range(size):
         writable_txn_marker_partition_result, at = _decode_writable_txn_marker_partition_result_v1(
@@ -367,8 +374,9 @@ def _decode_writable_txn_marker_result_v1(
     size -= 1
     if size < 0:
         raise null_refused("WritableTxnMarkerResult.topics")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WritableTxnMarkerResult.topics", size)
+    ALLOWED.elements -= size
     found_topics: list[WritableTxnMarkerTopicResult] = []
     for _ in range(size):
         writable_txn_marker_topic_result, at = _decode_writable_txn_marker_topic_result_v1(data, at)
@@ -400,8 +408,9 @@ def _decode_write_txn_markers_response_v1(
     size -= 1
     if size < 0:
         raise null_refused("WriteTxnMarkersResponse.markers")
-    if size > len(data) - at:
+    if size > len(data) - at or size > ALLOWED.elements:
         raise count_refused("WriteTxnMarkersResponse.markers", size)
+    ALLOWED.elements -= size
     found_markers: list[WritableTxnMarkerResult] = []
     for _ in range(size):
         writable_txn_marker_result, at = _decode_writable_txn_marker_result_v1(data, at)
