@@ -288,6 +288,8 @@ class EngineWrite:
     folder: str
     """A URL. Of this job alone: nothing is there yet."""
     partition_by: Sequence[str] = ()
+    sort_by: Sequence[str] = ()
+    """The order of rows within a file."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's writer."""
 
@@ -300,6 +302,10 @@ class EngineWritten:
     schema: pa.Schema
     fingerprint: Fingerprint
     """Of the rows as the writer got them, each counted once however often its task ran."""
+    files: int
+    """How many the attempts that count have written, by the writer's own statistics."""
+    bytes: int
+    """The sizes of these files together, each as it was when its task closed it."""
 
 
 @runtime_checkable
@@ -314,6 +320,17 @@ class EngineWrites(Protocol):
     right after the job. A task of a job that failed or was cancelled may go on to write into the
     folder: what is there without a decision is listed by `in_doubt`, again and again (I5).
     """
+
+    @property
+    def engine_format(self) -> str:
+        """The format of every `EngineWrite`: whether the engine has it is asked at the start."""
+
+    @property
+    def tasks_refusal(self) -> str | None:
+        """
+        Why tasks can't prepare the rows; None where they can. Where the engine's writer can't
+        either, or there is no engine, the start is refused with both reasons.
+        """
 
     def engine_refusal(self, schema: pa.Schema | None) -> str | None:
         """
@@ -333,9 +350,14 @@ class EngineWrites(Protocol):
         """
         Make the rows of a job that succeeded durable. Called once, right after it, on the driver.
 
-        Looks at every file: the rows in them must be as many as the writer was given. After it
-        returns: no reader sees a row (I1), and no crash loses one.
+        Looks at every file: they must be as many as the writer says, of the same size, and hold the
+        rows that it was given where a footer counts them. After it returns: no reader sees a row
+        (I1), and no crash loses one.
         """
+
+
+EngineAbility: TypeAlias = Callable[[str], Ability]
+"""Whether the engine's own writer could write one sink's rows in a format, and why."""
 
 
 class Sink(Protocol):

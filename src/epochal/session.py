@@ -102,7 +102,7 @@ class Session:
             fence=limits.fence_on_start,
         )
         try:
-            self._coordinator.start(start, {sink.name: schema for sink in sinks})
+            self._coordinator.start(start, {sink.name: schema for sink in sinks}, {})
         except BaseException:
             self._coordinator.stop()
             raise

@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions
 from spark_stage import Killer, Source, ids, run_to_end, wait_for
 
+from epochal.contract import EngineWrite
 from epochal.coordinator.journal import read_state
 from epochal.errors import Misconfigured, RowRejected, TaskFailed, TryAgain, Unsettled
 from epochal.logs import checkpoint_log, open_log
@@ -27,12 +28,23 @@ from epochal.sinks.memory import Memory
 from epochal.spark import engine_write
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.row_hash import ObservedRows, fingerprint_of
-from epochal.terms import JOB_PARTITION
+from epochal.terms import (
+    JOB_PARTITION,
+    EpochNumber,
+    Fingerprint,
+    Generation,
+    Identity,
+    SinkName,
+    Uid,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STEPS = ("claimed", "begun", "prepared", "rehearsed", "gated", "decided", "committed f", "settled")
+IDENTITY = Identity(
+    pipeline="plain", uid=Uid("abcdefgh2345"), sink=SinkName("f"), generation=Generation(0)
+)
 BY_TASKS = 1 << 30
 """As `max_file_bytes`: files are then written by tasks."""
 COLUMNS = (
@@ -87,13 +99,15 @@ def plain(rows: int, spark: SparkSession, parts: int = 3) -> DataFrame:
 
 def test_the_observed_sum_is_that_of_the_rows(spark: SparkSession, tmp_path: Path) -> None:
     for at, frame in enumerate((plain(1000, spark), plain(0, spark), plain(1, spark, 1))):
-        observed = ObservedRows(frame, is_hashed=True)
-        observed.frame.write.parquet(str(tmp_path / str(at)))
-        assert observed.fingerprint() == fingerprint_of(frame)
-        counted = ObservedRows(frame, is_hashed=False)
-        counted.frame.write.format("noop").mode("overwrite").save()
-        assert counted.fingerprint().rows == frame.count()
-        assert counted.fingerprint().hash_sum is None
+        for is_hashed in (True, False):
+            observed = ObservedRows(frame, is_hashed=is_hashed)
+            folder = str(tmp_path / f"{at} {is_hashed}")
+            handle = IDENTITY.job_handle(EpochNumber(0), 1)
+            asked = EngineWrite(handle=handle, format="parquet", folder=folder)
+            command = engine_write._command(observed.frame, asked)
+            found = observed.fingerprint(engine_write.executed(observed.frame, command))
+            expected = fingerprint_of(frame)
+            assert found == (expected if is_hashed else Fingerprint(expected.rows))
 
 
 def test_rows_that_spark_writes_are_those_that_tasks_write(
@@ -438,7 +452,7 @@ def test_check_says_what_writes_the_rows_and_why(source: Source, tmp_path: Path)
     sinks = {
         "shared": (Files(shared), False, "shared by a group"),
         "plain": (Files(tmp_path / "plain"), True, "Python"),
-        "csv": (Files(tmp_path / "csv", format="csv"), False, "csv"),
+        "csv": (Files(tmp_path / "csv", format="csv"), True, "Python"),
         "split": (Files(tmp_path / "split", max_file_bytes=BY_TASKS), False, "max_file_bytes"),
         "null": (Files(tmp_path / "null", select=["id", "ID as iD"]), False, "upper and lower"),
         "months": (

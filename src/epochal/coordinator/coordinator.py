@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epochal.contract import Begin, EngineWrites, Rows, Sink
+from epochal.contract import Begin, EngineAbility, EngineWrites, Rows, Sink
 from epochal.coordinator.cleanup import Cleanup
 from epochal.coordinator.commit import (
     Commit,
@@ -167,11 +167,12 @@ class Coordinator:
         self,
         start: Start,
         schemas: Mapping[SinkName, pa.Schema] | None = None,
-        engines: Mapping[SinkName, Ability] | None = None,
+        engines: Mapping[SinkName, EngineAbility] | None = None,
     ) -> Sequence[Ability]:
         """
         Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
-        `engines`: whether the engine's own writer can be used, by sink; None without an engine.
+        `engines`: whether the engine's own writer can be used, by sink; None where no rows are to
+        be written.
 
         Everything that can refuse without the claim does so before it: a driver with a wrong
         password must not fence a healthy one.
@@ -181,7 +182,7 @@ class Coordinator:
         expected = _claimed(before, start, uid, claim)
         self._targets.open(expected)
         abilities = [*self._targets.check(schemas or {})]
-        writers = self._targets.engine_abilities(schemas or {}, engines or {})
+        writers = {} if engines is None else self._targets.engine_abilities(schemas or {}, engines)
         servers = self._targets.servers(before)
         start = replace(start, sinks=_described(start.sinks, writers, servers))
         abilities += writers.values()

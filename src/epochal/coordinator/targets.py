@@ -22,6 +22,7 @@ from epochal.contract import (
     Committer,
     Confirming,
     Deadline,
+    EngineAbility,
     EngineWrites,
     Identified,
     SharedTransaction,
@@ -117,13 +118,16 @@ class Targets:
         return [ability for sink in self.committers for ability in found[sink]]
 
     def engine_abilities(
-        self, schemas: Mapping[SinkName, pa.Schema], engines: Mapping[SinkName, Ability]
+        self, schemas: Mapping[SinkName, pa.Schema], engines: Mapping[SinkName, EngineAbility]
     ) -> Mapping[SinkName, Ability]:
-        """Whether the engine's own writer prepares a sink's rows, where it ever could."""
+        """
+        Whether the engine's own writer prepares a sink's rows, where it ever could. Raises where
+        only it can, and it can't be used.
+        """
         return {
             sink: ability
-            for sink, engine in engines.items()
-            for ability in engine_ability(self.committers[sink], schemas.get(sink), engine)
+            for sink, committer in self.committers.items()
+            for ability in engine_ability(committer, schemas.get(sink), engines.get(sink))
         }
 
     def servers(self, before: State | None) -> Mapping[SinkName, Mapping[str, Json]]:
@@ -327,16 +331,33 @@ def _about(call: Call, result: Result) -> Result:
 
 
 def engine_ability(
-    committer: Committer, schema: pa.Schema | None, engine: Ability
+    committer: Committer, schema: pa.Schema | None, engine: EngineAbility | None
 ) -> Sequence[Ability]:
     """
-    Whether the engine's own writer prepares these rows, and why; empty where rows of this kind of
-    sink always go to tasks. `engine`: whether it could, by the engine itself.
+    Whether the engine's own writer prepares these rows, and why; empty where no job of the engine
+    writes them, and where rows of this kind of sink always go to tasks. `engine`: whether it could,
+    by the engine itself. Raises `Misconfigured` where neither it nor tasks can.
     """
     if not isinstance(committer, EngineWrites):
         return []
-    refusal = committer.engine_refusal(schema) if engine.granted else None
-    return [engine if refusal is None else replace(engine, granted=False, because=refusal)]
+    if engine is None:
+        require_tasks_can(committer, "no job of Spark writes the rows of this sink")
+        return []
+    ability = engine(committer.engine_format)
+    refusal = committer.engine_refusal(schema) if ability.granted else ability.because
+    if refusal is not None:
+        require_tasks_can(committer, refusal)
+        ability = replace(ability, granted=False, because=refusal)
+    return [ability]
+
+
+def require_tasks_can(committer: EngineWrites, engine_refusal: str) -> None:
+    """Refuse rows that only the engine's own writer could prepare, where it can't be used."""
+    if committer.tasks_refusal is not None:
+        raise Misconfigured(
+            f"{committer.tasks_refusal}, and it can't be used here: {engine_refusal}",
+            "remove what stands against it, or leave out what only Spark's own writer does",
+        )
 
 
 def shared_transactions(

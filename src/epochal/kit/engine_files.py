@@ -6,18 +6,24 @@ Files that one job of Spark's own writer has left in a folder of its own.
 
 A sink moves the first kind to where it prepares files, under a name that holds the job's handle.
 Nothing is taken from `_temporary/`: those are attempts that don't count.
+
+An executor that Spark has given up may wake and commit its task once more, which removes and
+replaces files of the attempt that counts. So what lies in the folder is compared with what the
+writer says of the attempts that count: files, their sizes, and the rows where footers count them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from epochal.contract import EngineWritten
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.terms import quantity
@@ -26,6 +32,12 @@ _SHARED = (
     "the folder must be one and the same for the driver and every executor: a shared mount, or one "
     "machine (local[*])"
 )
+_REPLACED = (
+    "an executor that Spark had given up removed or replaced files of another; nothing was "
+    "decided, and the epoch is tried again at the next start"
+)
+_NEXT_START = "the epoch is tried again at the next start"
+_TOO_FEW_FOR_THREADS = 8
 _SPARK_CODECS = {"lz4": "lz4_raw"}
 """Spark's names of codecs, where they differ from Arrow's."""
 
@@ -37,43 +49,72 @@ def writer_options(compression: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFile:
-    """A parquet file as Spark's writer has left it, with at least one row."""
+    """A file as Spark's writer has left it, with at least one row."""
 
     path: Path
     partition: str
     """Its folder below that of the job, as `day=2026-01-31`; empty without partitions."""
-    footer: pq.FileMetaData
-
-    @property
-    def rows(self) -> int:
-        return int(self.footer.num_rows)
+    bytes: int
+    footer: Any
+    """What its format keeps at the end of a file; None in formats without it."""
+    rows: int | None
+    """As the footer counts them."""
 
     def move_to(self, place: Path) -> None:
         self.path.rename(place)
         _checksum_of(self.path).unlink(missing_ok=True)
 
 
-def engine_files(folder: Path, *, rows: int) -> list[EngineFile]:
+def parquet_footer(path: Path) -> tuple[Any, int]:
+    footer = pq.read_metadata(path)
+    return footer, int(footer.num_rows)
+
+
+def orc_footer(path: Path) -> tuple[Any, int]:
+    from pyarrow import orc  # noqa: PLC0415  few sinks write it
+
+    footer = orc.ORCFile(path)
+    return footer, int(footer.nrows)
+
+
+def engine_files(
+    folder: Path,
+    written: EngineWritten,
+    *,
+    footer_of: Callable[[Path], tuple[Any, int]] | None = parquet_footer,
+    has_rows: Callable[[Path], bool] = lambda _: True,
+) -> list[EngineFile]:
     """
     The files of a job that succeeded; those without rows are removed.
 
-    Raises where they don't hold as many rows as the writer was given: one was lost between the
-    commit of its task and that of the job, or the driver does not see what executors write.
+    Raises where they are not what the writer says: one was lost between the commit of its task and
+    that of the job, or the driver does not see what executors write. `footer_of`: the footer of a
+    file, and its rows; None for a format without. Then `has_rows` says whether a file has any, of
+    the one that Spark begins before it has seen a row.
     """
     found = sorted(_written(folder))
-    footers = at_once(_footer_of, found)
-    counted = sum(int(footer.num_rows) for footer in footers)
-    if counted != rows:
-        raise _not_as_written(folder, len(found), counted, rows)
+    sizes = at_once(lambda path: path.stat().st_size, found, at_least=_TOO_FEW_FOR_THREADS)
+    if (len(found), sum(sizes)) != (written.files, written.bytes):
+        raise _not_as_written(folder, len(found), sum(sizes), written)
+    footers = (
+        [(None, None if has_rows(path) else 0) for path in found]
+        if footer_of is None
+        else at_once(lambda path: _read(footer_of, path), found, at_least=_TOO_FEW_FOR_THREADS)
+    )
+    counted = sum(rows or 0 for _, rows in footers)
+    if footer_of is not None and counted != written.fingerprint.rows:
+        raise _not_these_rows(folder, counted, written)
     files = [
-        EngineFile(path=path, partition=_partition(folder, path), footer=footer)
-        for path, footer in zip(found, footers, strict=True)
+        EngineFile(
+            path=path, partition=_partition(folder, path), bytes=size, footer=footer, rows=rows
+        )
+        for path, size, (footer, rows) in zip(found, sizes, footers, strict=True)
     ]
     for file in files:
-        if not file.rows:
+        if file.rows == 0:
             _checksum_of(file.path).unlink(missing_ok=True)
             file.path.unlink()
-    return [file for file in files if file.rows]
+    return [file for file in files if file.rows != 0]
 
 
 def _written(folder: Path) -> Iterator[Path]:
@@ -93,25 +134,29 @@ def _checksum_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.crc")
 
 
-def _footer_of(path: Path) -> pq.FileMetaData:
+def _read(footer_of: Callable[[Path], tuple[Any, int]], path: Path) -> tuple[Any, int]:
     try:
-        return pq.read_metadata(path)
+        return footer_of(path)
     except (OSError, pa.ArrowException) as error:
         raise TryAgain(
-            f"{path}, which Spark has just written, can't be read: {error}",
-            "the epoch is tried again at the next start",
+            f"{path}, which Spark has just written, can't be read: {error}", _NEXT_START
         ) from error
 
 
-def _not_as_written(folder: Path, files: int, counted: int, rows: int) -> Misconfigured | TryAgain:
+def _not_as_written(
+    folder: Path, files: int, size: int, written: EngineWritten
+) -> Misconfigured | TryAgain:
     fact = (
-        f"Spark has written {quantity(rows, 'row')}, and the {quantity(files, 'file')} in {folder} "
-        f"have {quantity(counted, 'row')}"
+        f"Spark has written {quantity(written.fingerprint.rows, 'row')} to "
+        f"{quantity(written.files, 'file')} of {written.bytes} bytes, and in {folder} there are "
+        f"{quantity(files, 'file')} of {size} bytes"
     )
-    if not files:
-        return Misconfigured(fact, _SHARED)
+    return TryAgain(fact, _REPLACED) if files else Misconfigured(fact, _SHARED)
+
+
+def _not_these_rows(folder: Path, counted: int, written: EngineWritten) -> TryAgain:
     return TryAgain(
-        fact,
-        "an executor that Spark had given up removed or replaced files of another; nothing was "
-        "decided, and the epoch is tried again at the next start",
+        f"Spark has written {quantity(written.fingerprint.rows, 'row')}, and the files in {folder} "
+        f"have {quantity(counted, 'row')}",
+        _REPLACED,
     )

@@ -7,21 +7,22 @@ driver's OutputCommitCoordinator has allowed, to the job's folder. So after a jo
 these files, and no others, are in the folder. With algorithm 2 a task brings its files there by
 itself, and one that then fails leaves them: it is never used.
 
-    project ── refuse partition values that have no form ── observe (count and hash) ── write
+    project ── refuse partition values that have no form ── sort ── observe (count, hash) ── write
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
-from epochal.kit.hive_partitions import WITHOUT_FORM, refused
+from epochal.errors import TaskFailed
+from epochal.kit.hive_partitions import NULL, WITHOUT_FORM, refused
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
-from epochal.terms import Ability
+from epochal.terms import Ability, quantity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +39,7 @@ _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # As every reader but an old Spark takes them.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.avro.datetimeRebaseModeInWrite": "CORRECTED",
 }
 _COMMITTERS_NEEDED = {
     "spark.sql.sources.commitProtocolClass": (
@@ -47,6 +49,10 @@ _COMMITTERS_NEEDED = {
     "spark.sql.sources.outputCommitterClass": "",
 }
 """Settings by which a platform replaces the committer, with Spark's own choice."""
+_PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
+"""What brings formats that Spark does not have by itself."""
+_TEXT_KEYS = ("json", "avro")
+"""Formats whose maps have keys of text: of others Spark writes the inner form, or nothing."""
 _PLAIN_TYPES = frozenset(
     {
         "BinaryType",
@@ -66,40 +72,71 @@ _PLAIN_TYPES = frozenset(
 )
 
 
-def session_ability(spark: SparkSession) -> Ability:
-    """Whether Spark's own writer can be used in this session, by its settings."""
-    for setting, needed in _COMMITTERS_NEEDED.items():
-        found = spark.conf.get(setting, None) or needed
-        if found != needed:
-            return Ability(name=ABILITY, granted=False, because=f"{setting} is {found}")
-    return Ability(name=ABILITY, granted=True, because="no row is handed to Python")
+class SessionWriter:
+    """Spark's own writer in one session: what it can write. Its settings are read once."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._has_format = cache(self._find_format)
+
+    def ability(self, form: str, schema: StructType | None = None) -> Ability:
+        """Whether it can write rows with these columns in this format, and why."""
+        refusal = self._committer_refusal or self._format_refusal(form)
+        if refusal is None and schema is not None:
+            refusal = type_refusal(schema, form)
+        because = "no row is handed to Python" if refusal is None else refusal
+        return Ability(name=ABILITY, granted=refusal is None, because=because)
+
+    @cached_property
+    def _committer_refusal(self) -> str | None:
+        for setting, needed in _COMMITTERS_NEEDED.items():
+            found = self._spark.conf.get(setting, None) or needed
+            if found != needed:
+                return f"{setting} is {found}"
+        return None
+
+    def _format_refusal(self, form: str) -> str | None:
+        if form not in _PACKAGES or self._has_format(form):
+            return None
+        package = f"{_PACKAGES[form]}:{self._spark.version}"
+        return (
+            f"Spark has {form} only with {package} on its class path (spark.jars.packages, "
+            "--packages)"
+        )
+
+    def _find_format(self, form: str) -> bool:
+        from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
+
+        jvm: Any = self._spark._jvm
+        source = jvm.org.apache.spark.sql.execution.datasources.DataSource
+        try:
+            source.lookupDataSource(form, self._spark._jsparkSession.sessionState().conf())
+        except PySparkException:
+            return False
+        return True
 
 
-def writer_ability(session: Ability, schema: StructType) -> Ability:
-    """The same for rows with these columns."""
-    refusal = type_refusal(schema) if session.granted else None
-    return session if refusal is None else replace(session, granted=False, because=refusal)
-
-
-def type_refusal(schema: StructType) -> str | None:
+def type_refusal(schema: StructType, form: str = "parquet") -> str | None:
     """Why rows must go to tasks: types and names that Spark's writer takes otherwise, or not."""
     names = [field.name.lower() for field in schema.fields]
     if len(set(names)) < len(names):
         return "names of columns differ in upper and lower case only"
-    found = next((field for field in schema.fields if not _is_plain(field.dataType)), None)
+    found = next((field for field in schema.fields if not _is_plain(field.dataType, form)), None)
     return None if found is None else f"column {found.name} is {found.dataType.simpleString()}"
 
 
-def _is_plain(kind: DataType) -> bool:
+def _is_plain(kind: DataType, form: str) -> bool:
     from pyspark.sql import types  # noqa: PLC0415  importable without pyspark
 
     match kind:
         case types.StructType():
-            return type_refusal(kind) is None
+            return type_refusal(kind, form) is None
         case types.ArrayType():
-            return _is_plain(kind.elementType)
+            return _is_plain(kind.elementType, form)
         case types.MapType():
-            return _is_plain(kind.keyType) and _is_plain(kind.valueType)
+            if form in _TEXT_KEYS and not isinstance(kind.keyType, types.StringType):
+                return False
+            return _is_plain(kind.keyType, form) and _is_plain(kind.valueType, form)
         case types.StringType():
             return kind.simpleString() == "string"
     return type(kind).__name__ in _PLAIN_TYPES
@@ -109,31 +146,99 @@ def write(
     frame: DataFrame, asked: EngineWrite, schema: pa.Schema, *, fingerprint: bool
 ) -> EngineWritten:
     """Run the job. Where it fails, tasks of it may still write for a while."""
-    observed = ObservedRows(_refusing(frame, asked.partition_by), is_hashed=fingerprint)
-    writer = observed.frame.write.format(asked.format).mode("errorifexists")
-    writer = writer.options(**{**asked.options, **_COMMITTER})
+    texts = _texts(frame, asked.partition_by)
+    frame = _refusing(frame, texts)
+    if asked.sort_by:
+        frame = frame.sortWithinPartitions(*map(quoted, [*asked.partition_by, *asked.sort_by]))
+    observed = ObservedRows(frame, is_hashed=fingerprint, values=texts)
+    plan = executed(observed.frame, _command(observed.frame, asked))
+    counted = observed.fingerprint(plan)
+    files, size, rows = _statistics(plan)
+    if rows != counted.rows:
+        raise TaskFailed(
+            f"Spark's writer has counted {quantity(rows, 'row')}, and was given {counted.rows}",
+            "the epoch is tried again at the next start",
+        )
+    return EngineWritten(
+        handle=asked.handle, schema=schema, fingerprint=counted, files=files, bytes=size
+    )
+
+
+def _command(frame: DataFrame, asked: EngineWrite) -> Any:
+    """The logical plan of `DataFrameWriter.save`, which gives no access to what it has written."""
+    options = {**asked.options, **_COMMITTER}
+    writer = frame.write.format(asked.format).mode("errorifexists").options(**options)
     if asked.partition_by:
         writer = writer.partitionBy(*asked.partition_by)
-    writer.save(asked.folder)
-    return EngineWritten(handle=asked.handle, schema=schema, fingerprint=observed.fingerprint())
+    jvm: Any = frame.sparkSession._jvm
+    if not frame.sparkSession.version.startswith("4.0."):
+        return writer._jwrite.saveCommand(jvm.scala.Option.apply(asked.folder))
+    none, python = jvm.scala.Option.empty(), jvm.org.apache.spark.api.python.PythonUtils
+    source = jvm.org.apache.spark.sql.execution.datasources.DataSource.apply(
+        frame.sparkSession._jsparkSession,
+        asked.format,
+        python.toSeq([]),
+        none,
+        python.toSeq(list(asked.partition_by)),
+        none,
+        python.toScalaMap({**options, "path": asked.folder}),
+        none,
+    )
+    mode = jvm.org.apache.spark.sql.SaveMode.ErrorIfExists
+    return source.planForWriting(mode, frame._jdf.logicalPlan())
 
 
-def _refusing(frame: DataFrame, partition_by: Sequence[str]) -> DataFrame:
+def executed(frame: DataFrame, command: Any) -> Any:
+    """Run a command in the frame's session. The physical plan that ran, with its metrics."""
+    spark: Any = frame.sparkSession
+    modes = getattr(spark._jvm.org.apache.spark.sql.execution, "CommandExecutionMode$")
+    every = getattr(modes, "MODULE$").ALL()
+    run = spark._jsparkSession.sessionState().executePlan(command, every)
+    return run.commandExecuted().commandPhysicalPlan()
+
+
+def _statistics(plan: Any) -> tuple[int, int, int]:
+    """Files, bytes and rows, as the writer counts them for the attempts that count."""
+    # With an exchange in it, a plan is adaptive, and the writer is within its last stage.
+    if plan.nodeName() == "AdaptiveSparkPlan":
+        plan = plan.executedPlan()
+    if plan.nodeName().startswith("ResultQueryStage"):
+        plan = plan.plan()
+    metrics = plan.metrics()
+    files, size, rows = (
+        int(metrics.apply(name).value()) for name in ("numFiles", "numOutputBytes", "numOutputRows")
+    )
+    return files, size, rows
+
+
+def _texts(frame: DataFrame, partition_by: Sequence[str]) -> dict[str, str]:
     """
-    The same rows. One with a partition value that Spark would write as null fails the job, by the
-    error that a task raises: the driver finds it in the text of Spark's.
+    SQL of the value of each partition column of strings. The writer gets the name of a null's
+    folder instead of the null: of a column without nulls it takes no copy, and keeps the order.
+    """
+    from pyspark.sql.types import StringType  # noqa: PLC0415  importable without pyspark
+
+    return {
+        name: f"nullif({quoted(name)}, '{NULL}')"
+        for name in partition_by
+        if isinstance(frame.schema[name].dataType, StringType)
+    }
+
+
+def _refusing(frame: DataFrame, names: Iterable[str]) -> DataFrame:
+    """
+    The same rows, with the name of a null's folder for nulls. A row with a value that Spark would
+    write as null fails the job, by the error that a task raises: the driver finds it in the text of
+    Spark's.
     """
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-    from pyspark.sql.types import StringType  # noqa: PLC0415
 
-    for name in partition_by:
-        if not isinstance(frame.schema[name].dataType, StringType):
-            continue
+    for name in names:
         value = column = functions.col(quoted(name))
         for text in WITHOUT_FORM:
             error = functions.raise_error(functions.lit(refused(name, text).to_line()))
             value = functions.when(column == text, error.cast("string")).otherwise(value)
-        frame = frame.withColumn(name, value)
+        frame = frame.withColumn(name, functions.coalesce(value, functions.lit(NULL)))
     return frame
 
 

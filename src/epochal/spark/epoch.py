@@ -17,11 +17,12 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from epochal.contract import EngineWrites, Sink
+from epochal.contract import Sink
 from epochal.coordinator import Coordinator
 from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
+from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
 from epochal.spark.plan_analysis import PlanFacts
@@ -46,8 +47,8 @@ class EpochWriter:
     has_gates: bool
     fingerprint: bool
     plan: PlanFacts
-    has_engine: bool
-    """Spark's own writer can be used in this session."""
+    writer: SessionWriter
+    """Spark's own writer in this session."""
     job_numbers: Iterator[int] = field(default_factory=count)
 
     def write(
@@ -141,7 +142,7 @@ class EpochWriter:
                 sink=sink,
                 identity=self.coordinator.identity(sink.name),
                 handout=self.coordinator.handout(sink.name),
-                engine=None if sink.name in by_tasks else self._engine_of(sink),
+                engine=None if sink.name in by_tasks else self.coordinator.engine_writes(sink.name),
                 job_number=next(self.job_numbers),
             )
             for sink in sinks
@@ -150,6 +151,7 @@ class EpochWriter:
             frame,
             epoch,
             parts,
+            writer=self.writer,
             limits=self.limits,
             fingerprint=self.fingerprint,
             is_narrow=is_narrow,
@@ -159,9 +161,6 @@ class EpochWriter:
             self.coordinator.note_late_tasks()
             raise _PrepareFailed(prepared.receipts, prepared.error)
         return prepared.receipts
-
-    def _engine_of(self, sink: Sink) -> EngineWrites | None:
-        return self.coordinator.engine_writes(sink.name) if self.has_engine else None
 
     def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
         """The rows are decided: write none again but those that a target lost."""

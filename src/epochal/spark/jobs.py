@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from epochal.contract import EngineWrites
 from epochal.coordinator.gates import is_interrupt
+from epochal.coordinator.targets import require_tasks_can
 from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
 from epochal.spark.arrow_transfer import for_transfer
+from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
 from epochal.spark.projection import arrow_schema, for_tasks, project
@@ -83,6 +85,7 @@ def prepare_all(
     epoch: EpochNumber,
     parts: Sequence[Part],
     *,
+    writer: SessionWriter,
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
@@ -105,6 +108,7 @@ def prepare_all(
                     batch,
                     part,
                     epoch,
+                    writer=writer,
                     limits=limits,
                     fingerprint=fingerprint,
                     is_narrow=is_narrow,
@@ -164,6 +168,7 @@ def _prepare(
     part: Part,
     epoch: EpochNumber,
     *,
+    writer: SessionWriter,
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
@@ -171,7 +176,7 @@ def _prepare(
     """Run the job of one sink."""
     frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
-    if part.engine is not None and _engine_refusal(frame, part.engine, schema) is None:
+    if part.engine is not None and _is_by_engine(frame, part.engine, schema, writer):
         handle = part.identity.job_handle(epoch, part.job_number)
         asked = part.engine.engine_write(handle, schema)
         written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
@@ -189,8 +194,14 @@ def _prepare(
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 
 
-def _engine_refusal(frame: DataFrame, engine: EngineWrites, schema: pa.Schema) -> str | None:
-    return engine_write.type_refusal(frame.schema) or engine.engine_refusal(schema)
+def _is_by_engine(
+    frame: DataFrame, engine: EngineWrites, schema: pa.Schema, writer: SessionWriter
+) -> bool:
+    ability = writer.ability(engine.engine_format, frame.schema)
+    refusal = engine.engine_refusal(schema) if ability.granted else ability.because
+    if refusal is not None:
+        require_tasks_can(engine, refusal)
+    return refusal is None
 
 
 def _task_job(

@@ -21,10 +21,11 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from epochal.clock import SystemClock
-from epochal.contract import Sink
+from epochal.contract import EngineAbility, Sink
 from epochal.coordinator import (
     Coordinator,
     Environment,
@@ -45,7 +46,7 @@ from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
 from epochal.spark.checkpoint import open_checkpoint
 from epochal.spark.display import CheckReport, Written, in_html, in_text
-from epochal.spark.engine_write import session_ability, writer_ability
+from epochal.spark.engine_write import SessionWriter
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
@@ -60,7 +61,6 @@ from epochal.spark.versions import (
 from epochal.telemetry.exporters import attach, serve_metrics
 from epochal.terms import (
     DEFAULT_LIMITS,
-    Ability,
     EpochNumber,
     Generation,
     Identity,
@@ -93,7 +93,7 @@ class _Query:
     plan: PlanFacts
     schemas: Mapping[SinkName, pa.Schema]
     """Of each sink's rows; empty where only batches will show them."""
-    engines: Mapping[SinkName, Ability]
+    engines: Mapping[SinkName, EngineAbility]
     """Whether Spark's own writer could prepare a sink's rows."""
 
 
@@ -328,7 +328,7 @@ class Pipeline:
             has_gates=bool(self.gates),
             fingerprint=self._fingerprint,
             plan=query.plan,
-            has_engine=session_ability(query.spark).granted,
+            writer=SessionWriter(query.spark),
         )
 
     # Looking
@@ -344,15 +344,14 @@ class Pipeline:
             self._require_spark(df.sparkSession)
         query = None if df is None else self._query(df.sparkSession, df)
         schemas = {} if query is None else dict(query.schemas)
-        engines = {} if query is None else query.engines
         abilities = {}
         for name, sink in by_name(self.sinks).items():
             who = Identity(pipeline=self.name, uid=new_uid(), sink=name, generation=Generation(0))
             committer = sink.committer(who, self.limits)
             try:
                 found = [*committer.check(schemas.get(name))]
-                if name in engines:
-                    found += engine_ability(committer, schemas.get(name), engines[name])
+                if query is not None:
+                    found += engine_ability(committer, schemas.get(name), query.engines.get(name))
                 abilities[name] = tuple(found)
                 schemas.update(check_schemas({name: sink}, {name: committer}, {}))
             finally:
@@ -465,20 +464,22 @@ class Pipeline:
         return {sink.name: arrow_schema(sink, columns[sink.name]) for sink in self.sinks}
 
     def _query(self, spark: SparkSession, df: DataFrame | None) -> _Query:
-        engine = session_ability(spark)
+        engine = SessionWriter(spark)
         if df is None:
             return _Query(
                 spark=spark,
                 plan=UNKNOWN_PLAN,
                 schemas={},
-                engines={sink.name: engine for sink in self.sinks},
+                engines={sink.name: engine.ability for sink in self.sinks},
             )
         columns = self._columns(df)
         return _Query(
             spark=spark,
             plan=facts_of(df),
             schemas={sink.name: arrow_schema(sink, columns[sink.name]) for sink in self.sinks},
-            engines={name: writer_ability(engine, schema) for name, schema in columns.items()},
+            engines={
+                name: partial(engine.ability, schema=schema) for name, schema in columns.items()
+            },
         )
 
     def _require_spark(self, spark: SparkSession) -> None:

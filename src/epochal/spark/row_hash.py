@@ -11,14 +11,14 @@ of maps and joins the elements of arrays without their number, so these are hash
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from epochal.errors import TaskFailed
 from epochal.row_hash import NULL_BITS
 from epochal.spark.projection import quoted
 from epochal.terms import FINGERPRINT_MODULUS, Fingerprint
@@ -34,8 +34,8 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 _HALF_BITS = 32
 _LOW_MASK = (1 << _HALF_BITS) - 1
 _LOW_MIDDLE = 1 << (_HALF_BITS - 1)
-_OBSERVATION_WAIT_MAX_S = 60.0
-_OBSERVATION_POLL_S = 0.002
+_OBSERVED = "epochal"
+NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
 
 def with_row_hash(frame: DataFrame) -> DataFrame | None:
@@ -53,10 +53,10 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
         return None
 
 
-def row_hash(frame: DataFrame) -> Column | None:
-    """That column; None where a type prevents it."""
+def row_hash(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column | None:
+    """That column; None where a type prevents it. `values`: see `ObservedRows`."""
     try:
-        return _hash_column(frame)
+        return _hash_column(frame, values)
     except _NoHash:
         return None
 
@@ -80,12 +80,12 @@ def _accessible(frame: DataFrame) -> DataFrame:
     )
 
 
-def _hash_column(frame: DataFrame) -> Column:
+def _hash_column(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column:
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
     fields = _Fields()
     for field in frame.schema.fields:
-        fields.add(quoted(field.name), field.dataType)
+        fields.add(values.get(field.name) or quoted(field.name), field.dataType)
     if all(isinstance(value, str) for value in fields.values):
         # One text: building it from columns would cost several JVM calls for each.
         return functions.expr(f"{fields.hashed()} AS {ROW_HASH}")
@@ -128,17 +128,20 @@ def fingerprint_of(frame: DataFrame) -> Fingerprint:
 
 class ObservedRows:
     """
-    Counts and hashes the rows of a frame while a job reads them, by Spark's Observation.
+    Counts and hashes the rows of a frame while a job reads them, by Spark's `observe`.
 
     It must be the last operation before the job: below an exchange, rows of a stage that runs again
     are counted again. The sum of hashes is made of two halves, each a sum of longs around zero that
-    can't overflow for any number of rows that a frame may have.
+    can't overflow for any number of rows that a frame may have. `values`: SQL of the columns whose
+    value is not what the frame has.
     """
 
-    def __init__(self, frame: DataFrame, *, is_hashed: bool) -> None:
-        from pyspark.sql import Observation, functions  # noqa: PLC0415  importable without pyspark
+    def __init__(
+        self, frame: DataFrame, *, is_hashed: bool, values: Mapping[str, str] = NO_VALUES
+    ) -> None:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-        hashed = row_hash(frame) if is_hashed else None
+        hashed = row_hash(frame, values) if is_hashed else None
         sums = [functions.count(functions.lit(1)).alias("rows")]
         if hashed is not None:
             low = hashed.bitwiseAND(functions.lit(_LOW_MASK)) - functions.lit(_LOW_MIDDLE)
@@ -147,33 +150,24 @@ class ObservedRows:
                 functions.sum(functions.shiftright(hashed, _HALF_BITS)).alias("high"),
             ]
         self._is_hashed = hashed is not None
-        self._observation = Observation()
-        self.frame = frame.observe(self._observation, *sums)
+        self._spark = frame.sparkSession
+        self.frame = frame.observe(_OBSERVED, *sums)
 
-    def fingerprint(self) -> Fingerprint:
-        """Of the rows that the first job on `frame` has read, once it has succeeded."""
-        self._wait()
-        found = self._observation.get
+    def fingerprint(self, plan: Any) -> Fingerprint:
+        """
+        Of the rows that a job on `frame` has read, by the physical plan that ran.
+
+        Not by an `Observation`: it is told of the end of a job by Spark's listener bus, later.
+        """
+        jvm: Any = self._spark._jvm
+        metrics = getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$")
+        found = json.loads(getattr(metrics, "MODULE$").collect(plan).apply(_OBSERVED).json())
         rows = int(found["rows"])
         if not self._is_hashed:
             return Fingerprint(rows)
-        low = int(found["low"] or 0) + rows * _LOW_MIDDLE
-        high = int(found["high"] or 0) << _HALF_BITS
+        low = int(found.get("low") or 0) + rows * _LOW_MIDDLE
+        high = int(found.get("high") or 0) << _HALF_BITS
         return Fingerprint(rows, (high + low) % FINGERPRINT_MODULUS)
-
-    def _wait(self) -> None:
-        """With a limit: `Observation.get` has none, and waits for ever where no job was seen."""
-        future = self._observation._jo.future()  # type: ignore[union-attr] # it is observed
-        deadline_s = time.monotonic() + _OBSERVATION_WAIT_MAX_S
-        while not future.isCompleted():
-            if time.monotonic() > deadline_s:
-                raise TaskFailed(
-                    "a job has ended, and Spark has not reported how many rows it wrote for "
-                    f"{_OBSERVATION_WAIT_MAX_S:.0f} s",
-                    "its listener bus may be overloaded (spark.scheduler.listenerbus.eventqueue); "
-                    "the epoch is tried again at the next start",
-                )
-            time.sleep(_OBSERVATION_POLL_S)
 
 
 class _NoHash(Exception):

@@ -154,13 +154,19 @@ def as_by_spark(driver, rows: pa.Table, number: int) -> EngineWritten:
     handle = driver.identity.job_handle(EpochNumber(0), number)
     asked = driver.committer.engine_write(handle, rows.schema)
     folder = Path(asked.folder.removeprefix("file://"))
+    written: list[Path] = []
     for value, part in enumerate((rows, rows.slice(0, 0))):
         name = f"part-0000{value}-6ad0-c000.snappy.parquet"
         (folder / f"p={value}").mkdir(parents=True)
-        pq.write_table(part.drop_columns("p"), folder / f"p={value}" / name)
+        written.append(folder / f"p={value}" / name)
+        pq.write_table(part.drop_columns("p"), written[-1])
         (folder / f"p={value}" / f".{name}.crc").write_bytes(b"crc")
     return EngineWritten(
-        handle=handle, schema=rows.schema, fingerprint=Fingerprint(rows.num_rows, 7)
+        handle=handle,
+        schema=rows.schema,
+        fingerprint=Fingerprint(rows.num_rows, 7),
+        files=len(written),
+        bytes=sum(path.stat().st_size for path in written),
     )
 
 

@@ -500,7 +500,7 @@ def test_a_link_to_another_file_system_is_refused(drive, root, elsewhere):
 
 def test_declarations_are_checked_when_they_are_made(root):
     for options in (
-        {"format": "orc"},
+        {"format": "ork"},
         {"compression": "brotli9"},
         {"format": "csv", "compression": "snappy"},
         {"max_file_bytes": 0},

@@ -76,12 +76,9 @@ def by_spark(spark, root: Path, form: str) -> list[list[int]]:
 
 
 def rows(*numbers: int) -> pa.Table:
-    return pa.table(
-        {
-            "n": pa.array(numbers, pa.int64()),
-            "p": pa.array([f"{n % 2}" for n in numbers], pa.string()),
-        }
-    )
+    columns = [pa.array(numbers, pa.int64()), pa.array([f"{n % 2}" for n in numbers], pa.string())]
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("p", pa.string())])
+    return pa.table(columns, schema=schema)
 
 
 @pytest.mark.parametrize("partition_by", [[], ["p"]])

@@ -174,6 +174,9 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
 
     # Jobs of the engine's own writer
 
+    engine_format = "parquet"
+    tasks_refusal = None
+
     def engine_refusal(self, schema: pa.Schema | None) -> str | None:
         if self._files.local is None:
             return "the table is in an object store, which tasks reach by storage_options"
@@ -192,7 +195,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._files.markers.put(handle)
         return EngineWrite(
             handle=handle,
-            format="parquet",
+            format=self.engine_format,
             folder=f"file://{self._files.job_folder(handle)}",
             partition_by=self._planned.partition_by,
             options=writer_options(self._sink.compression),
@@ -222,7 +225,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         moved: list[DataFile] = []
         names = [name for name in written.schema.names if name not in plan.partition_by]
         columns = pa.schema([written.schema.field(name) for name in names])
-        for file in engine_files(folder, rows=written.fingerprint.rows):
+        for file in engine_files(folder, written):
             compression = self._sink.compression
             path = data_path(file.partition, written.handle, len(moved), compression)
             (table / path).parent.mkdir(parents=True, exist_ok=True)

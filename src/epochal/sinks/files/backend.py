@@ -38,7 +38,8 @@ class PreparedFile:
 
     path: str
     """Below the root, or in the folder beside it (`layout.is_data`); with `/`."""
-    rows: int
+    rows: int | None
+    """None where the format does not count them and Spark's writer wrote it."""
     bytes: int
     upload: str = ""
     """The multipart upload that holds it, on S3."""

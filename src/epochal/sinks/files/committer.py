@@ -9,27 +9,43 @@ that was cut short is repeated and finds some of them in their place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, Refused
-from epochal.kit.engine_files import engine_files, writer_options
+from epochal.kit.engine_files import engine_files, orc_footer, parquet_footer
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import EngineAttempt, Showing, Staging
-from epochal.sinks.files.formats import FORMATS
+from epochal.sinks.files.formats import FORMATS, avro_name_refusal
 from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
+from epochal.sinks.files.row_counts import ROW_COUNTS
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.sinks.files.writer import receipt_of
 from epochal.storage.local import make_folder
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFiles:
+    """How the engine's own writer is to write files."""
+
+    compression: str
+    sort_by: Sequence[str]
+    options: Mapping[str, str]
+    refusal: str | None
+    """Why it is not asked for files."""
+    tasks_refusal: str | None
+    """Why tasks can't write them."""
 
 
 class FileCommitter(MarkedFilesCommitter[LedgerView]):
@@ -43,12 +59,10 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         format: str,  # noqa: A002 (the option's own name)
         partition_by: tuple[str, ...],
         whole_epochs: Ability,
-        compression: str,
-        engine_refusal: str | None,
+        engine: EngineFiles,
         log: SparkLog | None = None,
         has_log: bool = False,
     ) -> None:
-        """`engine_refusal`: why the engine's own writer is not asked for files."""
         super().__init__(
             identity,
             target=staging.stores.shown.location,
@@ -58,8 +72,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         self._format = format
         self._partition_by = partition_by
         self._whole_epochs = whole_epochs
-        self._compression = compression
-        self._engine_refusal = engine_refusal
+        self._engine = engine
         self._ledger = Ledger(staging.stores.ours, identity.uid, identity.tag)
         self._rehearsed_view: LedgerView | None = None
         self._log = log
@@ -70,6 +83,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         self._require_log_fits()
         if schema is not None:
             check_schema(schema, self._format, self._partition_by)
+            check_order(schema, self._engine.sort_by, self._partition_by)
         return [*abilities, self._whole_epochs]
 
     def begin(self, begin: Begin) -> Json:
@@ -106,8 +120,16 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
 
     # Jobs of the engine's own writer
 
+    @property
+    def engine_format(self) -> str:
+        return FORMATS[self._format].engine.name
+
+    @property
+    def tasks_refusal(self) -> str | None:
+        return self._engine.tasks_refusal
+
     def engine_refusal(self, schema: pa.Schema | None) -> str | None:  # noqa: ARG002
-        return self._engine_refusal or self._staging.engine_refusal()
+        return self._engine.refusal or self._staging.engine_refusal()
 
     def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
         """The attempt's folder is its marker, and is there before the first task."""
@@ -116,18 +138,27 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
             attempt.make()
         return EngineWrite(
             handle=handle,
-            format="parquet",
+            format=self.engine_format,
             folder=f"file://{attempt.job_folder}",
             partition_by=self._partition_by,
-            options=writer_options(self._compression),
+            sort_by=self._engine.sort_by,
+            options=FORMATS[self._format].engine.writer_options(
+                self._engine.compression, self._engine.options
+            ),
         )
 
     def gather(self, written: EngineWritten) -> Receipt:
         """Give the files their final names: from here on they are like those of a task."""
         attempt = self._engine_attempt(written.handle)
-        suffix = FORMATS[self._format].suffix(self._compression)
-        rows: dict[str, int] = {}
-        for file in engine_files(attempt.job_folder, rows=written.fingerprint.rows):
+        suffix = FORMATS[self._format].suffix(self._engine.compression)
+        rows: dict[str, int | None] = {}
+        files = engine_files(
+            attempt.job_folder,
+            written,
+            footer_of=_FOOTERS.get(self._format),
+            has_rows=partial(_has_rows, form=self._format),
+        )
+        for file in files:
             name = layout.file_name(written.handle, len(rows), suffix)
             relative = f"{file.partition}/{name}" if file.partition else name
             make_folder((attempt.folder / relative).parent, is_durable=False)
@@ -140,7 +171,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     def _engine_attempt(self, handle: Handle) -> EngineAttempt:
         attempt = self._staging.engine_attempt(handle)
         if attempt is None:
-            raise InvariantBroken(f"{self._target} is written by tasks: {self._engine_refusal}")
+            raise InvariantBroken(f"{self._target} is written by tasks")
         return attempt
 
     # The ledger
@@ -268,6 +299,34 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return self._staging.is_published(receipt) or ledger.may_be_shown(receipt.handle)
 
 
+_FOOTERS = {"parquet": parquet_footer, "orc": orc_footer}
+_EMPTY_BYTES_MAX = 1 << 20
+"""A header, or what a format writes before the first row, is smaller."""
+
+
+def _has_rows(path: Path, form: str) -> bool:
+    """Only a job's first task begins a file before it has seen a row."""
+    if not path.name.startswith("part-00000-") or path.stat().st_size > _EMPTY_BYTES_MAX:
+        return True
+    with pa.OSFile(str(path)) as file:
+        return ROW_COUNTS[form](file, path.name) > 0
+
+
+def check_order(schema: pa.Schema, sort_by: Sequence[str], partition_by: Sequence[str]) -> None:
+    """Refuse an order that files can't have."""
+    missing = [name for name in sort_by if name not in schema.names]
+    if missing:
+        raise Misconfigured(
+            f"sort_by names {missing}, and the columns are {schema.names}",
+            "sort_by takes names of columns that this sink is given",
+        )
+    if same := [name for name in sort_by if name in partition_by]:
+        raise Misconfigured(
+            f"sort_by names {same}, which are the same in all rows of a file: see partition_by",
+            "leave them out of sort_by",
+        )
+
+
 def check_schema(schema: pa.Schema, form: str, partition_by: Sequence[str]) -> None:
     """Refuse columns that can't be written, with the column's name."""
     if not schema.names:
@@ -278,13 +337,24 @@ def check_schema(schema: pa.Schema, form: str, partition_by: Sequence[str]) -> N
             f"columns {twice} appear more than once", 'rename one: select=["a", "b as other"]'
         )
     check_columns(schema, partition_by)
-    _check_types(pa.schema([column for column in schema if column.name not in partition_by]), form)
+    inside = pa.schema([column for column in schema if column.name not in partition_by])
+    if form == "csv" and len(inside) == 1 and inside.field(0).nullable:
+        name = inside.field(0).name
+        raise Misconfigured(
+            f"column {name!r} is the only one in the files and may be null: in CSV that is an "
+            "empty line, which readers pass over",
+            f'rule nulls out: select=["coalesce({name}, …) {name}"]; or add a column, or take '
+            "another format",
+        )
+    _check_types(inside, form)
 
 
 def _check_types(schema: pa.Schema, name: str) -> None:
     """Refuse columns that the format can't hold."""
     for field in schema:
         why = FORMATS[name].refusal(field.type)
+        if name == "avro":
+            why = why or avro_name_refusal(field.name)
         if why is not None:
             raise Misconfigured(
                 f"column {field.name!r} can't be written as {name}: {why}",

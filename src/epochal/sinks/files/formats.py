@@ -1,9 +1,16 @@
-"""The file formats of a Files sink: how rows become bytes, and which columns they can't hold."""
+"""
+The file formats of a Files sink: how rows become bytes, and which columns they can't hold.
+
+Tasks encode by Arrow, Spark's own writer by itself. Where both can, a reader gets the same values
+from both: `EngineForm.options` makes Spark write text in the form of `_Csv` and `json_lines`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from epochal.arrow_values import scalar
+from epochal.errors import Misconfigured
 from epochal.kit import json_lines, parquet
 
 
@@ -23,22 +31,55 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineForm:
+    """A format as Spark's own writer knows it."""
+
+    name: str
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    """Spark's names of compressions, where they differ from ours."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Always given, so that `read_epochs` and other readers find the form of this module."""
+    accepted: frozenset[str] = frozenset()
+    """Options that a user may give: none of them changes what a reader gets."""
+
+    def writer_options(self, compression: str, given: Mapping[str, str]) -> dict[str, str]:
+        codec = self.codecs.get(compression, compression)
+        return {**self.options, "compression": codec, **given}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     extension: str
     compressions: Mapping[str, str]
     """Each one's part of the file's name."""
     default: str
-    encoder: Callable[[pa.Table, str], Callable[[pa.NativeFile], Encoder]]
-    """What makes files, by a sample of their rows and the compression."""
     refusal: Callable[[pa.DataType], str | None]
-    rows_at_once: int
+    engine: EngineForm
+    encoder: Callable[[pa.Table, str], Callable[[pa.NativeFile], Encoder]] | None = None
+    """What makes files, by a sample of their rows and the compression; None: only Spark does."""
+    rows_at_once: int = 0
     """Rows that are worth waiting for: a parquet row group is better large, text does not care."""
+    is_compressed_inside: bool = False
+    """By the format itself, block by block: readers need not know it by the file's name."""
 
     def suffix(self, compression: str) -> str:
         mark = self.compressions[compression]
-        return (
-            f"{mark}{self.extension}" if self.extension == ".parquet" else f"{self.extension}{mark}"
-        )
+        parts = (mark, self.extension) if self.is_compressed_inside else (self.extension, mark)
+        return "".join(parts)
+
+    def require_accepted(self, name: str, given: Iterable[str]) -> None:
+        """Refuse an option of the writer that is not known, or would change what readers get."""
+        accepted = self.engine.accepted
+        for option in given:
+            # Of a column: parquet.bloom.filter.enabled#id
+            if option.partition("#")[0] in accepted:
+                continue
+            near = get_close_matches(option.partition("#")[0], accepted, n=1, cutoff=0.6)
+            known = f"one of {', '.join(sorted(accepted))}" if accepted else "leave options out"
+            raise Misconfigured(
+                f"options={{{option!r}: …}} is not an option that {name} files take here",
+                f"did you mean {near[0]!r}?" if near else known,
+            )
 
 
 class _Csv:
@@ -129,7 +170,37 @@ def _csv_refusal(kind: pa.DataType) -> str | None:
     return None
 
 
+def _orc_refusal(kind: pa.DataType) -> str | None:
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return "Spark writes a timestamp without a zone to ORC as a plain number"
+    children = (kind.field(index).type for index in range(kind.num_fields))
+    return _parquet_refusal(kind) or next(
+        (why for child in children if (why := _orc_refusal(child))), None
+    )
+
+
+def _avro_refusal(kind: pa.DataType) -> str | None:
+    if pa.types.is_map(kind) and not pa.types.is_string(kind.key_type):
+        return f"keys of Avro's maps are text, and these are {kind.key_type}"
+    for index in range(kind.num_fields):
+        inner = kind.field(index)
+        if pa.types.is_struct(kind) and (why := avro_name_refusal(inner.name)):
+            return why
+        if why := _avro_refusal(inner.type):
+            return why
+    return _parquet_refusal(kind)
+
+
+def avro_name_refusal(name: str) -> str | None:
+    """Why a column can't have this name in Avro."""
+    if _AVRO_NAME.fullmatch(name):
+        return None
+    return f"the name {name!r} has signs that Avro does not allow"
+
+
+_AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TEXT_ROWS_AT_ONCE = 10_000
+_DATES = {"dateFormat": "yyyy-MM-dd", "timeZone": "UTC"}
 _TEXT_COMPRESSIONS = {"none": "", "gzip": ".gz"}
 """What every reader of text files undoes by the file's name; of zstd few do."""
 
@@ -147,6 +218,90 @@ FORMATS: Mapping[str, Format] = {
         encoder=parquet.encoder,
         refusal=_parquet_refusal,
         rows_at_once=1_000_000,
+        is_compressed_inside=True,
+        engine=EngineForm(
+            name="parquet",
+            codecs={"lz4": "lz4_raw"},
+            accepted=frozenset(
+                f"parquet.{name}"
+                for name in (
+                    "block.size",
+                    "block.row.count.limit",
+                    "page.size",
+                    "page.row.count.limit",
+                    "page.write-checksum.enabled",
+                    "enable.dictionary",
+                    "dictionary.page.size",
+                    "writer.version",
+                    "bloom.filter.enabled",
+                    "bloom.filter.expected.ndv",
+                    "bloom.filter.fpp",
+                    "bloom.filter.max.bytes",
+                    "bloom.filter.adaptive.enabled",
+                    "columnindex.truncate.length",
+                    "statistics.truncate.length",
+                    "compression.codec.zstd.level",
+                    "compression.codec.zstd.workers",
+                )
+            ),
+        ),
+    ),
+    "orc": Format(
+        extension=".orc",
+        compressions={
+            "snappy": ".snappy",
+            "zlib": ".zlib",
+            "zstd": ".zstd",
+            "lz4": ".lz4",
+            "none": "",
+        },
+        default="zstd",
+        refusal=_orc_refusal,
+        is_compressed_inside=True,
+        engine=EngineForm(
+            name="orc",
+            # Without it, days before 1582 are moved, and only Java's readers move them back.
+            options={"orc.proleptic.gregorian": "true"},
+            accepted=frozenset(
+                f"orc.{name}"
+                for name in (
+                    "stripe.size",
+                    "stripe.row.count",
+                    "row.index.stride",
+                    "create.index",
+                    "compress.size",
+                    "compression.strategy",
+                    "compression.zstd.level",
+                    "encoding.strategy",
+                    "dictionary.key.threshold",
+                    "column.encoding.direct",
+                    "bloom.filter.columns",
+                    "bloom.filter.fpp",
+                    "block.padding",
+                    "block.padding.tolerance",
+                    "block.size",
+                )
+            ),
+        ),
+    ),
+    "avro": Format(
+        extension=".avro",
+        compressions={
+            "snappy": "",
+            "deflate": "",
+            "bzip2": "",
+            "xz": "",
+            "zstd": "",
+            "none": "",
+        },
+        default="snappy",
+        refusal=_avro_refusal,
+        is_compressed_inside=True,
+        engine=EngineForm(
+            name="avro",
+            codecs={"zstd": "zstandard", "none": "uncompressed"},
+            accepted=frozenset({"recordName", "recordNamespace"}),
+        ),
     ),
     "jsonl": Format(
         extension=".jsonl",
@@ -155,6 +310,16 @@ FORMATS: Mapping[str, Format] = {
         encoder=_json_lines,
         refusal=json_lines.refusal,
         rows_at_once=_TEXT_ROWS_AT_ONCE,
+        engine=EngineForm(
+            name="json",
+            options={
+                **_DATES,
+                "ignoreNullFields": "false",
+                "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSX",
+                "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+            },
+            accepted=frozenset({"ignoreNullFields", "writeNonAsciiCharacterAsCodePoint"}),
+        ),
     ),
     "csv": Format(
         extension=".csv",
@@ -163,6 +328,20 @@ FORMATS: Mapping[str, Format] = {
         encoder=_csv,
         refusal=_csv_refusal,
         rows_at_once=_TEXT_ROWS_AT_ONCE,
+        engine=EngineForm(
+            name="csv",
+            options={
+                **_DATES,
+                "header": "true",
+                "escape": '"',
+                "nullValue": "",
+                "emptyValue": '""',
+                "ignoreLeadingWhiteSpace": "false",
+                "ignoreTrailingWhiteSpace": "false",
+                "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSSX",
+                "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+            },
+        ),
     ),
 }
 

@@ -62,7 +62,8 @@ _BUCKET = re.compile(rf"(?P<number>\d{{17}})({re.escape(_FOLDED)})?")
 class DataFile:
     path: str
     """Below the root, or in the folder beside it (`layout.is_data`); with `/`."""
-    rows: int
+    rows: int | None
+    """None where the format does not count them and Spark's writer wrote it."""
     bytes: int
 
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from epochal.errors import EpochalError
 from epochal.kit.marked_files import at_once, is_of
@@ -16,11 +14,10 @@ from epochal.sinks.files import layout
 from epochal.sinks.files.backend import Stores
 from epochal.sinks.files.formats import format_of
 from epochal.sinks.files.ledger import Ledger
+from epochal.sinks.files.row_counts import ROW_COUNTS
 from epochal.sinks.files.target import Target
 from epochal.storage import FileStore
 from epochal.terms import EpochNumber, Identity, Json, quantity
-
-_CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 
 
 def recount(stores: Stores, ledger: Ledger, identity: Identity) -> Recount:
@@ -55,44 +52,9 @@ def _count(stores: Stores, path: str) -> int | str:
         if file is None:
             return f"{path} is named by the manifest and is not there"
         with file:
-            return _COUNTS[format_of(path)](pa.PythonFile(file, mode="r"), path)
+            return ROW_COUNTS[format_of(path)](pa.PythonFile(file, mode="r"), path)
     except (EpochalError, OSError, pa.ArrowException) as error:
         return f"{path} can't be read: {error}"
-
-
-def _parquet_rows(file: pa.NativeFile, _path: str) -> int:
-    return int(pq.ParquetFile(file).metadata.num_rows)
-
-
-def _lines(file: pa.NativeFile, path: str) -> int:
-    count = 0
-    with _decompressed(file, path) as stream:
-        while block := stream.read(1 << 20):
-            count += block.count(b"\n")
-    return count
-
-
-def _csv_rows(file: pa.NativeFile, path: str) -> int:
-    with (
-        _decompressed(file, path) as stream,
-        pa_csv.open_csv(
-            stream,
-            read_options=pa_csv.ReadOptions(block_size=_CSV_ROW_BYTES_MAX),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-        ) as reader,
-    ):
-        return sum(batch.num_rows for batch in reader)
-
-
-_COUNTS = {"parquet": _parquet_rows, "jsonl": _lines, "csv": _csv_rows}
-
-
-def _decompressed(file: pa.NativeFile, path: str) -> pa.NativeFile:
-    try:
-        codec = pa.Codec.detect(path).name
-    except (ValueError, TypeError):
-        return file
-    return pa.CompressedInputStream(file, codec)
 
 
 def _strays(store: FileStore, identity: Identity, named: set[str]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from epochal.kit.hive_partitions import values_of
 from epochal.kit.secrets import Secret
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import Stores, backend_for
-from epochal.sinks.files.formats import format_of
+from epochal.sinks.files.formats import FORMATS, format_of
 from epochal.sinks.files.ledger import Manifest, ledgers
 from epochal.sinks.files.target import parse
 from epochal.sinks.files.target import storage_options as checked_options
@@ -36,6 +36,8 @@ from epochal.storage.local import LocalStore
 _CSV_ROW_BYTES_MAX = 16 * 1024 * 1024
 _SPARK_OPTIONS: dict[str, dict[str, str]] = {
     "parquet": {},
+    "orc": {},
+    "avro": {},
     "jsonl": {},
     "csv": {
         "header": "true",
@@ -86,8 +88,9 @@ def read_epochs(
 
     All epochs of all pipelines, or those in `epochs` (a range, a set), or those of one pipeline.
     Gives a pyarrow Dataset, or a DataFrame of the Spark session where one is given. A dataset reads
-    parquet and CSV lazily; JSON lines are read into memory here. An object store is reached with
-    the sink's `storage_options`; Spark reaches it with its own settings (`s3a`).
+    parquet, ORC and CSV lazily; JSON lines and Avro (by fastavro) are read into memory here.
+    An object store is reached with the sink's `storage_options`; Spark reaches it with its own
+    settings (`s3a`).
     """
     target = parse(path)
     options = checked_options(target.scheme, storage_options or {})
@@ -190,11 +193,37 @@ def _read_json(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Da
                 json.loads(line, parse_float=str, parse_int=str)
                 for line in stream.read().splitlines()
             ]
-        fixed = {
-            name: _typed(value, schema.field(name).type) for name, value in values_of(file).items()
-        }
-        tables.append(read_lines(rows, schema, fixed))
+        tables.append(read_lines(rows, schema, _fixed(file, schema)))
     return ds.dataset(pa.concat_tables(tables))
+
+
+def _read_avro(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    try:
+        from fastavro import reader  # noqa: PLC0415  few need it
+    except ImportError:
+        raise Misconfigured(
+            "to read Avro files without Spark, a package is needed that is not installed: fastavro",
+            "pip install fastavro; or read_epochs(…, spark=spark)",
+        ) from None
+    tables = []
+    file_system = _file_system(stores)
+    for file in files:
+        with file_system.open_input_stream(_full_path(stores, file)) as stream:
+            rows: list[Any] = list(reader(stream))
+        fixed = _fixed(file, schema)
+        columns = [
+            pa.repeat(fixed[column.name], len(rows))
+            if column.name in fixed
+            else pa.array([row.get(column.name) for row in rows], column.type)
+            for column in schema
+        ]
+        tables.append(pa.Table.from_arrays(columns, schema=schema))
+    return ds.dataset(pa.concat_tables(tables))
+
+
+def _fixed(file: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """The columns that a file's path holds."""
+    return {name: _typed(value, schema.field(name).type) for name, value in values_of(file).items()}
 
 
 _CSV = ds.CsvFileFormat(
@@ -206,6 +235,8 @@ _CSV = ds.CsvFileFormat(
 )
 _READERS: dict[str, Callable[[Stores, Sequence[str], pa.Schema], ds.Dataset]] = {
     "parquet": _of_columns(ds.ParquetFileFormat()),
+    "orc": _of_columns(ds.OrcFileFormat()),
+    "avro": _read_avro,
     "csv": _of_columns(_CSV),
     "jsonl": _read_json,
 }
@@ -227,13 +258,35 @@ def _spark_read(
     hidden = [file for file in files if layout.is_data(file)]
     shown = [file for file in files if not layout.is_data(file)]
     root, ours = (_spark_root(store.location) for store in (stores.shown, stores.ours))
-    reader = spark.read.options(**_SPARK_OPTIONS[form]).format("json" if form == "jsonl" else form)
-    frames = [_spark_hidden(reader, ours, some, schema) for some in _by_folder(hidden)]
+    reader = spark.read.options(**_SPARK_OPTIONS[form]).format(FORMATS[form].engine.name)
+    read_as = _avro_types(schema) if form == "avro" else schema
+    frames = [_spark_hidden(reader, ours, some, read_as) for some in _by_folder(hidden)]
     if shown:
-        visible = reader.schema(ddl(schema)).option("basePath", root)
+        visible = reader.schema(ddl(read_as)).option("basePath", root)
         frames.append(visible.load([f"{root}/{file}" for file in shown]))
     rows = reduce(lambda one, other: one.unionByName(other), frames)
-    return rows.select([rows[f"`{name.replace('`', '``')}`"] for name in schema.names])
+    columns = [rows[_quoted(name)] for name in schema.names]
+    if read_as is not schema:
+        types = [spark_type(column.type) for column in schema]
+        columns = [one.cast(kind) for one, kind in zip(columns, types, strict=True)]
+    return rows.select(columns)
+
+
+def _avro_types(schema: pa.Schema) -> pa.Schema:
+    """The columns with Avro's integers: Spark refuses to read them as smaller ones."""
+    return pa.schema([column.with_type(_with_avro_integers(column.type)) for column in schema])
+
+
+def _with_avro_integers(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_int8(kind) or pa.types.is_int16(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_with_avro_integers(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _with_avro_integers(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_avro_integers(kind.value_type))
+    return kind
 
 
 def _spark_hidden(reader: Any, root: str, files: Sequence[str], schema: pa.Schema) -> Rows:

@@ -12,12 +12,19 @@ from epochal.errors import Misconfigured
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.sinks.files.backend import Backend, LocalBackend, Uploads, backend_for
-from epochal.sinks.files.formats import FORMATS
+from epochal.sinks.files.formats import FORMATS, Format
 from epochal.sinks.files.target import Target, parse, storage_options
 from epochal.terms import Ability, Identity, Json, Limits
 
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 _NO_CONSTRAINTS = "a file takes every row that fits its schema"
+_ABOVE_ZERO = (
+    "max_file_bytes",
+    "max_records_per_file",
+    "buffer_bytes_max",
+    "open_files_max",
+    "recovery_days",
+)
 
 FOLDER = Promises(
     sink="`Files`, a folder",
@@ -71,15 +78,22 @@ class Files(SinkBase):
     `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`, whose bucket must exist.
     """
     _: KW_ONLY
-    format: Literal["parquet", "jsonl", "csv"] = "parquet"
+    format: Literal["parquet", "orc", "avro", "jsonl", "csv"] = "parquet"
+    """ORC and Avro are written by Spark's own writer only, Avro where spark-avro is there."""
     partition_by: Sequence[str] = ()
     compression: str | None = None
-    """None takes the format's own: snappy for parquet, none for text."""
+    """None takes the format's own: snappy (ORC: zstd), and none for text."""
     max_file_bytes: int | None = None
     """
     A file that has reached this is closed and another begun; 256 MiB where tasks write. Spark's own
     writer makes one file per task and partition value, so where this is given, tasks write.
     """
+    sort_by: Sequence[str] = ()
+    """The order of rows within each file, by Spark's own writer only."""
+    max_records_per_file: int | None = None
+    """A file with so many rows is closed and another begun, by Spark's own writer only."""
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Of Spark's own writer, such as `parquet.block.size`: the guide lists them by format."""
     buffer_bytes_max: int = 64 * 1024 * 1024
     """How much a task holds in memory, over all partition values."""
     open_files_max: int = 64
@@ -105,12 +119,14 @@ class Files(SinkBase):
         options = storage_options(target.scheme, self.storage_options)
         self._set("storage_options", dict(options))
         self._set("_backend", backend_for(target, self.uploads, options))
-        if isinstance(self.partition_by, str):
-            raise Misconfigured(
-                f"partition_by={self.partition_by!r} is one string, not a list of columns",
-                f"partition_by=[{self.partition_by!r}]",
-            )
-        self._set("partition_by", tuple(self.partition_by))
+        for option in ("partition_by", "sort_by"):
+            given = getattr(self, option)
+            if isinstance(given, str):
+                raise Misconfigured(
+                    f"{option}={given!r} is one string, not a list of columns",
+                    f"{option}=[{given!r}]",
+                )
+            self._set(option, tuple(given))
         self._check_options()
         self._check_uploads()
 
@@ -143,10 +159,13 @@ class Files(SinkBase):
             raise Misconfigured(
                 f"compression={self.compression!r} for {self.format}", f"one of {', '.join(known)}"
             )
-        for option in ("max_file_bytes", "buffer_bytes_max", "open_files_max", "recovery_days"):
+        for option in _ABOVE_ZERO:
             given = getattr(self, option)
             if given is not None and given < 1:
                 raise Misconfigured(f"{option}={given}", "give a number above zero")
+        self._set("options", {name: _option_text(value) for name, value in self.options.items()})
+        self._form.require_accepted(self.format, self.options)
+        self._check_writer()
         hidden = [name for name in self.partition_by if name.startswith(("_", ".")) or not name]
         if hidden:
             raise Misconfigured(
@@ -155,6 +174,18 @@ class Files(SinkBase):
             )
         if len(set(self.partition_by)) < len(self.partition_by):
             raise Misconfigured(f"partition_by={list(self.partition_by)} names a column twice")
+
+    def _check_writer(self) -> None:
+        """Refuse what no writer has together."""
+        if self._tasks_refusal is not None and self.max_file_bytes is not None:
+            raise Misconfigured(
+                f"{self._tasks_refusal}, and max_file_bytes is for files that tasks write",
+                "leave max_file_bytes out; max_records_per_file limits the files of Spark's writer",
+            )
+
+    @property
+    def _form(self) -> Format:
+        return FORMATS[self.format]
 
     @property
     def target(self) -> str:
@@ -202,7 +233,11 @@ class Files(SinkBase):
         from epochal.kit.file_buffer import BufferLimits  # noqa: PLC0415
         from epochal.sinks.files.writer import FileShape, FileWriter  # noqa: PLC0415
 
-        form = FORMATS[self.format]
+        if self._tasks_refusal is not None:
+            raise Misconfigured(
+                self._tasks_refusal, "here rows are written by a task, or by the driver itself"
+            )
+        form = self._form
         file_bytes_max = self.max_file_bytes or _MAX_FILE_BYTES
         shape = FileShape(
             format=form,
@@ -221,7 +256,7 @@ class Files(SinkBase):
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:  # noqa: ARG002
         # Here, as tasks do without it: a new worker process pays for every import.
-        from epochal.sinks.files.committer import FileCommitter  # noqa: PLC0415
+        from epochal.sinks.files.committer import EngineFiles, FileCommitter  # noqa: PLC0415
         from epochal.sinks.files.spark_log import SparkLog  # noqa: PLC0415
 
         backend = self._backend
@@ -231,18 +266,38 @@ class Files(SinkBase):
             format=self.format,
             partition_by=tuple(self.partition_by),
             whole_epochs=self._whole_epochs(),
-            compression=self.compression or FORMATS[self.format].default,
-            engine_refusal=self._engine_refusal(),
+            engine=EngineFiles(
+                compression=self.compression or self._form.default,
+                sort_by=tuple(self.sort_by),
+                options=self._writer_options(),
+                refusal=self._engine_refusal(),
+                tasks_refusal=self._tasks_refusal,
+            ),
             log=SparkLog(backend.root) if isinstance(backend, LocalBackend) else None,
             has_log=self.spark_metadata,
         )
 
     def _engine_refusal(self) -> str | None:
         """Why tasks write the files, and not Spark's own writer."""
-        if self.format != "parquet":
-            return f"the form of values in {self.format} is that of tasks"
         if self.max_file_bytes is not None:
             return "max_file_bytes is given, and Spark does not split files by their size"
+        return None
+
+    def _writer_options(self) -> dict[str, str]:
+        given = {name: str(value) for name, value in self.options.items()}
+        if self.max_records_per_file is not None:
+            given["maxRecordsPerFile"] = str(self.max_records_per_file)
+        return given
+
+    @property
+    def _tasks_refusal(self) -> str | None:
+        """Why tasks can't write the files."""
+        by_spark = "by Spark's own writer only"
+        if self._form.encoder is None:
+            return f"{self.format} files are written {by_spark}"
+        for option in ("sort_by", "max_records_per_file", "options"):
+            if getattr(self, option):
+                return f"{option} is obeyed {by_spark}"
         return None
 
     def _whole_epochs(self) -> Ability:
@@ -264,3 +319,8 @@ class Files(SinkBase):
             granted=False,
             because="files of an epoch appear one by one; read_epochs shows whole epochs" + way_out,
         )
+
+
+def _option_text(value: object) -> str:
+    """As Spark reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,7 @@ from hashlib import sha256
 import pyarrow as pa
 
 from epochal.contract import Task
+from epochal.errors import InvariantBroken
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
 from epochal.kit.parquet import nullable_inside
 from epochal.sinks.files import layout
@@ -80,7 +81,10 @@ class FileWriter:
 
     @cached_property
     def _encoder(self) -> Callable[[pa.NativeFile], Encoder]:
-        return self._shape.format.encoder(self._rows.sample, self._shape.compression)
+        encoder = self._shape.format.encoder
+        if encoder is None:
+            raise InvariantBroken(f"no task writes {self._shape.format.extension} files")
+        return encoder(self._rows.sample, self._shape.compression)
 
     def _create(self, folder: str, number: int) -> _File:
         suffix = self._shape.format.suffix(self._shape.compression)
@@ -94,13 +98,14 @@ def receipt_of(
     attempt: Attempt,
     handle: Handle,
     schema: pa.Schema,
-    files: Mapping[str, int],
+    files: Mapping[str, int | None],
     *,
     fingerprint: Fingerprint | None = None,
 ) -> Receipt:
     """
-    Make the files of an attempt durable: the receipt names them. `files` are the rows of each;
-    `fingerprint` is of all rows, where more than their number is known.
+    Make the files of an attempt durable: the receipt names them. `files` are the rows of each,
+    None where they are not counted file by file; `fingerprint` is of all rows, where more than
+    their number is known.
     """
     token: dict[str, Json] = {"files": []}
     sealed: list[dict[str, Json]] = []
@@ -112,7 +117,7 @@ def receipt_of(
         ]
     return Receipt(
         handle=handle,
-        fingerprint=fingerprint or Fingerprint(sum(files.values())),
+        fingerprint=fingerprint or Fingerprint(sum(rows or 0 for rows in files.values())),
         bytes=sum(int(str(fields["bytes"])) for fields in sealed),
         token=token,
     )
