@@ -148,6 +148,8 @@ def test_odd_partition_values_come_back(drive, tmp_path, form):
             "flag": pa.array([True] * len(values)),
         }
     )
+    # In CSV a null in the only column of a file would be an empty line.
+    rows = rows.set_column(1, pa.field("n", pa.int64(), nullable=False), rows["n"])
     parts = ["p", "odd=col", "day", "flag"]
     driver = drive(Files(str(tmp_path), format=form, partition_by=parts))
     driver.committer.check(rows.schema)
