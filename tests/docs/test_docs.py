@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -188,20 +190,43 @@ def test_the_example_of_the_session_runs(tmp_path, monkeypatch):
     assert sorted(epochal.read_epochs("out").to_table()["id"].to_pylist()) == [0, 1, 2, 3]
 
 
-def test_the_quick_start_runs(spark, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = examples("docs/guides/quick-start.md")[0]
-    known = {"wait_for_rows": wait_for_rows}
-    exec(code.replace("query.awaitTermination(20)", "wait_for_rows(pipeline)"), known)
-    every, even = (epochal.read_epochs(f"out/{name}").to_table() for name in ("all", "even"))
-    assert every.num_rows > 0
-    assert sorted(even["value"].to_pylist()) == sorted(
-        value for value in every["value"].to_pylist() if value % 2 == 0
+def test_the_quick_start_is_killed_and_counts_every_row_once(tmp_path):
+    """As a newcomer does it: files copied from the page, a virtual environment not activated."""
+    job, count, _ = examples("docs/guides/quick-start.md")[:3]
+    until_killed = job.replace("awaitTermination(20)", "awaitTermination(600)")
+    until_committed = job.replace(
+        "query.awaitTermination(20)", "while not pipeline.metrics().commits: query.exception()"
     )
+    (tmp_path / "killed.py").write_text(until_killed)
+    (tmp_path / "again.py").write_text(until_committed)
+    (tmp_path / "count_rows.py").write_text(count)
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
+        environment.pop(name, None)
 
+    def start(name: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, name],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
-def wait_for_rows(pipeline: epochal.Pipeline) -> None:
-    deadline_s = time.monotonic() + 60
-    while pipeline.metrics().rows == 0:
+    killed = start("killed.py")
+    deadline_s = time.monotonic() + 240
+    while not list((tmp_path / "out" / "even").glob("*.jsonl")):
+        assert killed.poll() is None, killed.communicate()[1][-3000:]
         assert time.monotonic() < deadline_s
-        time.sleep(0.2)
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    again = start("again.py")
+    _, errors = again.communicate(timeout=240)
+    assert again.returncode == 0, errors[-3000:]
+    counted, errors = start("count_rows.py").communicate(timeout=60)
+    result = dict(line.rsplit(" ", 1) for line in counted.splitlines())
+    assert int(result.pop("rows")) > 0, errors
+    assert result == {"lost": "0", "twice": "0", "in one sink only": "0"}

@@ -16,7 +16,7 @@ from epochal.spark.error_text import spark_message
 from epochal.spark.local_session import local_builder, quiet
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.projection import empty_like
-from epochal.spark.versions import UNIX_SOCKETS
+from epochal.spark.versions import UNIX_SOCKETS, require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +76,7 @@ def _builder(name: str, master: str | None) -> SparkSession.Builder:
         # Started by spark-submit, with settings of its own.
         return SparkSession.builder.appName(name)
     if not (master or "local").startswith("local"):
+        require_java()
         return SparkSession.builder.appName(name).config(UNIX_SOCKETS, True)
     return quiet(local_builder(name, threads=_THREADS))
 

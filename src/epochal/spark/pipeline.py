@@ -57,6 +57,7 @@ from epochal.spark.versions import (
     require_classic,
     require_streaming,
     require_supported,
+    require_workers,
 )
 from epochal.telemetry.exporters import attach, serve_metrics
 from epochal.terms import (
@@ -485,6 +486,7 @@ class Pipeline:
     def _require_spark(self, spark: SparkSession) -> None:
         require_supported()
         require_classic(spark)
+        require_workers(spark)
 
 
 def _safe(run: str) -> str:

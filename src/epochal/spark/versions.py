@@ -1,13 +1,20 @@
-"""The releases, kinds and settings of Spark: what is supported, refused, or advised."""
+"""The releases, kinds, workers and settings of Spark: what is supported, refused, or advised."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from epochal.errors import Misconfigured
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 OLDEST = (4, 0)
@@ -15,19 +22,35 @@ NEWEST = (4, 3)
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 """From Spark 4.1 on: without it rows cross to Python by TCP, which waits for acknowledgements."""
 
+_asked: WeakSet[SparkContext] = WeakSet()
+"""The applications whose workers were asked what they run."""
 
-def require_supported(version: str | None = None) -> None:
+
+def require_supported(release: str | None = None) -> None:
     """Refuse a PySpark that is not tested. The installed one, if none is given."""
-    if version is None:
-        version = _installed()
-    found = re.match(r"(\d+)\.(\d+)", version)
+    if release is None:
+        release = _installed()
+    found = re.match(r"(\d+)\.(\d+)", release)
     minor = (0, 0) if found is None else (int(found[1]), int(found[2]))
     if OLDEST <= minor <= NEWEST:
         return
     raise Misconfigured(
-        f"PySpark {version} is not supported here: {_text(OLDEST)} to {_text(NEWEST)} are",
+        f"PySpark {release} is not supported here: {_text(OLDEST)} to {_text(NEWEST)} are",
         f'pip install "pyspark>={_text(OLDEST)},<{NEWEST[0]}.{NEWEST[1] + 1}"',
     )
+
+
+def require_java() -> None:
+    """Refuse a machine on which Spark would end with "Java gateway process exited"."""
+    home = os.environ.get("JAVA_HOME")
+    way_out = (
+        "install a Java, 17 or newer (Debian: `apt-get install default-jre-headless`, macOS: "
+        "`brew install openjdk@17`), and set JAVA_HOME to its folder if `java` is not on the PATH"
+    )
+    if home and not shutil.which("java", path=str(Path(home, "bin"))):
+        raise Misconfigured(f"JAVA_HOME is {home}, and there is no bin/java in it", way_out)
+    if not home and shutil.which("java") is None:
+        raise Misconfigured("no Java was found, and Spark runs on one", way_out)
 
 
 def require_classic(spark: SparkSession) -> None:
@@ -37,6 +60,70 @@ def require_classic(spark: SparkSession) -> None:
             "this is a Spark Connect session: foreachBatch runs on the server, not in this driver",
             "run the driver in Spark's classic mode: unset SPARK_REMOTE, no .remote(…)",
         )
+
+
+def require_workers(spark: SparkSession) -> None:
+    """
+    Let workers run a Python that has this package; refuse those that don't.
+
+    A driver that is started as `venv/bin/python job.py` has it, while workers take the first
+    `python3` on the path unless PYSPARK_PYTHON is set. In local mode they run on this machine and
+    get the driver's own Python. On a cluster, and where a Python was named, one task asks what
+    they have, once per Spark application.
+    """
+    context = spark.sparkContext
+    is_local = (context.master or "").startswith("local")
+    if context in _asked or (is_local and _is_this_python(context.pythonExec)):
+        return
+    is_named = "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python")
+    if is_local and not is_named:
+        context.pythonExec = sys.executable
+        return
+    from epochal import __version__ as here  # noqa: PLC0415  the root imports this module
+
+    try:
+        (found,) = context.parallelize([0], 1).map(_describing_worker()).collect()
+    except Exception as error:
+        cause = re.search(r"^.*PYTHON_VERSION_MISMATCH.*$", str(error), re.MULTILINE)
+        if cause is None:
+            raise
+        raise _wrong_workers(cause[0].strip()) from None
+    if found["epochal"] != here:
+        has = f"epochal {found['epochal']}" if found["epochal"] else "no epochal"
+        raise _wrong_workers(
+            f"Spark's workers run {found['python']}, which has {has}; the driver runs "
+            f"{sys.executable} with epochal {here}"
+        )
+    _asked.add(context)
+
+
+def _is_this_python(command: str) -> bool:
+    found = shutil.which(command)
+    # Not resolved further: the python of a virtual environment is a link to that of the machine.
+    return found is not None and Path(found).parent.samefile(Path(sys.executable).parent)
+
+
+def _describing_worker() -> Callable[[int], dict[str, str]]:
+    # A function inside of a function is sent as code; of any other the worker imports the module.
+    def describe(_: int) -> dict[str, str]:
+        import sys  # noqa: PLC0415  runs on a worker
+
+        try:
+            import epochal  # noqa: PLC0415  the same
+        except ImportError:
+            return {"python": sys.executable, "epochal": ""}
+        return {"python": sys.executable, "epochal": epochal.__version__}
+
+    return describe
+
+
+def _wrong_workers(fact: str) -> Misconfigured:
+    return Misconfigured(
+        fact,
+        "before the session is made: set the environment variable PYSPARK_PYTHON to the Python "
+        f"that has this package (here: PYSPARK_PYTHON={sys.executable}); on a cluster, install "
+        "epochal on every node or ship an environment with spark.archives",
+    )
 
 
 def require_streaming(frame: DataFrame) -> None:
