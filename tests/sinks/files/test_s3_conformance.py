@@ -94,5 +94,5 @@ def test_a_crash_at_any_call_leaves_every_row_visible_once(s3, folder, uploads):
             schema=rows[0].schema,
         )
 
-    report = crash_at_every_call(fresh, second=False)
-    assert report.runs > 2 * 10
+    report = crash_at_every_call(fresh, second=False, effects_only=True)
+    assert report.runs > 15

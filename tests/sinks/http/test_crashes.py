@@ -65,17 +65,17 @@ def keyed(service, tmp_path):
 
 
 def test_a_crash_at_any_call_in_two_phases_leaves_every_row_visible_once(two_phase):
-    assert crash_at_every_call(two_phase, second=False).runs > 25
+    assert crash_at_every_call(two_phase, second=False, effects_only=True).runs > 15
 
 
 def test_a_crash_at_any_call_with_keys_leaves_every_row_taken_once(keyed):
-    assert crash_at_every_call(keyed, second=False).runs > 25
+    assert crash_at_every_call(keyed, second=False, effects_only=True).runs > 15
 
 
 def test_the_judge_objects_to_an_epoch_that_is_proven_and_not_called(keyed, monkeypatch):
     monkeypatch.setattr(KeyedDelivery, "deliver", lambda *_: {})
     with pytest.raises(Breach, match="lost 3 rows"):
-        crash_at_every_call(keyed, second=False)
+        crash_at_every_call(keyed, second=False, effects_only=True)
 
 
 def test_the_judge_objects_to_a_commit_that_forgets_a_transaction(two_phase, monkeypatch):
@@ -84,10 +84,10 @@ def test_the_judge_objects_to_a_commit_that_forgets_a_transaction(two_phase, mon
         HttpCommitter, "commit", lambda self, epoch, some: honest(self, epoch, some[1:])
     )
     with pytest.raises(Breach, match="lost 3 rows"):
-        crash_at_every_call(two_phase, second=False)
+        crash_at_every_call(two_phase, second=False, effects_only=True)
 
 
 def test_a_commit_without_its_mark_is_found_at_the_next_start(two_phase, monkeypatch):
     monkeypatch.setattr(HttpCommitter, "_mark", lambda *_: None)
     with pytest.raises(Refused, match="proves no epoch"):
-        crash_at_every_call(two_phase, second=False)
+        crash_at_every_call(two_phase, second=False, effects_only=True)
