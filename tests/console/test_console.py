@@ -16,7 +16,10 @@ from console import stage
 from console.stage import TOKEN
 
 from epochal.console.index import key_of as console_key
+from epochal.reports.discover import find_logs
 from epochal.sinks.files import read_epochs
+from epochal.storage.leases import lease_at
+from epochal.telemetry.standby import Presence, Role, members_of
 
 
 def test_a_pipeline_is_found_and_shown_with_its_sinks_figures_and_epochs(shown, page):
@@ -59,6 +62,19 @@ def test_receipts_are_shown_while_the_log_keeps_them(shown, page):
     page.click("a:has-text('orders')")
     page.click("a:text-is('119')")
     assert page.locator("td code").count() == 2
+
+
+def test_standbys_are_shown_with_their_role(tmp_path, start, page):
+    stage.healthy(tmp_path, "clicks", epochs=1)
+    log = next(iter(find_logs(str(tmp_path))))
+    lease = lease_at(log.store)
+    presence = Presence(members_of(log), lease)
+    presence.role = Role.WAITING
+    page.goto(start(tmp_path))
+    page.click("a:has-text('clicks')")
+    page.wait_for_selector("td:text-is('waiting')")
+    assert "Standbys" in page.inner_text("main")
+    presence.close()
 
 
 def test_a_page_refreshes_itself(tmp_path, start, page):

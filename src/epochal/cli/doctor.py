@@ -15,6 +15,7 @@ from epochal.cli.output import (
     lines,
     message,
     show_json,
+    standby_lines,
 )
 from epochal.config.resolve_target import open_target
 from epochal.reports.doctor import diagnose
@@ -44,6 +45,7 @@ def _show(report: DoctorReport) -> None:
     lines([f"log: {report.log}", *_ability_lines(report.log_servers)])
     if report.driver is not None:
         lines([f"driver: {report.driver.liveness.value}: {report.driver.because}"])
+    lines(standby_lines(report.standbys))
     for sink in report.sinks:
         lines(_sink_lines(sink))
     if not report.sinks:

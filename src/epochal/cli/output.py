@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epochal.reports import to_json
+from epochal.reports.model import StandbyReport
 
 EXIT_FAILED = 1
 EXIT_IN_DOUBT = 3
@@ -123,3 +124,11 @@ def moment(at: float | None) -> str:
 
 def number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
+
+
+def standby_lines(standbys: Sequence[StandbyReport]) -> list[str]:
+    """Who works and who waits, and since when."""
+    return [
+        f"standby: {one.role} since {moment(one.since)}: {one.driver}; lease at {one.lease}"
+        for one in standbys
+    ]

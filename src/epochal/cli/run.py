@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from epochal.spark.standby import Standby
+
 _POLL_EVERY_S = 0.5
 _EPOCHS_SHOWN = 8
 _EPOCHS_PRINTED_MAX = 1000
@@ -45,6 +48,7 @@ def run(
         Path,
         typer.Argument(metavar="PIPELINE.YAML", help="`epochal init` writes an example."),
     ],
+    *,
     available_now: Annotated[
         bool,
         typer.Option("--available-now", help="Write all rows that the source has now, then stop."),
@@ -53,6 +57,19 @@ def run(
         bool,
         typer.Option("--check", help="Query every target's abilities, and write nothing."),
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Warm up, and wait until no other driver works on the pipeline."
+        ),
+    ] = False,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where standbys agree whose turn it is; beside the epoch log if not given.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """
@@ -61,6 +78,9 @@ def run(
     Continues where the last run ended, and first commits the epoch that it had decided. SIGTERM and
     Ctrl-C stop it cleanly: the epoch in progress is finished or aborted. A SIGINT that the caller
     ignores, as shells do for background jobs of scripts, stays ignored.
+
+    With --standby any number of drivers may run: one works, the others wait, and one of them takes
+    over within seconds where it dies. `--lease` takes etcd://…/prefix, postgresql://…#name, s3://….
 
     Example: epochal run orders.yaml
     """
@@ -77,6 +97,17 @@ def run(
             sys.stdout.write(f"{pipeline.check(stream)}\n")
             return
         with _pushing(declared.metrics), _stop_on_signals() as stop_requested:
+            if standby or lease is not None:
+                waiting = pipeline.start(
+                    partial(stream_of, declared, spark),
+                    checkpoint=declared.checkpoint,
+                    run=declared.run,
+                    standby=lease or True,
+                    outputMode=declared.output_mode,
+                    trigger=_trigger(declared),
+                )
+                _follow_standby(waiting, pipeline, stop_requested, quiet=quiet)
+                return
             query = pipeline.start(
                 stream,
                 checkpoint=declared.checkpoint,
@@ -136,6 +167,27 @@ def _follow(
         raise error
     if not stop_requested.is_set():
         _raise_error_of(query)
+
+
+def _follow_standby(
+    standby: Standby, pipeline: Pipeline, stop_requested: threading.Event, *, quiet: bool
+) -> None:
+    """Show its role and its progress until it ends or a signal arrives."""
+    role = None
+    with _progress_of(pipeline, quiet=quiet) as show:
+        try:
+            while standby.isActive and not stop_requested.is_set():
+                if standby.role is not role and not quiet:
+                    role = standby.role
+                    sys.stderr.write(f"{pipeline.name}: standby: {role.value}\n")
+                    sys.stderr.flush()
+                stop_requested.wait(_POLL_EVERY_S)
+                show()
+        finally:
+            pipeline.close()
+            show()
+    if not stop_requested.is_set():
+        standby.awaitTermination()
 
 
 def _stop(query: StreamingQuery, pipeline: Pipeline) -> None:

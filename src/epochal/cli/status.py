@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.output import AsJson, age, message, number, show_json, show_table
+from epochal.cli.output import AsJson, age, message, number, show_json, show_table, standby_lines
 from epochal.reports.model import PipelineReport, StatusReport
 from epochal.reports.status import status as status_of
 from epochal.telemetry.health import MEANINGS, Health
@@ -50,7 +50,7 @@ def _show(report: StatusReport) -> None:
         [_row(one, now) for one in report.pipelines],
     )
     for one in report.pipelines:
-        for line in _details(one, now):
+        for line in [*_details(one, now), *_standbys(one)]:
             message(line)
     for broken in report.unreadable:
         message(f"error: {broken.message} [{broken.code}]\nhint: {broken.hint}")
@@ -90,3 +90,7 @@ def _details(one: PipelineReport, now: float) -> Iterator[str]:
     if one.pause is not None:
         yield f"{name}: {one.pause}"
         yield f"hint: `epochal resume {one.location}`"
+
+
+def _standbys(one: PipelineReport) -> list[str]:
+    return [f"{one.pipeline}: {line}" for line in standby_lines(one.standbys)]

@@ -180,12 +180,9 @@ class Coordinator:
         uid, claim = self._environment.new_uid(), self._environment.new_claim()
         before = self._journal.peek()
         expected = _claimed(before, start, uid, claim)
-        self._targets.open(expected)
-        abilities = [*self._targets.check(schemas or {})]
-        writers = {} if engines is None else self._targets.engine_abilities(schemas or {}, engines)
+        abilities, writers = self._check_start(expected, schemas or {}, engines)
         servers = self._targets.servers(before)
         start = replace(start, sinks=_described(start.sinks, writers, servers))
-        abilities += writers.values()
         self._journal.claim(lambda before: _claimed(before, start, uid, claim))
         if _identities(expected) != _identities(self.state):
             self._targets.open(self.state)
@@ -196,6 +193,33 @@ class Coordinator:
         self._compare_marks(start.run)
         self._recover()
         return abilities
+
+    def check_start(
+        self,
+        start: Start,
+        schemas: Mapping[SinkName, pa.Schema],
+        engines: Mapping[SinkName, EngineAbility],
+    ) -> None:
+        """
+        Refuse what `start` would refuse before its claim; a pause does not count. Claims nothing:
+        for a driver that is to start later, and stops this coordinator afterwards.
+        """
+        before = self._journal.peek()
+        unpaused = None if before is None else replace(before, pause=None)
+        uid, claim = self._environment.new_uid(), self._environment.new_claim()
+        self._check_start(_claimed(unpaused, start, uid, claim), schemas, engines)
+
+    def _check_start(
+        self,
+        expected: State,
+        schemas: Mapping[SinkName, pa.Schema],
+        engines: Mapping[SinkName, EngineAbility] | None,
+    ) -> tuple[Sequence[Ability], Mapping[SinkName, Ability]]:
+        """What the targets promise, and what writes the rows of each sink."""
+        self._targets.open(expected)
+        abilities = self._targets.check(schemas)
+        writers = {} if engines is None else self._targets.engine_abilities(schemas, engines)
+        return [*abilities, *writers.values()], writers
 
     def check(self, schemas: Mapping[SinkName, pa.Schema]) -> Sequence[Ability]:
         """Check the targets again, for rows that were not known at the start; between epochs."""

@@ -13,7 +13,17 @@ from epochal.storage.urls import login_of
 
 _DEPTH_MAX = 6
 _NEVER_A_LOG = frozenset(
-    {"offsets", "commits", "sources", "state", "_spark_metadata", "history", "_epochal"}
+    {
+        "offsets",
+        "commits",
+        "sources",
+        "state",
+        "_spark_metadata",
+        "history",
+        "standby",
+        "lease",
+        "_epochal",
+    }
 )
 """Folders that may hold many files and never a log: Spark's, histories, markers of sinks."""
 _BESIDE_ROWS = ".epochal"

@@ -30,7 +30,7 @@ from epochal.reports.model import (
     GrantsReport,
     SinkDiagnosis,
 )
-from epochal.reports.status import live_of, require_record
+from epochal.reports.status import live_of, require_record, standby_reports
 from epochal.storage import ServedStore
 from epochal.telemetry.health import Liveness
 from epochal.terms import Ability, Limits, Mark, SinkName, quantity
@@ -60,6 +60,7 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
         log=log_text,
         log_servers=servers,
         driver=driver,
+        standbys=[] if opened.log is None else standby_reports(opened.log),
         sinks=diagnoses,
         problems=problems,
     )

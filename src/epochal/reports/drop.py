@@ -21,10 +21,11 @@ from epochal.kit.sink_base import Dropped, Operable
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
 from epochal.reports.inspect import committer_of, error_text
-from epochal.reports.liveness import driver_report, require_no_driver
+from epochal.reports.liveness import driver_report, lease_for_tool, require_no_driver
 from epochal.reports.model import DropReport
 from epochal.reports.status import live_of, require_record
 from epochal.telemetry.history import history_of
+from epochal.telemetry.standby import members_of
 from epochal.terms import quantity
 
 _NOT_REACHED = "not reached: "
@@ -39,7 +40,13 @@ def drop(opened: OpenedTarget, *, dry_run: bool, is_dead: bool = False) -> DropR
     state = require_record(log).record.state
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
     _require_nothing_decided(state)
-    state = by_hand.as_successor(state) if dry_run else by_hand.take_over(log, opened.limits)
+    if dry_run:
+        return _dropped(opened, log, by_hand.as_successor(state), dry_run=True)
+    with lease_for_tool(log, doing="drop the pipeline", take_over=is_dead):
+        return _dropped(opened, log, by_hand.take_over(log, opened.limits), dry_run=False)
+
+
+def _dropped(opened: OpenedTarget, log: EpochLog, state: State, *, dry_run: bool) -> DropReport:
     # Again: a driver that seemed dead may have decided before the claim.
     _require_nothing_decided(state)
     removed, left = _at_targets(opened, state, dry_run=dry_run)
@@ -121,6 +128,9 @@ def _log(log: EpochLog, *, dry_run: bool, is_kept: bool) -> list[str]:
     if not dry_run:
         if history is not None:
             history.store.delete(names)
+        members = members_of(log)
+        if members is not None:
+            members.clear()
         # The highest number last: it is the state of the log as long as it exists.
         for number in numbers:
             log.delete([number])

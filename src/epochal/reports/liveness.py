@@ -12,16 +12,32 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
+from epochal.config.resolve_target import OpenedTarget
+from epochal.coordinator import this_driver
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import Refused
+from epochal.logs import StoredLog
 from epochal.protocol.state import State
 from epochal.reports.model import DriverReport
+from epochal.storage.leases import KeptLease, Lease, lease_at
 from epochal.telemetry.health import Liveness
 from epochal.telemetry.history import Live
+from epochal.telemetry.standby import Member, present_at
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Change = Callable[Concatenate[OpenedTarget, P], T]
 
 _HOST_AND_PID = re.compile(r"(?P<host>\S+) pid (?P<pid>\d+)( machine \w+)?")
 _OVERDUE_FACTOR = 6
 _OVERDUE_MIN_S = 30.0
+_LEASE_WAIT_S = 3.0
 
 
 def driver_report(state: State, live: Live | None, *, now: float) -> DriverReport:
@@ -84,4 +100,64 @@ def require_no_driver(driver: DriverReport, *, take_over: bool, doing: str) -> N
         f"generation {driver.generation} seems to be running ({driver.because}); to {doing} would "
         "fence it",
         "stop that driver first; if it is certainly dead, or is to be fenced: --take-over",
+    )
+
+
+@contextmanager
+def lease_for_tool(log: EpochLog, *, doing: str, take_over: bool = False) -> Iterator[None]:
+    """
+    Hold the pipeline's lease while a command claims, so that no standby takes the pipeline from it.
+
+    Where nobody runs as a standby there is nothing to hold. Raises `Refused` with who has it where
+    the lease is not to be had, unless a person takes over: then the command claims all the same,
+    and a standby may claim after it.
+    """
+    present = present_at(log)
+    if not present or take_over or not isinstance(log, StoredLog):
+        yield
+        return
+    lease = lease_at(log.store)
+    try:
+        if {one.lease for one in present} != {lease.location} or not _acquired(lease):
+            raise _held(present, doing)
+        kept = KeptLease(lease, this_driver())
+        try:
+            yield
+        finally:
+            kept.release()
+    finally:
+        lease.close()
+
+
+def under_lease(doing: str) -> Callable[[Change[P, T]], Change[P, T]]:
+    """Let a change of a pipeline by hand hold its lease; not a dry run, which claims nothing."""
+
+    def wrap(change: Change[P, T]) -> Change[P, T]:
+        @wraps(change)
+        def run(opened: OpenedTarget, /, *arguments: P.args, **named: P.kwargs) -> T:
+            if named.get("dry_run", False):
+                return change(opened, *arguments, **named)
+            take_over = bool(named.get("take_over", False))
+            with lease_for_tool(opened.require_log(), doing=doing, take_over=take_over):
+                return change(opened, *arguments, **named)
+
+        return run
+
+    return wrap
+
+
+def _acquired(lease: Lease) -> bool:
+    deadline = time.monotonic() + _LEASE_WAIT_S
+    while not lease.acquire(f"{this_driver()} (a command)"):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(lease.look_every_s / 2)
+    return True
+
+
+def _held(present: list[Member], doing: str) -> Refused:
+    who = "; ".join(f"{one.driver}: {one.role}" for one in present)
+    return Refused(
+        f"standby drivers are at work, and to {doing} would get into their way: {who}",
+        "hold them back: `epochal pause` (and `resume` afterwards); or --take-over",
     )

@@ -32,6 +32,19 @@ class DriverReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyReport:
+    """A driver that runs as a standby, as it last described itself."""
+
+    driver: str
+    role: str
+    """warming up, waiting, or working: then it holds the lease."""
+    since: float
+    """When it took on this role, by its own clock."""
+    lease: str
+    """Where the lease is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSink:
     """One sink of a decided epoch."""
 
@@ -129,6 +142,8 @@ class PipelineReport:
     blocks: str
     to_do: str
     driver: DriverReport
+    standbys: Sequence[StandbyReport]
+    """Drivers that run as standbys, the one that works first; empty where none does."""
     last_epoch: int | None
     decided_at: float | None
     epoch: int | None
@@ -364,6 +379,7 @@ class DoctorReport:
     log_servers: Sequence[Ability]
     """What the servers of the log's store answer, where it has some."""
     driver: DriverReport | None
+    standbys: Sequence[StandbyReport]
     sinks: Sequence[SinkDiagnosis]
     problems: Sequence[str]
     """What a person should look at; empty if all is well."""

@@ -19,7 +19,7 @@ from epochal.protocol.admission import Start
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, count_proofs, inspect_sinks
-from epochal.reports.liveness import driver_report, require_no_driver
+from epochal.reports.liveness import driver_report, require_no_driver, under_lease
 from epochal.reports.model import RecoveryReport, SinkInspection
 from epochal.reports.status import live_of, require_record
 from epochal.telemetry.history_writer import record_history
@@ -42,6 +42,7 @@ def plan_recovery(opened: OpenedTarget, *, now: float | None = None) -> Recovery
     )
 
 
+@under_lease("recover")
 def recover(
     opened: OpenedTarget, *, take_over: bool = False, now: float | None = None
 ) -> RecoveryReport:

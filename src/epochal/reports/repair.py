@@ -23,6 +23,7 @@ from epochal.errors import Refused
 from epochal.protocol.admission import LostEpochs, is_back, lost_epochs, own_epoch
 from epochal.protocol.state import Accepted, State
 from epochal.reports.inspect import committer_of
+from epochal.reports.liveness import under_lease
 from epochal.reports.model import ResolutionReport
 from epochal.reports.resolve import declared_sink, read_for_change, resolution_report
 from epochal.spark.checkpoint import open_checkpoint
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@under_lease("repair a sink")
 def repair(
     opened: OpenedTarget,
     *,

@@ -14,12 +14,13 @@ from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import Accepted, GivenUp, State
 from epochal.reports.inspect import committer_of, error_text
-from epochal.reports.liveness import driver_report, require_no_driver
+from epochal.reports.liveness import driver_report, require_no_driver, under_lease
 from epochal.reports.model import ResolutionReport
 from epochal.reports.status import live_of, require_record
 from epochal.terms import EpochNumber, quantity
 
 
+@under_lease("finish a sink")
 def finish(
     opened: OpenedTarget, *, sink: str, epoch: int, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
@@ -54,6 +55,7 @@ def finish(
     )
 
 
+@under_lease("give a sink up")
 def give_up(
     opened: OpenedTarget, given_up: GivenUp, *, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
@@ -100,6 +102,7 @@ def give_up(
     )
 
 
+@under_lease("abort")
 def abort(
     opened: OpenedTarget, *, sink: str, name: str, by: str, dry_run: bool, take_over: bool = False
 ) -> ResolutionReport:
@@ -129,6 +132,7 @@ def abort(
     )
 
 
+@under_lease("accept")
 def accept(
     opened: OpenedTarget,
     *,

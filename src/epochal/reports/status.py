@@ -22,6 +22,7 @@ from epochal.reports.model import (
     PipelineReport,
     RetryReport,
     SinkReport,
+    StandbyReport,
     StatusReport,
     UnreadableReport,
     UnsettledReport,
@@ -29,6 +30,7 @@ from epochal.reports.model import (
 from epochal.storage import open_store
 from epochal.telemetry.health import MEANINGS, Facts, Liveness, Pending, health_of
 from epochal.telemetry.history import Live, history_of
+from epochal.telemetry.standby import present_at
 
 _BY_HAND = frozenset({RecordKind.ACCEPTED, RecordKind.GAVE_UP, RecordKind.RESOLVED})
 _SPARKS_METADATA = "metadata"
@@ -76,6 +78,7 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         blocks=MEANINGS[found.health].blocks,
         to_do=MEANINGS[found.health].to_do,
         driver=driver,
+        standbys=standby_reports(log),
         last_epoch=None if last is None else last.epoch,
         decided_at=None if last is None else last.decided_at,
         epoch=_epoch(state, own),
@@ -120,6 +123,14 @@ def urgency(one: PipelineReport) -> tuple[int, float, str]:
     """Sorts pipelines by what a person should look at first: proven loss, then by age."""
     # The age counts where somebody waits; healthy pipelines are found by name.
     return one.health.rank, (one.since or 0.0) if one.health.is_bad else 0.0, one.pipeline
+
+
+def standby_reports(log: EpochLog) -> list[StandbyReport]:
+    """Who runs as a standby, by the files that they keep beside the log."""
+    return [
+        StandbyReport(driver=one.driver, role=one.role, since=one.since, lease=one.lease)
+        for one in present_at(log)
+    ]
 
 
 def require_record(log: EpochLog) -> Numbered:

@@ -72,6 +72,7 @@ class Run:
         self._read_schemas = read_schemas
         self._lock = threading.Lock()
         self._is_over = False
+        self._resigned: str | None = None
         self._query_id: str | None = None
         self._idle_sweep: IdleSweep | None = None
 
@@ -89,7 +90,7 @@ class Run:
         with self._lock, _raised_into_spark(f"epoch {epoch}", self._failed):
             query_id = query_id_of(batch)
             self._require_own(query_id)
-            self._require_not_paused()
+            self._require_may_go_on()
             if self._read_schemas is not None:
                 # Only now: tables that are missing are created for these rows.
                 self.coordinator.check(self._read_schemas(batch))
@@ -108,10 +109,21 @@ class Run:
         else:
             self.error = error
 
-    def _require_not_paused(self) -> None:
+    def _require_may_go_on(self) -> None:
         pause = self.coordinator.state.pause
         if pause is not None:
             raise Stopped(_paused(pause))
+        if self._resigned is not None:
+            raise Stopped(self._resigned)
+
+    def resign(self, because: str, wait_s: float = CALLBACK_WAIT_MAX_S) -> None:
+        """Begin no further epoch; stop the query once the one that is being written has ended."""
+        self._resigned = because
+        if self._lock.acquire(timeout=wait_s):
+            self._lock.release()
+        if self.query is not None and is_active(self.query):
+            logger.warning("%s: %s", self.location, because)
+            stop_query(self.query)
 
     def _stop_query(self, because: str) -> None:
         """

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from epochal.clock import SystemClock
 from epochal.contract import EngineAbility, Sink
@@ -40,8 +40,8 @@ from epochal.coordinator.environment import OnStep, ignore_step, new_uid
 from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name, described, engine_ability
-from epochal.errors import EpochalError, Misconfigured
-from epochal.logs import checkpoint_log, open_log
+from epochal.errors import EpochalError, InvariantBroken, Misconfigured
+from epochal.logs import StoredLog, checkpoint_log, open_log
 from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
 from epochal.spark.checkpoint import open_checkpoint
@@ -49,7 +49,7 @@ from epochal.spark.display import CheckReport, Written, in_html, in_text
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
-from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of
+from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of, leaves
 from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.spark.query_options import QueryOptions, configured, read_options
 from epochal.spark.versions import (
@@ -59,7 +59,10 @@ from epochal.spark.versions import (
     require_supported,
     require_workers,
 )
+from epochal.storage import open_store
+from epochal.storage.leases import Lease, lease_at
 from epochal.telemetry.exporters import attach, serve_metrics
+from epochal.telemetry.probes import Activity, set_activity
 from epochal.terms import (
     DEFAULT_LIMITS,
     EpochNumber,
@@ -74,6 +77,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
+
+    from epochal.spark.standby import Standby
 
 Location = str | os.PathLike[str]
 UnfinishedChoice = Literal["ask", "redo", "skip"]
@@ -136,11 +141,13 @@ class Pipeline:
         self._metrics_host = metrics_host
         self._watch = watch
         self._run: Run | None = None
+        self._standby: Standby | None = None
         self._tracker = Tracker(SystemClock())
         by_name(self.sinks)  # refuses at once what could never start: no sinks, or two of one name
 
     # Writing
 
+    @overload
     def start(
         self,
         df: DataFrame,
@@ -149,15 +156,144 @@ class Pipeline:
         run: str | None = None,
         unfinished: UnfinishedChoice = "ask",
         retarget: Collection[str] = (),
+        standby: Literal[False] = False,
         **options: Unpack[QueryOptions],
-    ) -> StreamingQuery:
+    ) -> StreamingQuery: ...
+
+    @overload
+    def start(
+        self,
+        df: DataFrame | Callable[[], DataFrame],
+        checkpoint: Location | None = None,
+        *,
+        run: str | None = None,
+        unfinished: UnfinishedChoice = "ask",
+        retarget: Collection[str] = (),
+        standby: Literal[True] | str | Lease,
+        **options: Unpack[QueryOptions],
+    ) -> Standby: ...
+
+    def start(
+        self,
+        df: DataFrame | Callable[[], DataFrame],
+        checkpoint: Location | None = None,
+        *,
+        run: str | None = None,
+        unfinished: UnfinishedChoice = "ask",
+        retarget: Collection[str] = (),
+        standby: bool | str | Lease = False,
+        **options: Unpack[QueryOptions],
+    ) -> StreamingQuery | Standby:
         """
         Start a query that writes each micro-batch exactly once.
 
         Takes Spark's own options: `processingTime=`, `availableNow=` or `once=` (or
         `trigger={…}`), `outputMode=`, `queryName=`, and `checkpointLocation=` for `checkpoint`.
         The pipeline is claimed before the query starts; from then on no other driver decides on it.
+
+        With `standby` this process first warms up, then waits until it is its turn: `True` has a
+        lease beside the epoch log, a URL (`etcd://…/prefix`, `postgresql://…#name`, `s3://…`) has
+        it there. `df` may then be a function that makes the DataFrame, and must be one where tables
+        are joined: it is called at each turn, so that they are as new as the takeover. What can be
+        refused is refused at once.
         """
+        if standby is not False:
+            return self._stand_by(
+                df if callable(df) else _same_each_time(df),
+                standby,
+                self._location(checkpoint, read_options(options, self.sinks).checkpoint),
+                run=run,
+                unfinished=unfinished,
+                retarget=retarget,
+                options=options,
+            )
+        if callable(df):
+            raise Misconfigured(
+                "start() takes a DataFrame; a function that makes one is for a standby",
+                "start(make_orders, …, standby=True), or start(make_orders(), …)",
+            )
+        started = self._start_query(
+            df, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
+        )
+        if started.query is None:
+            raise InvariantBroken(f"{started.location}: a run was started without a query")
+        return started.query
+
+    def _stand_by(
+        self,
+        build: Callable[[], DataFrame],
+        standby: bool | str | Lease,
+        checkpoint: Location,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
+        options: QueryOptions,
+    ) -> Standby:
+        """Refuse what a start would refuse before its claim, and wait for the lease."""
+        from epochal.spark.standby import Standby  # noqa: PLC0415  most drivers are none
+
+        if not self.limits.fence_on_start:
+            raise Misconfigured(
+                "standby= needs a claim that fences, and Limits(fence_on_start=False) refuses it",
+                "leave fence_on_start as it is; a standby claims only when it has the lease",
+            )
+        frame = build()
+        self._require_spark(frame.sparkSession)
+        require_streaming(frame)
+        configured(frame, read_options(options, self.sinks))
+        query = self._query(frame.sparkSession, frame)
+        folder = open_checkpoint(checkpoint, query.spark)
+        log = self._log_of(folder.location, query.spark)
+        coordinator = Coordinator(log=log, sinks=self.sinks, limits=self.limits)
+        try:
+            start = self._start_of(
+                folder.location,
+                run=run,
+                query_id=folder.query_id,
+                position=folder.position,
+                unfinished=_unfinished(unfinished),
+                retarget=retarget,
+            )
+            coordinator.check_start(start, query.schemas, query.engines)
+        finally:
+            coordinator.stop()
+        if self._metrics_port is not None:
+            serve_metrics(self._metrics_port, self._metrics_host)
+        self._standby = Standby(
+            pipeline=self.name,
+            spark=query.spark,
+            sinks=self.sinks,
+            build=build,
+            start=lambda made: self._start_query(
+                made, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
+            ),
+            log=self._log_of(folder.location, query.spark),
+            lease=self._lease(standby, folder.location, query.spark),
+        )
+        return self._standby
+
+    def _lease(self, standby: bool | str | Lease, location: str, spark: SparkSession) -> Lease:
+        if isinstance(standby, str):
+            return lease_at(open_store(standby, spark=spark))
+        if not isinstance(standby, bool):
+            return standby
+        log = self._log_of(location, spark)
+        if not isinstance(log, StoredLog):
+            raise Misconfigured(f"{log.place} has no room for a lease", "standby='etcd://…/prefix'")
+        return lease_at(log.store)
+
+    def _start_query(
+        self,
+        df: DataFrame,
+        checkpoint: Location | None,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
+        options: QueryOptions,
+    ) -> Run:
+        """Claim, recover and start the query: `Run.query`."""
         self._require_spark(df.sparkSession)
         require_streaming(df)
         query_options = read_options(options, self.sinks)
@@ -179,7 +315,8 @@ class Pipeline:
             started.end()
             raise
         started.end_with(query)
-        return query
+        set_activity(self.name, Activity.WORKING)
+        return started
 
     def each_batch(
         self,
@@ -301,7 +438,32 @@ class Pipeline:
         attach(coordinator.tracker, log, self.limits)
         if self._run is None or self._run.is_over:
             self._tracker = coordinator.tracker
-        start = Start(
+        start = self._start_of(
+            location,
+            run=run,
+            query_id=query_id,
+            position=position,
+            unfinished=unfinished,
+            retarget=retarget,
+        )
+        try:
+            coordinator.start(start, query.schemas, query.engines)
+        except BaseException:
+            coordinator.stop()
+            raise
+        return coordinator
+
+    def _start_of(
+        self,
+        location: str,
+        *,
+        run: str | None,
+        query_id: str | None,
+        position: Position | None,
+        unfinished: Unfinished,
+        retarget: Collection[str],
+    ) -> Start:
+        return Start(
             pipeline=self.name,
             location=location,
             sinks=described(self.sinks),
@@ -313,12 +475,6 @@ class Pipeline:
             retarget=[SinkName(name) for name in retarget],
             fence=self.limits.fence_on_start,
         )
-        try:
-            coordinator.start(start, query.schemas, query.engines)
-        except BaseException:
-            coordinator.stop()
-            raise
-        return coordinator
 
     def _epoch_writer(self, coordinator: Coordinator, query: _Query) -> EpochWriter:
         return EpochWriter(
@@ -374,10 +530,14 @@ class Pipeline:
     @property
     def error(self) -> EpochalError | None:
         """The error that stopped the last query, with its class and hint; None where none did."""
+        if self._standby is not None:
+            return self._standby.error
         return None if self._run is None else self._run.error
 
     def close(self) -> None:
         """Wait until the epoch that is being written has ended, then stop cleanly."""
+        if self._standby is not None:
+            self._standby.stop()
         if self._run is not None:
             self._run.end()
 
@@ -510,6 +670,17 @@ def _session_or_none() -> SparkSession | None:
     except ImportError:
         return None
     return SparkSession.getActiveSession()
+
+
+def _same_each_time(frame: DataFrame) -> Callable[[], DataFrame]:
+    """A stream that may be started at any later time: what a table lists is of its first day."""
+    if all(leaf.isStreaming() for leaf in leaves(frame)):
+        return lambda: frame
+    raise Misconfigured(
+        "this DataFrame reads a table beside its stream, and shows it as it was when the DataFrame "
+        "was made; a standby may wait for days",
+        "give a function that makes it: start(make_orders, …, standby=True)",
+    )
 
 
 def _unfinished(choice: str) -> Unfinished:

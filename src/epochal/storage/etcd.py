@@ -51,6 +51,8 @@ _PART_BYTES = 1 << 20
 _PARTS_MAX = 100
 """etcd takes 128 operations in a transaction."""
 _PART_LEASE_S = 300
+_LEASE_TTL_S = 5
+"""2 is etcd's least; on a busy machine keep-alives come late."""
 _PAGE_KEYS = 1000
 _PAGE_ENTRIES = 20
 _DELETED_AT_ONCE = 60
@@ -215,6 +217,9 @@ class EtcdStore:
             password=address.password,
         )
         return EtcdStore(below, keeps_channels=False, token=self.client.token)
+
+    def lease(self) -> EtcdLease:
+        return EtcdLease(self._address)
 
     def close(self) -> None:
         self.client.close()
@@ -390,3 +395,53 @@ class EtcdStore:
         return TryAgain(
             f"cannot read {self.location}/{key}: it was replaced {_READS_MAX} times meanwhile"
         )
+
+
+class EtcdLease:
+    """A key that vanishes with a lease of etcd, which its holder keeps alive."""
+
+    look_every_s = 0.5
+
+    def __init__(self, address: Address, *, ttl_s: int = _LEASE_TTL_S) -> None:
+        self._client = EtcdClient(address)
+        self._key = f"{address.prefix}//lease".encode()
+        self._ttl_s = ttl_s
+        self.renew_every_s = ttl_s / 3
+        self._lease: int | None = None
+
+    @property
+    def location(self) -> str:
+        return self._client.address.location
+
+    def acquire(self, holder: str) -> bool:
+        self._lease = None
+        found, _ = self._client.range(range_of(self._key))
+        if found:
+            return False
+        lease = self._client.grant_lease(self._ttl_s, max_s=self._ttl_s)
+        is_put, found_since = self._client.transaction(
+            compare=[is_absent(self._key)],
+            puts=[put(self._key, holder.encode(), lease)],
+            otherwise=[range_of(self._key)],
+            max_s=self._ttl_s,
+        )
+        # Its own where the answer to the first try was lost.
+        is_own = is_put or bool(found_since[0] and found_since[0][0].lease == lease)
+        self._lease = lease if is_own else None
+        return is_own
+
+    def renew(self) -> bool:
+        if self._lease is not None and not self._client.keep_alive(self._lease, max_s=self._ttl_s):
+            self._lease = None
+        return self._lease is not None
+
+    def release(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._client.revoke_lease(lease, max_s=self._ttl_s)
+
+    def close(self) -> None:
+        try:
+            self.release()
+        finally:
+            self._client.close()

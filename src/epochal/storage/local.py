@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.leases import FileLease
 from epochal.storage.store import UNFINISHED, Entry, checked, gone
 
 _Made = TypeVar("_Made")
@@ -141,6 +142,10 @@ class LocalStore:
 
     def beside(self, name: str) -> LocalStore:
         return LocalStore(self._root, folder=str((self._base / name).relative_to(self._root)))
+
+    def lease(self) -> FileLease:
+        """On one machine only."""
+        return FileLease(self._base / ".lease")
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -10,11 +10,12 @@ pgpass or a service file. Nothing is created before the first put.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 from urllib.parse import unquote
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
@@ -36,6 +37,14 @@ _SCHEMA = "epochal"
 _TABLE = "store"
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_S = 30
+_DEAD_HOST_S = 10
+_DEAD_HOST: Mapping[str, int] = {
+    "tcp_keepalives_idle": 5,
+    "tcp_keepalives_interval": 1,
+    "tcp_keepalives_count": 5,
+    "tcp_user_timeout": _DEAD_HOST_S * 1000,
+}
+"""By these the server notices that the machine of a session is gone."""
 _MISSING = frozenset({"42P01", "3F000"})
 _CREATE = """
 SELECT pg_advisory_xact_lock(1701867363);
@@ -171,6 +180,9 @@ class PostgresStore:
             self._url, schema=self._schema_name, table=table, keeps_connection=False
         )
 
+    def lease(self) -> PostgresLease:
+        return PostgresLease(self._parameters, self._name, self.location)
+
     def close(self) -> None:
         with self._lock:
             self._hang_up()
@@ -250,7 +262,7 @@ class PostgresStore:
         try:
             return self._opened()
         except psycopg.Error as error:
-            raise self._unreachable(error) from None
+            raise unreachable(error, self.location, self._parameters) from None
 
     def _opened(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(
@@ -292,14 +304,99 @@ class PostgresStore:
         kind, hint = _ERRORS[state_class]
         return kind(fact, hint)
 
-    def _unreachable(self, error: psycopg.Error) -> EpochalError:
-        reason = " ".join(str(error).split())
-        password = self._parameters.get("password")
-        reason = reason.replace(password, "…") if password else reason
-        fact = f"cannot reach {self.location}: {reason}"
-        if any(sign in reason for sign in _UNREACHABLE_FOR_A_PERSON):
-            return Misconfigured(fact, "check user, password and database of the store's URL")
-        return TryAgain(fact)
+
+class PostgresLease:
+    """
+    An advisory lock of a session. The server gives it up as soon as it learns that the session has
+    ended: at once where the process died, after `_DEAD_HOST_S` where the whole machine did.
+    """
+
+    look_every_s = 0.5
+    renew_every_s = 2.0
+
+    def __init__(self, parameters: Mapping[str, str], name: str, location: str) -> None:
+        self._parameters = parameters
+        self.location = location
+        digest = hashlib.sha256(f"epochal lease {name}".encode()).digest()
+        self._key = int.from_bytes(digest[:8], "big", signed=True)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._is_held = False
+
+    def acquire(self, holder: str) -> bool:
+        del holder
+        self._is_held = bool(self._ask("SELECT pg_try_advisory_lock(%s)"))
+        return self._is_held
+
+    def renew(self) -> bool:
+        if self._is_held:
+            # Of this session: where the connection was lost, the next one holds nothing.
+            self._is_held = self._connection is not None and bool(
+                self._ask(
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                    " AND pid = pg_backend_pid() AND (classid::bigint << 32 | objid::bigint) = %s"
+                )
+            )
+        return self._is_held
+
+    def release(self) -> None:
+        self._is_held = False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def close(self) -> None:
+        self.release()
+
+    def _ask(self, query: LiteralString) -> int:
+        try:
+            if self._connection is None:
+                self._connection = self._opened()
+            row = self._connection.execute(query, (self._key,)).fetchone()
+        except psycopg.Error as error:
+            # A session that is lost has lost its lock, and so has its holder.
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            raise unreachable(error, self.location, self._parameters) from None
+        return 0 if row is None else int(row[0])
+
+    def _opened(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(
+            make_conninfo(
+                **{
+                    "keepalives_idle": "5",
+                    "tcp_user_timeout": str(_DEAD_HOST_S * 1000),
+                    **self._parameters,
+                    "application_name": "epochal-lease",
+                    "connect_timeout": str(_CONNECT_TIMEOUT_S),
+                    "target_session_attrs": "read-write",
+                }
+            ),
+            autocommit=True,
+            prepare_threshold=None,
+        )
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+        if pid != connection.info.backend_pid:
+            connection.close()
+            raise Misconfigured(
+                f"{self.location}: a pooler is in between, where a lock of a session is nobody's",
+                "give the lease the address of the server itself: standby='postgresql://…#name'",
+            )
+        for setting, value in _DEAD_HOST.items():
+            connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(setting), value))
+        return connection
+
+
+def unreachable(error: psycopg.Error, location: str, parameters: Mapping[str, str]) -> EpochalError:
+    """What a connection that can't be opened means for the caller, without its password."""
+    reason = " ".join(str(error).split())
+    password = parameters.get("password")
+    reason = reason.replace(password, "…") if password else reason
+    fact = f"cannot reach {location}: {reason}"
+    if any(sign in reason for sign in _UNREACHABLE_FOR_A_PERSON):
+        return Misconfigured(fact, "check user, password and database of the store's URL")
+    return TryAgain(fact)
 
 
 def _is_alive(connection: psycopg.Connection[Any]) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage.leases import FileLease
 from epochal.storage.store import Entry, checked, gone
 
 _BUSY_TIMEOUT_S = 10.0
@@ -113,6 +114,10 @@ class SqliteStore:
         """A file of its own: one file has one lock."""
         file = self._file.with_name(f"{self._file.name}.{name}")
         return SqliteStore(file, busy_timeout_s=self._busy_timeout_s)
+
+    def lease(self) -> FileLease:
+        """On one machine only."""
+        return FileLease(self._file.with_name(f"{self._file.name}.lease"))
 
     def close(self) -> None:
         """Nothing is kept open."""

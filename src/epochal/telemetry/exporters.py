@@ -14,7 +14,10 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 from epochal.coordinator import Listener, Tracker
@@ -24,6 +27,7 @@ from epochal.storage.urls import without_secrets
 from epochal.telemetry.history_writer import record_history
 from epochal.telemetry.instruments import Meters
 from epochal.telemetry.metrics import measure
+from epochal.telemetry.probes import Activity, activities
 from epochal.terms import Limits
 
 if TYPE_CHECKING:
@@ -65,6 +69,28 @@ def attach(tracker: Tracker, log: EpochLog, limits: Limits) -> None:
     measure(tracker, meters)
     for listener in (*tracing, *_programs_provider()):
         tracker.listen(listener)
+
+
+def watch_standby(pipeline: str) -> Callable[[], None]:
+    """Show by the enabled meters whether a standby waits or works; returns what ends it."""
+    with _guard:
+        meters = tuple(_meters)
+    gauges = {
+        "epochal_standby_waiting": Activity.WAITING,
+        "epochal_standby_working": Activity.WORKING,
+    }
+    for one, name in product(meters, gauges):
+        one.watch(name, (pipeline,), partial(_is_doing, pipeline, gauges[name]))
+
+    def end() -> None:
+        for one, name in product(meters, gauges):
+            one.unwatch(name, (pipeline,))
+
+    return end
+
+
+def _is_doing(pipeline: str, wanted: Activity) -> float:
+    return float(activities().get(pipeline) is wanted)
 
 
 def _programs_provider() -> list[Listener]:

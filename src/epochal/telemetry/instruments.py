@@ -123,6 +123,16 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
         "epochal_last_epoch": Instrument(
             kind=Kind.GAUGE, labels=("pipeline",), description="The newest epoch that has begun."
         ),
+        "epochal_standby_waiting": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="1 while this process is a standby that waits for the lease.",
+        ),
+        "epochal_standby_working": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="1 while this process is a standby that holds the lease and works.",
+        ),
         "epochal_kafka_lso_pinned_seconds": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "sink"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from epochal.errors import Misconfigured
 from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
+from epochal.telemetry.probes import activities, is_live, is_ready
 
 try:
     from prometheus_client import (
@@ -22,6 +25,11 @@ except ImportError as error:
         f"metrics for Prometheus need a package that is not installed: {error.name}",
         'pip install "epochal[metrics]"',
     ) from error
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication
+
+_PROBES = {"/live": is_live, "/ready": is_ready}
 
 
 class PrometheusMeters:
@@ -69,8 +77,8 @@ def prometheus_meters(registry: CollectorRegistry = REGISTRY) -> PrometheusMeter
 
 def serve(port: int, host: str = "127.0.0.1") -> int:
     """
-    Serve the metrics of this process at `/metrics`, and return the port. A second call with the
-    same host and port does nothing.
+    Serve the metrics of this process at `/metrics` and its health at `/live` and `/ready`, and
+    return the port. A second call with the same host and port does nothing.
 
     Loopback by default, as labels name pipelines and sinks. 0 takes a free port.
     """
@@ -85,5 +93,22 @@ def serve(port: int, host: str = "127.0.0.1") -> int:
                 f"metrics can't be served at {host}:{port}: {error.strerror}",
                 "another driver on this machine may use the port: give each driver its own, or 0",
             ) from error
+        metrics = server.get_app()
+        if metrics is not None:
+            server.set_app(_with_probes(metrics))
         _served[host, port] = int(server.server_port)
         return _served[host, port]
+
+
+def _with_probes(metrics: WSGIApplication) -> WSGIApplication:
+    """Kubernetes' probes beside the metrics: 200 or 503, and what each pipeline is doing."""
+
+    def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        probe = _PROBES.get(environ.get("PATH_INFO", ""))
+        if probe is None:
+            return metrics(environ, start_response)
+        status = "200 OK" if probe() else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "application/json")])
+        return [json.dumps({name: one.value for name, one in activities().items()}).encode()]
+
+    return app
