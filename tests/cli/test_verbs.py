@@ -23,7 +23,7 @@ import epochal as ep
 from epochal.coordinator import Environment
 
 SCHEMA = pa.schema([("id", pa.int64())])
-sinks = [ep.Files("out/orders", name="orders"), ep.Files("out/audit", name="audit", format="csv")]
+sinks = [ep.Files("out/orders", name="orders"), ep.Files("out/audit", name="audit", format="jsonl")]
 pipeline = ep.Pipeline("shop", sinks=sinks, log="chk/epochal/log")
 not_a_pipeline = 7
 
@@ -301,9 +301,13 @@ def test_a_narrow_terminal_truncates_no_cell(capsys, monkeypatch):
     where = "s3://lake/checkpoints/of/a/department/and/of/its/orders"
     because = "rows in the files that manifests name, counted in the files"
     show_table(["pipeline", "health", "where"], [["orders", "in doubt", where]])
+    show_table(["epoch", "by phase", "why"], [["7", "x" * 50, "full disk"]], optional=["by phase"])
     show_table(["sink", "what was counted"], [["orders", because]])
-    out = capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "left out on this narrow terminal: by phase" in captured.err
+    out = captured.out
     assert where in out
+    assert "xxx" not in out
     assert "…" not in out
     assert because.split() == out.partition("what was counted")[2].split("orders", 1)[1].split()
 

@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from epochal import __version__
 from epochal.errors import EpochalError
@@ -19,49 +20,81 @@ _INTERRUPTED = 130
 _TERMINATED = 143
 _DEBUG = "EPOCHAL_DEBUG"
 
+_START, _LOOK, _REPAIR = "Start", "Look", "Stop, recover and repair"
+_MOVE, _SERVE = "Move, clean up and grant", "Servers"
+
 VERBS = {
-    "demo": "demo:demo",
-    "init": "validate:init",
-    "validate": "validate:validate",
-    "run": "run:run",
-    "broker": "broker:broker",
-    "receiver": "receiver:receiver",
-    "status": "status:status",
-    "epochs": "epochs:epochs",
-    "visible": "visible:visible",
-    "doctor": "doctor:doctor",
-    "verify": "verify:verify",
-    "recover": "recover:recover",
-    "resolve": "resolve:resolve",
-    "repair": "repair:repair",
-    "pause": "pause:pause",
-    "resume": "pause:resume",
-    "adopt": "identity:adopt",
-    "fork": "identity:fork",
-    "rename": "identity:rename",
-    "compact": "compact:compact",
-    "drop": "drop:drop",
-    "grants": "grants:grants",
-    "log": "log:log",
-    "metrics": "metrics:metrics",
-    "console": "console:console",
+    "demo": ("demo:demo", _START),
+    "init": ("validate:init", _START),
+    "validate": ("validate:validate", _START),
+    "run": ("run:run", _START),
+    "status": ("status:status", _LOOK),
+    "epochs": ("epochs:epochs", _LOOK),
+    "visible": ("visible:visible", _LOOK),
+    "doctor": ("doctor:doctor", _LOOK),
+    "verify": ("verify:verify", _LOOK),
+    "metrics": ("metrics:metrics", _LOOK),
+    "log": ("log:log", _LOOK),
+    "pause": ("pause:pause", _REPAIR),
+    "resume": ("pause:resume", _REPAIR),
+    "recover": ("recover:recover", _REPAIR),
+    "resolve": ("resolve:resolve", _REPAIR),
+    "repair": ("repair:repair", _REPAIR),
+    "adopt": ("identity:adopt", _MOVE),
+    "fork": ("identity:fork", _MOVE),
+    "rename": ("identity:rename", _MOVE),
+    "compact": ("compact:compact", _MOVE),
+    "drop": ("drop:drop", _MOVE),
+    "grants": ("grants:grants", _MOVE),
+    "console": ("console:console", _SERVE),
+    "broker": ("broker:broker", _SERVE),
+    "receiver": ("receiver:receiver", _SERVE),
 }
-"""The module of each verb. Only the requested one is imported: some need heavy packages."""
+"""
+The module of each verb, and its group in `epochal --help`. Only the requested one is imported: some
+need heavy packages.
+"""
+
+
+def _hide_types_of_flags(params: list[Any]) -> list[Any]:
+    """A flag takes no value, and so its help shows no type."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.display_type_rich = lambda ctx: None  # noqa: ARG005
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
 
 
 def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
     """Build the command line with these verbs."""
     app = typer.Typer(
-        name="epochal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+        name="epochal",
+        cls=_Group,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        epilog="Each verb teaches itself: `epochal run --help`.",
     )
     app.callback()(options)
     for verb in verbs:
-        module, _, name = VERBS[verb].partition(":")
+        path, panel = VERBS[verb]
+        module, _, name = path.partition(":")
         found = getattr(import_module(f"epochal.cli.{module}"), name)
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=verb)
+            for inner in found.registered_commands:
+                inner.cls = _Command
+            app.add_typer(found, name=verb, cls=_Group, rich_help_panel=panel)
         else:
-            app.command(name=verb)(found)
+            app.command(name=verb, cls=_Command, rich_help_panel=panel)(found)
     return app
 
 

@@ -57,6 +57,7 @@ def epochs(  # noqa: PLR0917  typer reads the options off the signature
     show_table(
         ["epoch", "outcome", "rows", "seconds", "by phase", "finished", "gen", "why"],
         [_row(one) for one in report.epochs],
+        optional=["by phase", "gen", "finished", "seconds"],
     )
     if report.because:
         message(report.because)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from epochal.reports import to_json
 from epochal.reports.model import StandbyReport
@@ -56,6 +58,13 @@ ClientCa = Annotated[
 ]
 
 _PIPED_COLUMNS = 10_000
+_LAST_COLUMNS_MIN = 24
+_STYLES = {
+    **dict.fromkeys(["ok", "committed", "agrees"], "green"),
+    **dict.fromkeys(["retrying", "gone", "aborted"], "yellow"),
+    **dict.fromkeys(["lost", "in doubt", "unreadable", "failed", "differs"], "bold red"),
+}
+"""Colours of words that say it themselves. Rich shows none where NO_COLOR is set, or in a pipe."""
 _GAP = 2
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
@@ -72,20 +81,37 @@ def show_json(report: object) -> None:
     sys.stdout.write(json.dumps(to_json(report), ensure_ascii=False) + "\n")
 
 
-def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without truncating cells: on a narrow terminal lines wrap."""
-    table = Table(*head, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+def show_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, optional: Sequence[str] = ()
+) -> None:
+    """
+    Print a table without truncating cells. On a terminal that is too narrow, columns of `optional`
+    are left out, the first one first, until the rest fits. Only the last column wraps.
+    """
+    rows = [list(row) for row in rows]
+    columns = Console().width if sys.stdout.isatty() else _PIPED_COLUMNS
+    needed = {
+        name: max(map(cell_len, cells)) + _GAP
+        for name, *cells in zip(head, head, *rows, strict=True)
+    }
+    # The last column wraps between words.
+    words = [cell_len(word) for row in rows for word in row[-1].split()]
+    needed[head[-1]] = min(needed[head[-1]], max(_LAST_COLUMNS_MIN, *words, 0) + _GAP)
+    left_out: list[str] = []
+    for name in optional:
+        if sum(needed.values()) > columns:
+            left_out.append(name)
+            del needed[name]
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for name in needed:
+        table.add_column(name, no_wrap=name != head[-1])
     for row in rows:
-        table.add_row(*row)
-    Console(width=_columns_for(table), highlight=False).print(table, soft_wrap=True)
-
-
-def _columns_for(table: Table) -> int:
-    if not sys.stdout.isatty():
-        return _PIPED_COLUMNS
-    # The measure leaves out the last column's padding, which is printed.
-    narrowest = Console(width=_PIPED_COLUMNS).measure(table).minimum + _GAP
-    return max(Console().width, narrowest)
+        cells = [cell for name, cell in zip(head, row, strict=True) if name in needed]
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+    width = max(columns, sum(needed.values()))
+    Console(width=width, highlight=False).print(table, soft_wrap=True)
+    if left_out:
+        message(f"left out on this narrow terminal: {', '.join(left_out)}; --json shows all")
 
 
 def message(text: str) -> None:

@@ -48,6 +48,7 @@ def _show(report: StatusReport) -> None:
     show_table(
         ["pipeline", "health", "for", "epoch", "phase", "driver", "rows/s", "location"],
         [_row(one, now) for one in report.pipelines],
+        optional=["location", "rows/s", "driver", "phase"],
     )
     for one in report.pipelines:
         for line in [*_details(one, now), *_standbys(one)]:
