@@ -130,6 +130,22 @@ class Collector(ThreadingHTTPServer):
             for metric in scope.metrics
         }
 
+    def services(self) -> set[str]:
+        return {
+            attribute.value.string_value
+            for path, kind in (
+                ("/v1/metrics", ExportMetricsServiceRequest),
+                ("/v1/traces", ExportTraceServiceRequest),
+            )
+            for body in self.taken[path]
+            for resource in getattr(
+                kind.FromString(body),
+                f"resource_{path.rpartition('/')[2].replace('traces', 'spans')}",
+            )
+            for attribute in resource.resource.attributes
+            if attribute.key == "service.name"
+        }
+
     def spans(self) -> list:
         return [
             span
@@ -181,6 +197,7 @@ def test_metrics_and_spans_are_pushed_by_otlp(tmp_path, collector):
     assert whole.start_time_unix_nano <= spans["epochal committing"].start_time_unix_nano
     attributes = {one.key: one.value for one in whole.attributes}
     assert attributes["epochal.rows"].int_value == 3
+    assert collector.services() == {"epochal"}
 
 
 def test_a_missing_package_is_reported_with_a_hint(monkeypatch):

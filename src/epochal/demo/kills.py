@@ -26,7 +26,7 @@ from epochal.errors import EpochalError
 STEPS = ("begun", "prepared", "rehearsed", "gated", "decided", "committed", "settled")
 
 _STARTS_BEYOND_KILLS_MAX = 5
-_SILENCE_MAX_S = 180.0
+_SILENCE_MAX_S = 900.0
 
 
 class DemoFailed(EpochalError):
@@ -98,6 +98,12 @@ def _run_one(
         driver = _start(workspace, kill, log.fileno())
     try:
         _follow(driver, kill, progress, show)
+    except queue.Empty:
+        _kill_all(driver)
+        raise DemoFailed(
+            f"driver {progress.drivers} has printed nothing for {_SILENCE_MAX_S:.0f} s",
+            f"its output is in {workspace.driver_log}",
+        ) from None
     except BaseException:
         _kill_all(driver)
         raise
@@ -145,7 +151,7 @@ def _follow(
 
 
 def _steps(driver: subprocess.Popen[bytes]) -> Iterator[tuple[str, int | None]]:
-    """Yield the driver's steps until it ends. Raises after a long time without any."""
+    """Yield the driver's steps until it ends. Raises `queue.Empty` after a long time without."""
     lines: queue.Queue[bytes | None] = queue.Queue()
 
     def read() -> None:
@@ -155,10 +161,7 @@ def _steps(driver: subprocess.Popen[bytes]) -> Iterator[tuple[str, int | None]]:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        try:
-            line = lines.get(timeout=_SILENCE_MAX_S)
-        except queue.Empty:
-            raise DemoFailed(f"the driver has printed nothing for {_SILENCE_MAX_S:.0f} s") from None
+        line = lines.get(timeout=_SILENCE_MAX_S)
         if line is None:
             return
         if line.startswith(b"{"):

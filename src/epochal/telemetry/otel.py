@@ -23,6 +23,8 @@ except ImportError as error:
     ) from error
 
 _NANO = 1_000_000_000
+_UNNAMED = "unknown_service"
+"""The name of a service where neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES gives one."""
 Labels = tuple[str, ...]
 
 
@@ -154,6 +156,7 @@ class Push:
             from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
                 PeriodicExportingMetricReader,
             )
+            from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
             from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         except ImportError as error:
@@ -165,8 +168,11 @@ class Push:
         metrics = OTLPMetricExporter(endpoint=None if base is None else f"{base}/v1/metrics")
         spans = OTLPSpanExporter(endpoint=None if base is None else f"{base}/v1/traces")
         reader = PeriodicExportingMetricReader(metrics, export_interval_millis=every_s * 1000)
-        self._meters = MeterProvider(metric_readers=[reader])
-        self._tracers = TracerProvider()
+        resource = Resource.create()
+        if str(resource.attributes.get("service.name", "")).startswith(_UNNAMED):
+            resource = resource.merge(Resource({"service.name": "epochal"}))
+        self._meters = MeterProvider(metric_readers=[reader], resource=resource)
+        self._tracers = TracerProvider(resource=resource)
         self._tracers.add_span_processor(BatchSpanProcessor(spans))
         self.meters = OtelMeters(self._meters.get_meter("epochal"))
         self.tracing = Tracing(self._tracers.get_tracer("epochal"))
