@@ -20,7 +20,7 @@ class Run:
         self.items.append(item)
 
     def _close(self) -> tuple[str, str, int]:
-        name = "".join(self.codes).replace("16s", "u").replace("?", "o")
+        name = "".join(self.codes).replace("16s", "u").replace("H", "w").replace("?", "o")
         items = ", ".join(self.items)
         width = sum(WIDTH[code] for code in self.codes)
         self.codes, self.items = [], []
@@ -101,7 +101,16 @@ class Layout:
             return
         if field.is_struct and not field.is_array:
             yield from run.read()
-            yield f"{target}, at = {self.function('decode', field.element)}(data, at)"
+            line = f"{target}, at = {self.function('decode', field.element)}(data, at)"
+            if self.version in field.nullable:
+                # A byte of its own says whether it is there.
+                yield "at += 1"
+                yield "if data[at - 1] > 127:"
+                yield f"    {target} = None"
+                yield "else:"
+                yield f"    {line}"
+            else:
+                yield line
             return
         compact = self.is_compact(field)
         if compact:
@@ -166,6 +175,9 @@ class Layout:
             yield "    at = skip_tagged(data, at)"
         else:
             yield "    tags, at = read_uvarint(data, at)"
+            yield "    if tags > ALLOWED.elements:"
+            yield '        raise count_refused("tagged fields", tags)'
+            yield "    ALLOWED.elements -= tags"
             yield "    for _ in range(tags):"
             yield "        tag, at = read_uvarint(data, at)"
             yield "        tag_size, at = read_uvarint(data, at)"
@@ -217,7 +229,15 @@ class Layout:
             return
         if field.is_struct and not field.is_array:
             yield from run.write(put)
-            yield f"{self.function('encode', field.element)}({put}, {source})"
+            line = f"{self.function('encode', field.element)}({put}, {source})"
+            if self.version in field.nullable:
+                yield f"if {source} is None:"
+                yield f'    {put}(b"\\xff")'
+                yield "else:"
+                yield f'    {put}(b"\\x01")'
+                yield f"    {line}"
+            else:
+                yield line
             return
         if self.version in field.nullable:
             yield from run.write(put)

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-FIXED = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uuid": "16s"}
-WIDTH = {"?": 1, "b": 1, "h": 2, "i": 4, "q": 8, "16s": 16}
-PYTHON = {"bool": "bool", "string": "str", "bytes": "bytes", "records": "Records", "uuid": "Uuid"}
+FIXED = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+WIDTH = {"?": 1, "b": 1, "h": 2, "H": 2, "i": 4, "q": 8, "d": 8, "16s": 16}
+PYTHON = {
+    "bool": "bool",
+    "string": "str",
+    "bytes": "bytes",
+    "records": "Records",
+    "uuid": "Uuid",
+    "float64": "float",
+}
 FOREVER = 32767
 
 
@@ -76,13 +94,15 @@ class Field:
                 return 'b""'
             case "uuid":
                 return "NO_UUID"
+            case "float64":
+                return str(float(self.default or "0"))
         return str(int(self.default or "0", 0))
 
     def declaration(self) -> str:
         value = self.default_value()
         if self.is_array and value == "[]":
             value = "field(default_factory=list)"
-        elif self.is_struct and not self.is_array:
+        elif self.is_struct and not self.is_array and value != "None":
             value = f"field(default_factory={self.element})"
         return f"    {self.name}: {self.python_type()} = {value}"
 
@@ -163,8 +183,22 @@ def parse_field(raw: dict[str, str], name: str) -> Field:
     )
 
 
-def parse_schema(text: str) -> Schema:
+def _rename(raw: Any, taken: Collection[str]) -> None:
+    for common in raw.get("commonStructs", []):
+        if common["name"] in taken:
+            common["name"] = f"Response{common['name']}"
+        _rename(common, taken)
+    for field in raw.get("fields", []):
+        element = field["type"].removeprefix("[]")
+        if element in taken:
+            field["type"] = field["type"].replace(element, f"Response{element}")
+        _rename(field, taken)
+
+
+def parse_schema(text: str, taken: Collection[str] = ()) -> Schema:
+    """`taken` are names of structs of the request: a response's own of these names gets another."""
     raw = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    _rename(raw, taken)
     versions = Versions.parse(raw["validVersions"])
     if raw.get("latestVersionUnstable"):
         # Brokers hide it unless told otherwise, and its layout may still change.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from kafka_layouts import Layout
@@ -27,10 +27,13 @@ APIS = (  # noqa: SIM905  a list of words reads as words
     " CreateTopics DeleteTopics DeleteRecords InitProducerId OffsetForLeaderEpoch"
     " AddPartitionsToTxn AddOffsetsToTxn EndTxn WriteTxnMarkers TxnOffsetCommit DescribeConfigs"
     " AlterConfigs SaslAuthenticate CreatePartitions DeleteGroups IncrementalAlterConfigs"
-    " DescribeCluster DescribeProducers DescribeTransactions ListTransactions"
+    " DescribeCluster DescribeProducers DescribeTransactions ListTransactions OffsetDelete"
+    " DescribeLogDirs AlterReplicaLogDirs ElectLeaders ListPartitionReassignments"
+    " AlterPartitionReassignments DescribeAcls CreateAcls DeleteAcls DescribeClientQuotas"
+    " DescribeUserScramCredentials DescribeTopicPartitions ListConfigResources DescribeQuorum"
 ).split()
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "epochal" / "kafka"
-FORMATS = {"o": "?", "u": "16s"}
+FORMATS = {"o": "?", "u": "16s", "w": "H"}
 HELPERS = (  # noqa: SIM905  as above
     "ALLOWED NO_UUID SMALL_UVARINT Message Part Put Records Uuid count_refused new"
     " no_null_in_version not_in_version null_refused put_compact_strings put_strings put_tagged"
@@ -232,11 +235,12 @@ def generate(jar: Path) -> dict[Path, str]:
     requests = []
     with zipfile.ZipFile(jar) as archive:
 
-        def load(name: str) -> Schema:
-            return parse_schema(archive.read(f"common/message/{name}.json").decode())
+        def load(name: str, taken: Collection[str] = ()) -> Schema:
+            return parse_schema(archive.read(f"common/message/{name}.json").decode(), taken)
 
         for api in APIS:
-            pair = [load(f"{api}Request"), load(f"{api}Response")]
+            request = load(f"{api}Request")
+            pair = [request, load(f"{api}Response", [one.name for one in request.structs])]
             requests.append(pair[0])
             about = notice(jar, f"{api}: API key {pair[0].api_key}.")
             files[Path("messages") / f"{snake(api)}.py"] = f"{about}\n{module_text(pair)}"

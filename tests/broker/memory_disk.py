@@ -59,6 +59,13 @@ class MemoryDisk:
         self.crash_at = -1
         self._is_crashing = False
 
+    @property
+    def folder(self) -> str:
+        return "memory"
+
+    def space(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 39
+
     def change(self, size: int) -> int:
         """Counts; how many bytes of this change still happen."""
         self.changes += 1

@@ -22,8 +22,27 @@ from epochal.kafka.batches import Columns, Producer
 from epochal.kafka.client import Ask, Client, group_coordinator
 from epochal.kafka.cluster import Controller, Coordinator, Leader
 from epochal.kafka.codes import Code
+from epochal.kafka.compression import Compression
 from epochal.kafka.messages import add_partitions_to_txn as addp
-from epochal.kafka.messages import create_topics, delete_records, join_group, list_offsets
+from epochal.kafka.messages import (
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    create_acls,
+    create_topics,
+    delete_records,
+    describe_acls,
+    describe_client_quotas,
+    describe_cluster,
+    describe_log_dirs,
+    describe_topic_partitions,
+    describe_user_scram_credentials,
+    elect_leaders,
+    join_group,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    offset_delete,
+)
 from epochal.kafka.messages import fetch as fetching
 from epochal.kafka.messages import offset_commit as committing
 from epochal.kafka.messages import offset_fetch as offsets
@@ -315,6 +334,23 @@ def names_of_producers(t: Transcript) -> None:
         t.say(f"init {about}", Code(answer.error_code), answer.producer_epoch)
     unknown = t.until(lambda: t.init(fresh(), pid=5, epoch=3), lambda a: a.error_code)
     t.say("unknown id with epoch", Code(unknown.error_code), unknown.producer_epoch)
+
+
+def going_on_after_a_timeout(t: Transcript) -> None:
+    name = fresh()
+    txn = t.begun(name, timeout_ms=1_000)
+    t.say("produce v12", t.produced(t.batch(txn=txn), name=name, version=12))
+    for _ in range(200):
+        state = t.settle(txn)
+        if not state.startswith("Ongoing"):
+            break
+        time.sleep(0.05)
+    t.say("state", state)
+    pid, epoch = txn.producer_id, txn.producer_epoch
+    for about in ("the first time", "again"):
+        answer = t.until(lambda: t.init(name, pid=pid, epoch=epoch), lambda a: a.error_code)
+        t.say(f"init {about}", Code(answer.error_code), answer.producer_epoch)
+        t.say("state", t.settle(txn))
 
 
 def fencing_an_open_transaction(t: Transcript) -> None:
@@ -847,10 +883,166 @@ def looking_at_transactions(t: Transcript) -> None:
     described(name)
 
 
+def what_tools_ask(t: Transcript) -> None:
+    """Requests of admin clients and consoles, most of which one broker has little to say to."""
+    here = Controller()
+    acls = describe_acls.DescribeAclsRequest(
+        resource_type_filter=1,
+        pattern_type_filter=1,
+        operation=1,
+        permission_type=1,
+        resource_name_filter=None,
+        principal_filter=None,
+        host_filter=None,
+    )
+    t.say("acls", Code(t.once(acls, here).error_code))
+    creation = create_acls.AclCreation(
+        resource_type=2,
+        resource_name="t",
+        principal="User:a",
+        host="*",
+        operation=3,
+        permission_type=3,
+    )
+    made = t.once(create_acls.CreateAclsRequest(creations=[creation]), here)
+    t.say("acl made", *(Code(one.error_code) for one in made.results))
+    quotas = t.once(describe_client_quotas.DescribeClientQuotasRequest(components=[]), here)
+    t.say("quotas", Code(quotas.error_code), quotas.entries)
+    user = describe_user_scram_credentials.UserName(name="nobody")
+    request = describe_user_scram_credentials.DescribeUserScramCredentialsRequest(users=[user])
+    t.say("scram", *(Code(one.error_code) for one in t.once(request, here).results))
+    moves = t.once(list_partition_reassignments.ListPartitionReassignmentsRequest(), here)
+    t.say("moves", Code(moves.error_code), moves.topics)
+    for replicas in (None, [1], [7], []):
+        wanted = alter_partition_reassignments.ReassignableTopic(
+            name=t.topic,
+            partitions=[
+                alter_partition_reassignments.ReassignablePartition(
+                    partition_index=index, replicas=replicas
+                )
+                for index in (0, 9)
+            ],
+        )
+        moving = alter_partition_reassignments.AlterPartitionReassignmentsRequest(topics=[wanted])
+        (answer,) = t.once(moving, here).responses
+        t.say(f"move to {replicas}", *(Code(one.error_code) for one in answer.partitions))
+    places = elect_leaders.TopicPartitions(topic=t.topic, partitions=[0, 9])
+    election = elect_leaders.ElectLeadersRequest(topic_partitions=[places])
+    (answer,) = t.once(election, here).replica_election_results
+    found = sorted((one.partition_id, one.error_code) for one in answer.partition_result)
+    t.say("elections", *found)
+    everywhere = elect_leaders.ElectLeadersRequest(topic_partitions=None)
+    mine = [
+        one for one in t.once(everywhere, here).replica_election_results if one.topic == t.topic
+    ]
+    t.say("election of all", *(one.partition_result for one in mine))
+    topic = alter_replica_log_dirs.AlterReplicaLogDirTopic(name=t.topic, partitions=[0])
+    folder = alter_replica_log_dirs.AlterReplicaLogDir(path="/nowhere", topics=[topic])
+    moved = t.once(alter_replica_log_dirs.AlterReplicaLogDirsRequest(dirs=[folder]), here)
+    t.say("other folder", Code(moved.results[0].partitions[0].error_code))
+    sizes = describe_log_dirs.DescribeLogDirsRequest(
+        topics=[describe_log_dirs.DescribableLogDirTopic(topic=t.topic, partitions=[0, 1])]
+    )
+    (folder_now,) = t.once(sizes, here).results
+    t.say("folder", [(one.name == t.topic, len(one.partitions)) for one in folder_now.topics])
+    asked = [describe_topic_partitions.TopicRequest(name=name) for name in (t.topic, "no-such")]
+    pages = describe_topic_partitions.DescribeTopicPartitionsRequest(
+        topics=asked, response_partition_limit=1
+    )
+    page = t.once(pages, here)
+    for one in page.topics:
+        about = (
+            one.partitions and one.partitions[0].replica_nodes,
+            one.topic_authorized_operations,
+        )
+        t.say("topic page", one.name == t.topic, Code(one.error_code), len(one.partitions), *about)
+    cursor = page.next_cursor
+    t.say("cursor", cursor and (cursor.topic_name == t.topic, cursor.partition_index))
+
+
+def deleting_offsets(t: Transcript) -> None:
+    group = fresh()
+
+    def deleted(name: str, topic: str, partition: int = 0) -> None:
+        part = offset_delete.OffsetDeleteRequestPartition(partition_index=partition)
+        request = offset_delete.OffsetDeleteRequest(
+            group_id=name,
+            topics=[offset_delete.OffsetDeleteRequestTopic(name=topic, partitions=[part])],
+        )
+        answer = t.until(lambda: t.once(request, group_coordinator(name)), lambda a: a.error_code)
+        parts = [Code(p.error_code) for one in answer.topics for p in one.partitions]
+        t.say("delete offsets", Code(answer.error_code), *parts)
+
+    deleted(group, t.topic)
+    part = committing.OffsetCommitRequestPartition(partition_index=0, committed_offset=7)
+    request = committing.OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[committing.OffsetCommitRequestTopic(name=t.topic, partitions=[part])],
+    )
+    answer = t.until(
+        lambda: t.once(request, group_coordinator(group), 9),
+        lambda a: a.topics[0].partitions[0].error_code,
+    )
+    t.say("committed", Code(answer.topics[0].partitions[0].error_code))
+    deleted(group, "no-such-topic")
+    deleted(group, t.topic, 9)
+    deleted(group, t.topic)
+    deleted(group, t.topic)
+
+
+def compacted_topics(t: Transcript) -> None:
+    wanted = create_topics.CreatableTopic(
+        name=f"compacted-{fresh()}",
+        num_partitions=1,
+        replication_factor=1,
+        configs=[create_topics.CreatableTopicConfig(name="cleanup.policy", value="compact")],
+    )
+    (made,) = t.once(create_topics.CreateTopicsRequest(topics=[wanted]), Controller()).topics
+    t.say("made", Code(made.error_code))
+    for compression in (Compression.NONE, Compression.GZIP, Compression.ZSTD):
+        for keys in ([b"k", b"l"], [b"k", None, b"l", None]):
+            columns = Columns(
+                key=pa.array(keys, pa.binary()),
+                value=pa.array([b"v"] * len(keys), pa.binary()),
+            )
+            parts = batches.encode(columns, default_timestamp_ms=NOW_MS, compression=compression)
+            records = b"".join(bytes(part) for part in parts)
+            for _ in range(100):
+                answer = t.produce(records, topic=wanted.name)
+                if answer.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                    break
+                time.sleep(0.05)
+            reasons = [one.batch_index for one in answer.record_errors]
+            t.say("produce", Code(answer.error_code), answer.base_offset, reasons)
+
+
+def allowed_operations(t: Transcript) -> None:
+    wanted = metadata.MetadataRequest(
+        topics=[metadata.MetadataRequestTopic(name=t.topic)],
+        include_topic_authorized_operations=True,
+    )
+    (topic,) = t.once(wanted, Controller()).topics
+    t.say("of a topic", topic.topic_authorized_operations)
+    cluster = describe_cluster.DescribeClusterRequest(include_cluster_authorized_operations=True)
+    t.say("of the cluster", t.once(cluster, Controller()).cluster_authorized_operations)
+    group = fresh()
+    request = DescribeGroupsRequest(groups=[group], include_authorized_operations=True)
+    answer = t.until(
+        lambda: t.once(request, group_coordinator(group), 5), lambda a: a.groups[0].error_code
+    )
+    t.say("of a group", answer.groups[0].authorized_operations)
+
+
 ALL = (
+    what_tools_ask,
+    deleting_offsets,
+    compacted_topics,
+    allowed_operations,
     ends_of_a_transaction,
     epochs_by_protocol,
     names_of_producers,
+    going_on_after_a_timeout,
     fencing_an_open_transaction,
     timeouts,
     adding_partitions,

@@ -26,6 +26,9 @@ class Answering:
         self.is_over = True
         self.message = message
 
+    def drop(self) -> None:
+        self.is_over = True
+
     def after(self, _: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
         self.then = then
 

@@ -41,13 +41,18 @@ UNASKED = frozenset(("SaslHandshake", "SaslAuthenticate"))
 class Chance:
     """Values that are often those of something real, so that requests get far."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, only: str = "") -> None:
         self._rng = random.Random(seed)
+        self._only = only
         self._members = [""]
         self._producers = [(-1, -1)]
 
     def request(self) -> tuple[Handler, int, Message]:
-        asked = [one for one in handlers.table().values() if one.name not in UNASKED]
+        asked = [
+            one
+            for one in handlers.table().values()
+            if one.name not in UNASKED and self._only in ("", one.name)
+        ]
         handler = self._rng.choice(asked)
         version = self._rng.choice(handler.versions)
         return handler, version, self._message(handler.request)
@@ -166,7 +171,7 @@ def test_the_judge_objects_to_a_handler_that_trusts_its_client(
         "epochal.broker.core.partitions.Partition.judge_marker", lambda *_: Code.NONE
     )
     with pytest.raises(ValueError, match="needs a producer id"):
-        ask_anything(fresh(2), Chance(2), REQUESTS)
+        ask_anything(fresh(2), Chance(2, only="WriteTxnMarkers"), REQUESTS)
 
 
 def test_a_marker_of_nobody_is_refused() -> None:

@@ -38,8 +38,10 @@ NAMES = [f"{api}{side}" for api in APIS for side in ("Request", "Response")]
 
 @cache
 def schema_of(jar: Path, name: str) -> Schema:
+    api = name.removesuffix("Response")
+    taken = () if name == api else [one.name for one in schema_of(jar, f"{api}Request").structs]
     with zipfile.ZipFile(jar) as archive:
-        return parse_schema(archive.read(JAR_SCHEMAS.format(name)).decode())
+        return parse_schema(archive.read(JAR_SCHEMAS.format(name)).decode(), taken)
 
 
 def type_of(name: str) -> type[Message]:
@@ -61,6 +63,10 @@ def plain_value(rng: random.Random, kind: str) -> Any:
             return rng.randbytes(rng.choice((0, 1, 20, 200)))
         case "uuid":
             return rng.choice((bytes(16), rng.randbytes(16)))
+        case "uint16":
+            return rng.choice((0, 1, 0xFFFF, rng.randrange(1 << 16)))
+        case "float64":
+            return rng.choice((0.0, -1.5, 1e300))
     bits = LIMITS[kind]
     return rng.choice((0, -1, 1, (1 << bits) - 1, -(1 << bits), rng.randrange(1 << bits)))
 

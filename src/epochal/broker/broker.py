@@ -37,6 +37,14 @@ class Address:
     port: int
 
 
+class AuthorizedOperations:
+    """What a client may do: everything that Kafka's authorizers know of, as nobody is refused."""
+
+    TOPIC = 0b1101_1111_1000
+    GROUP = 0b1101_0100_1000
+    CLUSTER = 0b1_1111_1010_0000
+
+
 T = TypeVar("T")
 
 
@@ -51,6 +59,9 @@ class Later(Protocol):
     """Answered, or the client has disconnected."""
 
     def answer(self, message: Message) -> None: ...
+
+    def drop(self) -> None:
+        """There is no answer: the client's next request is handled."""
 
     def after(self, delay_ms: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
         """Call `then` after this time without an answer; `gone` if the client disconnects."""

@@ -280,10 +280,11 @@ class Connection(asyncio.Protocol):
         if self._out_bytes > _ANSWERED_BYTES_MAX or len(out) > _ANSWERED_PARTS_MAX:
             self._is_ahead = True
 
-    def answer_later(self, later: _LaterAnswer, answer: Message) -> None:
+    def answer_later(self, later: _LaterAnswer, answer: Message | None) -> None:
         if self.later is later:
             self.later = None
-            self._put(answer, later.version, later.correlation_id, later.has_tags)
+            if answer is not None:
+                self._put(answer, later.version, later.correlation_id, later.has_tags)
             if self._login is not None and self._login.has_failed:
                 self.close()
             elif self._login is not None:
@@ -391,6 +392,11 @@ class _LaterAnswer:
             return
         self._end()
         self._connection.answer_later(self, message)
+
+    def drop(self) -> None:
+        if not self.is_over:
+            self._end()
+            self._connection.answer_later(self, None)
 
     def after(self, delay_ms: int, then: Callable[[], None], gone: Callable[[], None]) -> None:
         self._gone = gone

@@ -14,6 +14,7 @@ from epochal.kafka import batch_format
 from epochal.kafka.primitives import Malformed, Oversized
 
 _PLAIN, _GZIP = 0, 1
+_NAMED_MAX = 100
 
 
 def first_since(batch: bytes, timestamp_ms: int, bytes_max: int) -> tuple[int, int] | None:
@@ -38,7 +39,9 @@ def first_since(batch: bytes, timestamp_ms: int, bytes_max: int) -> tuple[int, i
 
 
 def keyless(batch: bytes, bytes_max: int) -> list[int]:
-    """Which records of a batch have no key, by their place in it."""
+    """Which records of a batch have no key, by their place in it; the first hundred of them."""
+    if len(batch) < batch_format.HEADER_BYTES:
+        raise Malformed("a batch without a header")
     head = header_at(batch)
     section = _unpacked(head, batch, bytes_max)
     at = 0
@@ -49,7 +52,7 @@ def keyless(batch: bytes, bytes_max: int) -> list[int]:
         _, at = _varint(section, at + 1)
         _, at = _varint(section, at)
         key_size, _ = _varint(section, at)
-        if key_size < 0:
+        if key_size < 0 and len(found) < _NAMED_MAX:
             found.append(number)
         at = end
     return found

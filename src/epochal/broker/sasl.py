@@ -14,7 +14,9 @@ import secrets
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_ITERATIONS = 4_096
+ITERATIONS = 4_096
+SCRAM_TYPES = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+"""Their numbers in the protocol."""
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS = ("PLAIN", *_HASHES)
 _MESSAGE_BYTES_MAX = 64 << 10
@@ -32,7 +34,7 @@ class _Stored:
 
 
 def _store(password: str, hash_name: str, salt: bytes) -> _Stored:
-    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, _ITERATIONS)
+    salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, ITERATIONS)
     client_key = hmac.digest(salted, b"Client Key", hash_name)
     stored_key = hashlib.new(hash_name, client_key).digest()
     return _Stored(salt, stored_key, hmac.digest(salted, b"Server Key", hash_name))
@@ -56,6 +58,9 @@ class Users:
             for hash_name in _HASHES.values()
         }
 
+    def names(self) -> list[str]:
+        return sorted({user for user, _ in self._known})
+
     def stored(self, user: str, hash_name: str) -> _Stored:
         return self._known.get((user, hash_name), self._nobody[hash_name])
 
@@ -74,6 +79,9 @@ class Login:
         self.mechanisms = users.mechanisms
         self._users = users
         self._exchange: Generator[bytes, bytes, tuple[str, bytes]] | None = None
+
+    def user_names(self) -> list[str]:
+        return self._users.names()
 
     @property
     def has_begun(self) -> bool:
@@ -123,7 +131,7 @@ def _scram(users: Users, hash_name: str) -> Generator[bytes, bytes, tuple[str, b
     stored = users.stored(user, hash_name)
     nonce = given["r"] + secrets.token_urlsafe(18)
     salt = base64.b64encode(stored.salt).decode()
-    server_first = f"r={nonce},s={salt},i={_ITERATIONS}"
+    server_first = f"r={nonce},s={salt},i={ITERATIONS}"
     final = (yield server_first.encode()).decode()
     final_bare, _, proof = final.rpartition(",p=")
     if _attributes(final_bare).get("r") != nonce:

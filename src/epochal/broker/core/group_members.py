@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from epochal.broker.core.entries import GroupChanged
 from epochal.kafka.codes import Code
 
 NO_GENERATION = -1
+CONSUMER = "consumer"
+"""The type of protocol whose metadata is a subscription."""
+_SUBSCRIPTION = struct.Struct(">hi")
+_LENGTH = struct.Struct(">h")
 
 
 class GroupState(Enum):
@@ -153,6 +158,23 @@ def chosen(group: Group) -> str:
     common = set(names[0]).intersection(*names)
     votes = Counter(next(name for name in listed if name in common) for listed in names)
     return votes.most_common(1)[0][0]
+
+
+def subscription(member: Member) -> list[str]:
+    """The topics that a consumer's metadata names; none where it can't be read."""
+    topics: list[str] = []
+    for _, data in member.protocols[:1]:
+        try:
+            _, count = _SUBSCRIPTION.unpack_from(data)
+            at = _SUBSCRIPTION.size
+            for _ in range(count):
+                (size,) = _LENGTH.unpack_from(data, at)
+                at += _LENGTH.size
+                topics.append(data[at : at + size].decode())
+                at += size
+        except (struct.error, UnicodeDecodeError):
+            return []
+    return topics
 
 
 def update(member: Member, wish: JoinRequest, token: Token | None) -> None:

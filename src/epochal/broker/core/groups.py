@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 from epochal.broker.core.entries import Entry, GroupChanged, GroupForgotten
 from epochal.broker.core.group_members import (
+    CONSUMER,
     Answer,
     Group,
     GroupState,
@@ -34,6 +35,7 @@ from epochal.broker.core.group_members import (
     changed,
     check_member,
     chosen,
+    subscription,
     synced,
     update,
 )
@@ -372,6 +374,17 @@ class Groups:
             return Code.NON_EMPTY_GROUP
         self.forget(group_id)
         return Code.NONE
+
+    def readers_of(self, group_id: str) -> tuple[Code, set[str]]:
+        """The topics that members of a group read: their offsets are not deleted under them."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return Code.GROUP_ID_NOT_FOUND, set()
+        if not group.members:
+            return Code.NONE, set()
+        if group.protocol_type != CONSUMER:
+            return Code.NON_EMPTY_GROUP, set()
+        return Code.NONE, {topic for one in group.members.values() for topic in subscription(one)}
 
     def heard(self, group_id: str, member_id: str, now_ms: int) -> None:
         """A commit of offsets is a sign of life too."""

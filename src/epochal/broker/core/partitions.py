@@ -5,7 +5,8 @@ many as a client keeps under way. A batch is
     a duplicate    if one of the five has the same epoch and sequences: answered with its offset,
     in sequence    if it begins where the newest ends (numbers start again at zero after 2³¹ - 1),
     the first      of a new epoch if it begins at zero; of an unknown producer wherever it begins,
-                   as a producer whose batches have all been deleted goes on where it was,
+                   as a producer whose batches have all been deleted goes on where it was. With the
+                   newer transaction protocol, whose epochs are of one transaction, at zero too,
     out of order   otherwise. An older epoch is a zombie's.
 
 A transaction is open here from its first batch to its marker. The *last stable offset* is the first
@@ -105,13 +106,16 @@ class Partition:
             return first
         return self.end
 
-    def judge(self, head: BatchHeader) -> Verdict:  # noqa: PLR0911  a line for each of the rules
+    def judge(  # noqa: PLR0911  a line for each of the rules
+        self, head: BatchHeader, *, is_newer_protocol: bool = False
+    ) -> Verdict:
         """Whether the batch may be appended. Changes nothing."""
         if head.producer_id < 0:
             return _GOOD
         known = self.producers.get(head.producer_id)
         if known is None or known.epoch == _NO_EPOCH:
-            return _GOOD
+            is_late = is_newer_protocol and head.base_sequence != 0
+            return Verdict(Code.OUT_OF_ORDER_SEQUENCE_NUMBER) if is_late else _GOOD
         if head.producer_epoch < known.epoch:
             return Verdict(Code.INVALID_PRODUCER_EPOCH)
         if head.producer_epoch > known.epoch:

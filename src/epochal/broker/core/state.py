@@ -94,9 +94,14 @@ class BrokerState:
         *,
         now_ms: int,
         is_stamped: bool = False,
+        is_newer_protocol: bool = False,
     ) -> tuple[Verdict, int]:
-        """Append a batch that was inspected, if its sequence allows; and its offset."""
-        verdict = partition.judge(head)
+        """
+        Append a batch that was inspected, if its sequence allows; and its offset.
+
+        `is_newer_protocol`: it is of a transaction whose partitions are added by writing to them.
+        """
+        verdict = partition.judge(head, is_newer_protocol=is_newer_protocol)
         if verdict.code is not Code.NONE or verdict.duplicate_of >= 0:
             return verdict, verdict.duplicate_of
         offset = partition.append(head, now_ms)

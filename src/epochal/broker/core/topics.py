@@ -108,6 +108,7 @@ class Topic:
     """Settings that differ from the default."""
     message_bytes_max: int = 0
     is_log_append_time: bool = False
+    is_compacted: bool = False
     timestamp_ahead_max_ms: int = 0
 
     def number(self, name: str, settings: Settings) -> int:
@@ -219,6 +220,7 @@ class Topics:
         ahead = topic.number("message.timestamp.after.max.ms", self._settings)
         topic.timestamp_ahead_max_ms = ahead
         topic.is_log_append_time = topic.configs.get("message.timestamp.type") == "LogAppendTime"
+        topic.is_compacted = "compact" in topic.configs.get("cleanup.policy", "")
 
     def apply_deleted(self, entry: TopicDeleted) -> None:
         topic = self.by_name.pop(entry.name, None)

@@ -290,9 +290,11 @@ class Transactions:
         heapq.heappush(self._deadlines, (due_ms, txn.transactional_id))
 
     def _fence_and_abort(self, txn: Transaction, now_ms: int) -> None:
+        # The producer itself, which knows the epoch before, may go on with the raised one: it asks
+        # InitProducerId with that epoch. Any other asks without, and is given the one after.
+        txn.last_epoch = txn.producer_epoch
         # The highest epoch is reserved for this: clients get only those below it.
         txn.producer_epoch = min(txn.producer_epoch + 1, EPOCH_MAX)
-        txn.last_epoch = NO_EPOCH
         self._prepare(txn, State.PREPARE_ABORT, now_ms)
 
     # Entries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epochal.broker.broker import Call
+from epochal.broker.broker import AuthorizedOperations, Call
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -20,6 +20,13 @@ def handle(call: Call, request: DescribeClusterRequest) -> DescribeClusterRespon
         return DescribeClusterResponse(error_code=code, endpoint_type=request.endpoint_type)
     node_id = call.broker.settings.node_id
     me = DescribeClusterBroker(broker_id=node_id, host=call.address.host, port=call.address.port)
+    if request.include_cluster_authorized_operations:
+        operations = AuthorizedOperations.CLUSTER
+    else:
+        operations = DescribeClusterResponse().cluster_authorized_operations
     return DescribeClusterResponse(
-        cluster_id=call.broker.state.cluster_id, controller_id=node_id, brokers=[me]
+        cluster_authorized_operations=operations,
+        cluster_id=call.broker.state.cluster_id,
+        controller_id=node_id,
+        brokers=[me],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epochal.broker.broker import Call
+from epochal.broker.broker import AuthorizedOperations, Call
 from epochal.broker.core.group_members import GroupState
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_groups import (
@@ -18,7 +18,11 @@ _INSTANCES_FROM = 4
 
 
 def handle(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(groups=[_result(call, group_id) for group_id in request.groups])
+    answer = DescribeGroupsResponse(groups=[_result(call, one) for one in request.groups])
+    if request.include_authorized_operations:
+        for group in answer.groups:
+            group.authorized_operations = AuthorizedOperations.GROUP
+    return answer
 
 
 def _result(call: Call, group_id: str) -> DescribedGroup:

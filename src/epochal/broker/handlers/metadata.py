@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epochal.broker.broker import Call
+from epochal.broker.broker import AuthorizedOperations, Call
 from epochal.broker.core.state import LEADER_EPOCH
 from epochal.broker.core.topics import Refused, Topic
 from epochal.kafka.codes import Code
@@ -29,13 +29,20 @@ def handle(call: Call, request: MetadataRequest) -> MetadataResponse:
     else:
         may_create = request.allow_auto_topic_creation
         topics = [_one(call, topic, may_create=may_create) for topic in asked]
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            if topic.error_code == Code.NONE:
+                topic.topic_authorized_operations = AuthorizedOperations.TOPIC
     me = MetadataResponseBroker(node_id=node_id, host=call.address.host, port=call.address.port)
-    return MetadataResponse(
+    answer = MetadataResponse(
         brokers=[me],
         cluster_id=broker.state.cluster_id,
         controller_id=node_id,
         topics=topics,
     )
+    if request.include_cluster_authorized_operations:
+        answer.cluster_authorized_operations = AuthorizedOperations.CLUSTER
+    return answer
 
 
 def _one(call: Call, asked: MetadataRequestTopic, *, may_create: bool) -> MetadataResponseTopic:

@@ -35,6 +35,12 @@ class File(Protocol):
 class Disk(Protocol):
     """Paths are relative to the data folder, with `/` between their parts."""
 
+    @property
+    def folder(self) -> str: ...
+
+    def space(self) -> tuple[int, int]:
+        """Bytes in all and bytes that are free."""
+
     def open(self, path: str) -> File:
         """The file, made if it is not there."""
 
@@ -100,6 +106,14 @@ class RealDisk:
 
     def close(self) -> None:
         os.close(self._lock)
+
+    @property
+    def folder(self) -> str:
+        return str(self._folder.resolve())
+
+    def space(self) -> tuple[int, int]:
+        found = os.statvfs(self._folder)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def open(self, path: str) -> RealFile:
         place = self._folder / path

@@ -67,8 +67,17 @@ class Store:
         self._segment_bytes_max = segment_bytes_max
         self._removals: list[tuple[PartitionLog, list[Segment] | None]] = []
         self._entries = 0
+        self.ticks = 0
+        """Written since the start."""
         self._is_unsynced = False
         self._journal: Journal | None = None
+
+    @property
+    def folder(self) -> str:
+        return self._disk.folder
+
+    def space(self) -> tuple[int, int]:
+        return self._disk.space()
 
     # A tick
 
@@ -135,6 +144,7 @@ class Store:
             codec.put(where, parts)
         self._entries += len(pending)
         self._journal.write(parts)
+        self.ticks += 1
         self._is_unsynced = True
         if self._removals and not self.is_synced:
             self._remove()

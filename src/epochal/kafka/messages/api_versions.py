@@ -346,6 +346,9 @@ def _decode_api_versions_response_v3(data: bytes, at: int) -> tuple[ApiVersionsR
     message.zk_migration_ready = False
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)

@@ -574,6 +574,9 @@ def _decode_creatable_topic_result_v5(data: bytes, at: int) -> tuple[CreatableTo
     message.topic_config_error_code = 0
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -665,6 +668,9 @@ def _decode_creatable_topic_result_v7(data: bytes, at: int) -> tuple[CreatableTo
     message.topic_config_error_code = 0
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)

@@ -359,6 +359,9 @@ def _decode_fetch_partition_v17(data: bytes, at: int) -> tuple[FetchPartition, i
     message.replica_directory_id = NO_UUID
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -415,6 +418,9 @@ def _decode_fetch_partition_v18(data: bytes, at: int) -> tuple[FetchPartition, i
     message.high_watermark = 9223372036854775807
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1184,6 +1190,9 @@ def _decode_fetch_request_v12(data: bytes, at: int) -> tuple[FetchRequest, int]:
     message.cluster_id = None
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1305,6 +1314,9 @@ def _decode_fetch_request_v13(data: bytes, at: int) -> tuple[FetchRequest, int]:
     message.cluster_id = None
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1429,6 +1441,9 @@ def _decode_fetch_request_v15(data: bytes, at: int) -> tuple[FetchRequest, int]:
     message.replica_state = ReplicaState()
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1557,6 +1572,9 @@ def _decode_fetch_request_v17(data: bytes, at: int) -> tuple[FetchRequest, int]:
     message.replica_state = ReplicaState()
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1685,6 +1703,9 @@ def _decode_fetch_request_v18(data: bytes, at: int) -> tuple[FetchRequest, int]:
     message.replica_state = ReplicaState()
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -2071,6 +2092,9 @@ def _decode_partition_data_v12(data: bytes, at: int) -> tuple[PartitionData, int
     message.snapshot_id = SnapshotId()
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -2571,6 +2595,9 @@ def _decode_fetch_response_v16(data: bytes, at: int) -> tuple[FetchResponse, int
     message.node_endpoints = []
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)

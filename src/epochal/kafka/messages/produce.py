@@ -770,6 +770,9 @@ def _decode_partition_produce_response_v10(
     message.current_leader = LeaderIdAndEpoch()
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1227,6 +1230,9 @@ def _decode_produce_response_v10(data: bytes, at: int) -> tuple[ProduceResponse,
     message.node_endpoints = []
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
@@ -1297,6 +1303,9 @@ def _decode_produce_response_v13(data: bytes, at: int) -> tuple[ProduceResponse,
     message.node_endpoints = []
     if data[at]:
         tags, at = read_uvarint(data, at)
+        if tags > ALLOWED.elements:
+            raise count_refused("tagged fields", tags)
+        ALLOWED.elements -= tags
         for _ in range(tags):
             tag, at = read_uvarint(data, at)
             tag_size, at = read_uvarint(data, at)
