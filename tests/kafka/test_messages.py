@@ -25,6 +25,7 @@ from kafka_model import Field, Schema, parse_schema
 from kafka_schemas import APIS
 
 JAR_SCHEMAS = "common/message/{}.json"
+FEW = {"uint16": (0, 1, 0xFFFF), "float64": (0.0, -1.5, 1e300), "bool": (False, True)}
 LIMITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 FEW = settings(
     max_examples=12,
@@ -54,8 +55,6 @@ def type_of(name: str) -> type[Message]:
 
 def plain_value(rng: random.Random, kind: str) -> Any:
     match kind:
-        case "bool":
-            return rng.random() < 0.5
         case "string":
             size = rng.choice((0, 1, 5, 130))
             return "".join(rng.choice("aZ0.-_é漢") for _ in range(size))
@@ -63,10 +62,8 @@ def plain_value(rng: random.Random, kind: str) -> Any:
             return rng.randbytes(rng.choice((0, 1, 20, 200)))
         case "uuid":
             return rng.choice((bytes(16), rng.randbytes(16)))
-        case "uint16":
-            return rng.choice((0, 1, 0xFFFF, rng.randrange(1 << 16)))
-        case "float64":
-            return rng.choice((0.0, -1.5, 1e300))
+    if kind in FEW:
+        return rng.choice(FEW[kind])
     bits = LIMITS[kind]
     return rng.choice((0, -1, 1, (1 << bits) - 1, -(1 << bits), rng.randrange(1 << bits)))
 
