@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,13 +27,13 @@ def epochs() -> list:
     return [[[rows(1, 2)], [rows(3)]]]
 
 
-def settings_at(place, **options: str) -> Callable[[], Setting]:
+def settings_at(place, key: str = "", **options: Any) -> Callable[[], Setting]:
     """A table and a log of its own for every run."""
     numbers = itertools.count(1)
 
     def fresh() -> Setting:
         table = f"crash{next(numbers)}"
-        place.sql(f"CREATE TABLE {place.schema}.{table} (id bigint, name text)")
+        place.sql(f"CREATE TABLE {place.schema}.{table} (id bigint {key}, name text)")
         sink = place.sink(table, pool_min=0, **options)
         log = MemoryLog()
         return Setting(

@@ -36,6 +36,11 @@ class TestPreparedAppend(_Conformance):
     options = MappingProxyType({"strategy": "prepared"})
 
 
+class TestPreparedAppendWithKey(_Conformance):
+    options = MappingProxyType({"strategy": "prepared", "lock_timeout_s": 3})
+    key = "PRIMARY KEY"
+
+
 class TestUpsert(_Conformance):
     options = MappingProxyType({"mode": "upsert", "keys": ["id"]})
     key = "PRIMARY KEY"

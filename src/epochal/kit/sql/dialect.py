@@ -341,6 +341,14 @@ class Dialect(ErrorTable):
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         """Commit or roll back one that another session prepared."""
 
+    def end_tasks(
+        self, session: Session, identity: Identity, is_lost: Callable[[Handle], bool]
+    ) -> None:
+        """
+        End sessions of tasks of this sink that are not done yet, and whose attempts are lost. Only
+        called where `TableSink.stages_late`.
+        """
+
     # Sessions of drivers that died
 
     def end_older_sessions(self, session: Session, identities: Sequence[Identity]) -> None:

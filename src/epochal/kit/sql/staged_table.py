@@ -100,6 +100,15 @@ class StagedTable(SqlCommitter):
     def apply(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         """
         Apply the staged rows and write the ledger. The transaction is somebody else's to end.
+        """
+        self.apply_rows(session, epoch, receipts)
+        for statement in self._ledger.record_epoch(epoch, receipts):
+            session.defer(statement)
+        self.dialect.check_constraints(session)
+
+    def apply_rows(self, session: Session, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        Take what is staged under these receipts, and put it into the table.
 
         As long as an attempt is listed, its rows are not in the table; where DDL commits, an
         attempt that the ledger proves committed may be listed still, as a leftover.
@@ -117,9 +126,6 @@ class StagedTable(SqlCommitter):
             self._remember(basis, layout, taken)
         else:
             self._apply_of((), (), "").clear(session)
-        for statement in self._ledger.record_epoch(epoch, receipts):
-            session.defer(statement)
-        self.dialect.check_constraints(session)
 
     def _note_left_out(self, epoch: EpochNumber, keys: int) -> None:
         self.left_out = keys

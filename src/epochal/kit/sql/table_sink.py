@@ -58,6 +58,11 @@ class TableSink(SinkBase):
     called: ClassVar[str]
     """How messages name the sink."""
     names: ClassVar[NameRule]
+    stages_late: ClassVar[bool] = False
+    """
+    Whether under `strategy="prepared"` attempts that may meet others' keys stage their rows, for
+    the rehearsal to apply: then tables may have unique indexes.
+    """
     folds_case: ClassVar[bool] = True
     """Whether the database finds a column by its name in any case."""
 

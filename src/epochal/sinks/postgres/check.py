@@ -15,7 +15,6 @@ from epochal.kit.sql.check import (
     StagedLayout,
     abilities,
     exact_values,
-    must_not_collide,
 )
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
@@ -74,10 +73,9 @@ class PostgresChecker(Checker[Table, Sent]):
             planned = plan(fields, table, sink)
         self.require_delete_when(session)
         pooler = _pooler(session)
-        if sink.strategy == "prepared":
-            _require_preparable(session, sink, table, pooler)
+        once = _written_once(session, sink, table, pooler)
         found = [*self._abilities(pooler, unlogged), exact_values(planned)]
-        return [*found, _unpublished(session, sink)]
+        return [*found, once, _unpublished(session, sink)]
 
     def _abilities(self, pooler: str, unlogged: Sequence[str]) -> list[Ability]:
         return [
@@ -363,28 +361,41 @@ def _require_owner(session: Session, table: Table, added: Collection[str]) -> No
         )
 
 
-def _require_preparable(session: Session, sink: Postgres, table: Table | None, pooler: str) -> None:
-    staged = "strategy='staged' (the default) needs none of this"
-    if pooler:
-        raise Misconfigured(
-            f"strategy='prepared' through a pooler: {pooler}",
-            f"give the url of the server itself; {staged}",
-        )
+def _written_once(session: Session, sink: Postgres, table: Table | None, pooler: str) -> Ability:
+    """Which strategy fits; `Misconfigured` where it is "prepared" and the server does not allow."""
     ((most, used),) = session.query(
         "SELECT current_setting('max_prepared_transactions')::int,"
         " (SELECT count(*) FROM pg_prepared_xacts)"
     )
-    if most - used < sink.tasks_max:
-        raise Misconfigured(
-            f"strategy='prepared' needs a prepared transaction for each of up to {sink.tasks_max} "
-            f"tasks, and max_prepared_transactions on {sink.server.place} is {most}, {used} in use",
-            f"ALTER SYSTEM SET max_prepared_transactions = {max(2 * sink.tasks_max, 64)} and a "
-            f"restart of the server; {staged}",
+    staged = "strategy='staged' (the default) needs none of this"
+    fact = hint = ""
+    if pooler:
+        fact, hint = f"through a pooler: {pooler}", f"give the url of the server itself; {staged}"
+    elif most - used < sink.tasks_max:
+        fact = (
+            f"needs a prepared transaction for each of up to {sink.tasks_max} tasks, and "
+            f"max_prepared_transactions on {sink.server.place} is {most}, {used} in use"
         )
-    if table is not None and table.unique:
-        one = table.unique[0]
-        kind = "exclusion" if one.is_exclusion else "unique"
-        raise must_not_collide(table, f"{kind} constraint or index {one.name}")
+        hint = (
+            f"ALTER SYSTEM SET max_prepared_transactions = {max(2 * sink.tasks_max, 64)} and a "
+            f"restart of the server; {staged}"
+        )
+    if sink.strategy == "prepared":
+        if fact:
+            raise Misconfigured(f"strategy='prepared' {fact}", hint)
+        late = ", attempts that are tried again from staging, as keys may collide"
+        because = "tasks copy into the table" + (late if table and table.unique else "")
+        return Ability(name="rows written once", granted=True, because=because)
+    if sink.mode != "append":
+        fact = f"has no mode={sink.mode!r}"
+    elif sink.rejects_to is not None:
+        fact = "has no on_reject"
+    fits = f"strategy='staged' fits best: strategy='prepared' {fact}"
+    faster = (
+        "staged rows are written twice; strategy='prepared' would fit this table and server, for "
+        "large epochs at about half the work, and show an epoch task by task"
+    )
+    return Ability(name="rows written once", granted=False, because=fits if fact else faster)
 
 
 # The server's catalog

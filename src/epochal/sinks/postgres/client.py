@@ -85,7 +85,13 @@ class Server(DatabaseServer):
             }
         )
 
-    def settings(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> str:
+    def settings(
+        self,
+        *,
+        lock_wait_s: float | None = None,
+        idle_max_s: float | None = None,
+        application: str = "",
+    ) -> str:
         """
         Limits of this transaction, with this lock timeout, at most the declared one.
 
@@ -103,6 +109,7 @@ class Server(DatabaseServer):
             " WHEN 'off' THEN 'on'"
             " ELSE current_setting('synchronous_commit') END, true)"
             f"{_SERVER_KEEPALIVES}{_idle_settings(idle_max_s)}"
+            + (f", set_config('application_name', '{application}', true)" if application else "")
         )
 
 

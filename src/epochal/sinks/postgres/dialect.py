@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import Dialect, Query
-from epochal.kit.sql.names import NameRule
+from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.kit.sql.rejects import Rows
 from epochal.sinks.postgres.errors import ALTERED, SHORT, PostgresErrors
 from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
@@ -19,6 +20,8 @@ NAMES = NameRule(database="PostgreSQL", length_max=63)
 """Nothing is folded to lower case: case is kept."""
 AT = "epochal_at"
 """The column of a staging table that numbers its rows, where their order counts."""
+_ENDING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0)
+"""How long a session that was told to end may take."""
 _DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
@@ -243,6 +246,24 @@ class PostgresDialect(PostgresErrors, Dialect):
 
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         session.execute(f"{'COMMIT' if is_commit else 'ROLLBACK'} PREPARED {literal(name)}")
+
+    def end_tasks(
+        self, session: Session, identity: Identity, is_lost: Callable[[Handle], bool]
+    ) -> None:
+        prefix = literal(staging_prefix(identity))
+        query = (
+            "SELECT pid, application_name FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            f" AND starts_with(application_name, {prefix})"
+        )
+        for wait_s in _ENDING_WAITS_S:
+            found = [(pid, parse_staging_name(name)) for pid, name in session.query(query)]
+            lost = [pid for pid, handle in found if handle is not None and is_lost(handle)]
+            if not lost:
+                return
+            for pid in lost:
+                session.query(f"SELECT pg_terminate_backend({int(pid)})")
+            time.sleep(wait_s)
 
     # Sessions of drivers that died
 

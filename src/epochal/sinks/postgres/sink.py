@@ -34,7 +34,14 @@ PROMISES = (
         sink="`Postgres`, staged",
         at_one_instant="a whole epoch, in all tables of one url",
     ),
-    replace(PREPARED, sink="`Postgres`, prepared"),
+    replace(
+        PREPARED,
+        sink="`Postgres`, prepared",
+        limits=[
+            "a key in two tasks of one epoch fails it, after `lock_timeout_s`",
+            *PREPARED.limits[1:],
+        ],
+    ),
 )
 
 
@@ -57,11 +64,15 @@ class Postgres(TableSink):
     kind: ClassVar[str] = "postgres"
     called: ClassVar[str] = "Postgres"
     names: ClassVar[NameRule] = NAMES
+    stages_late: ClassVar[bool] = True
     folds_case: ClassVar[bool] = False
 
     meta_schema: str = "epochal"
     tasks_max: int = 8
-    """How many tasks an epoch may have under `strategy="prepared"`: checked against the server."""
+    """
+    How many tasks of an epoch leave a prepared transaction under `strategy="prepared"`: checked
+    against the server. Further ones stage their rows.
+    """
     truncate: bool = False
     """Whether mode="complete" empties the table by TRUNCATE: readers wait until the COMMIT."""
     staging_bytes_max: int = 256 * 1024**3
@@ -121,9 +132,9 @@ class Postgres(TableSink):
         return row_packing(self, schema, handout)
 
     def writer(self, task: Task) -> Writer:
-        from epochal.sinks.postgres.writer import PreparedWriter, StagedWriter  # noqa: PLC0415
+        from epochal.sinks.postgres.writer import writer_of  # noqa: PLC0415
 
-        return (StagedWriter if self.strategy == "staged" else PreparedWriter)(self, task)
+        return writer_of(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         from epochal.sinks.postgres.check import PostgresChecker  # noqa: PLC0415

@@ -203,6 +203,8 @@ def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR091
         return _from_text(target) if source.base == "text" else _mismatch(source, target)
     if target.base in _CUTTING or _has_fields(target):
         return Mismatch(f"{target.full} cuts what it can't hold", "alter the column")
+    if source.full == target.full and source.base == target.base:
+        return NO_CAST
     if target.category == _STRINGS:
         return _mismatch(source, target) if source.base == "bytea" else NO_CAST
     if source.base == "text":

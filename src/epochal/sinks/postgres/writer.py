@@ -2,7 +2,8 @@
 
 Staged: the rows go into a slot (`slots`), and the transaction commits: durable and without locks
 that others wait for. Prepared: they go into the table itself, or through a slot where a column's
-type needs the server's cast, and the transaction is left prepared under the handle's name.
+type needs the server's cast, and the transaction is left prepared under the handle's name; attempts
+that could wait for each other's keys stage their rows all the same (`prepares`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected, TryAgain
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
+from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import shown_rows
 from epochal.kit.sql.writer import BlockWriter
 from epochal.sinks.postgres.client import (
@@ -33,8 +35,16 @@ from epochal.sinks.postgres.client import (
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
-from epochal.sinks.postgres.slots import Claiming, pool_of, shape_of
-from epochal.sinks.postgres.types import Sent, arrow_of, from_json, may_go_direct, plan, sent_fields
+from epochal.sinks.postgres.slots import Claiming, Shape, pool_of, shape_of
+from epochal.sinks.postgres.types import (
+    Sent,
+    Table,
+    arrow_of,
+    from_json,
+    may_go_direct,
+    plan,
+    sent_fields,
+)
 from epochal.terms import Json
 
 if TYPE_CHECKING:
@@ -193,19 +203,22 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         """The slot of this attempt, once it is claimed."""
         return self._sink.staging_schema, pool_of(self._sink).table(self._slot or 0)
 
-    def _staged_at(self) -> Mapping[str, Json]:
-        return {} if self._slot is None else {"slot": self._slot}
-
-    def _claim(self, connection: TaskConnection[Any]) -> None:
+    def _claim(self, connection: TaskConnection[Any], shape: Shape, *, is_listed: bool) -> None:
         """Begin, and claim a slot."""
         claiming = Claiming(
             sink=self._sink,
             pool=pool_of(self._sink),
-            shape=shape_of(self._sent, self._sink),
+            shape=shape,
             handle=self._task.handle,
-            is_listed=self._is_staged,
+            is_listed=is_listed,
         )
-        self._slot = claiming.claim(connection, BEGIN, self._sink.server.settings())
+        self._slot = claiming.claim(connection, BEGIN, self._settings)
+
+    @property
+    def _settings(self) -> str:
+        """With the attempt as the session's name: the driver ends those of attempts that lost."""
+        name = staging_name(self._task.handle)
+        return self._sink.server.settings(application=name)
 
     # Sending
 
@@ -347,41 +360,80 @@ class StagedWriter(PostgresWriter):
         return self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
-        self._claim(connection)
+        self._claim(connection, self._shape(), is_listed=True)
+
+    def _shape(self) -> Shape:
+        return shape_of(self._sent, self._sink)
+
+    def _staged_at(self) -> Mapping[str, Json]:
+        return {} if self._slot is None else {"slot": self._slot}
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
         self._classified("commit staging", lambda: connection.execute("COMMIT"), is_commit=True)
 
 
-class PreparedWriter(PostgresWriter):
-    def __init__(self, sink: Postgres, task: Task) -> None:
-        super().__init__(sink, task)
-        self._table = from_json(self._given["table"])
-        types = {name: sent.type for name, sent in self._sent.items()}
-        self._plan = plan(types, self._table, sink)
-        self._is_direct = may_go_direct(self._plan, self._table)
+class ToTable:
+    """How rows fit the columns of the table, as the driver read it for this epoch."""
 
-    def _copied(self) -> list[Copied]:
-        if not self._is_direct:
-            return self._in_staging()
+    def __init__(self, sink: Postgres, sent: Mapping[str, Sent], table: Table) -> None:
+        self.table = table
+        self.plan = plan({name: one.type for name, one in sent.items()}, table, sink)
+        self.is_direct = may_go_direct(self.plan, table)
+        """Whether rows are sent as the columns keep them; else they are cast from a slot."""
+        self._sent = sent
+
+    def copied(self, *, is_staged: bool) -> list[Copied]:
+        """Into the table itself, or into a slot with columns of its types, named by the fields."""
         return [
             Copied(
                 field=one.field,
-                column=one.column.name,
+                column=one.field if is_staged else one.column.name,
                 sent=self._sent[one.field],
                 wanted=arrow_of(one.column.type),
             )
-            for one in self._plan
+            for one in self.plan
         ]
+
+    def shape(self) -> Shape:
+        names = {one.field: one.column.type.full for one in self.plan}
+        columns = [f"{DIALECT.quote(name)} {full}" for name, full in names.items()]
+        return Shape(columns=tuple(columns))
+
+
+class LateWriter(StagedWriter):
+    """
+    Under `strategy="prepared"`, an attempt that may find its rows' keys locked, or all prepared
+    transactions in use: its rows wait in a slot, and are applied in the rehearsal.
+    """
+
+    def __init__(self, sink: Postgres, task: Task) -> None:
+        super().__init__(sink, task)
+        self._to = ToTable(sink, self._sent, from_json(self._given["table"]))
+
+    def _copied(self) -> list[Copied]:
+        return self._to.copied(is_staged=True) if self._to.is_direct else self._in_staging()
+
+    def _shape(self) -> Shape:
+        return self._to.shape() if self._to.is_direct else super()._shape()
+
+
+class PreparedWriter(PostgresWriter):
+    def __init__(self, sink: Postgres, task: Task) -> None:
+        super().__init__(sink, task)
+        to = ToTable(sink, self._sent, from_json(self._given["table"]))
+        self._to, self._table, self._is_direct = to, to.table, to.is_direct
+
+    def _copied(self) -> list[Copied]:
+        return self._to.copied(is_staged=False) if self._is_direct else self._in_staging()
 
     def _sent_to(self) -> tuple[str, str]:
         return (self._table.schema, self._table.name) if self._is_direct else self._staging
 
     def _begin(self, connection: TaskConnection[Any]) -> None:
         if self._is_direct:
-            connection.ask(BEGIN, self._sink.server.settings())
+            connection.ask(BEGIN, self._settings)
         else:
-            self._claim(connection)
+            self._claim(connection, shape_of(self._sent, self._sink), is_listed=False)
 
     def _make_durable(self, connection: TaskConnection[Any]) -> None:
         self._classified("apply", lambda: self._apply(connection))
@@ -394,8 +446,8 @@ class PreparedWriter(PostgresWriter):
                 # Of others, perhaps, and free in a moment; the check has counted them.
                 raise TryAgain(
                     error.message,
-                    "all max_prepared_transactions are in use: raise it on the server, fewer "
-                    "partitions (coalesce), or strategy='staged'",
+                    "all max_prepared_transactions are in use: raise it on the server, a smaller "
+                    "tasks_max, or strategy='staged'",
                 ) from None
             raise
 
@@ -406,7 +458,7 @@ class PreparedWriter(PostgresWriter):
                 dialect=DIALECT,
                 mode=self._sink.write_mode,
                 target=self._table.quoted,
-                mapped=[one.mapped for one in self._plan],
+                mapped=[one.mapped for one in self._to.plan],
                 sources=[Source(schema=schema, table=table, part=self._task.handle.partition)],
                 arrived=DIALECT.place,
             )
@@ -417,3 +469,20 @@ class PreparedWriter(PostgresWriter):
         connection.execute(DIALECT.require_layout(layout, *target))
         for statement in self._ledger_row():
             connection.execute(statement)
+
+
+def prepares(sink: Postgres, task: Task) -> bool:
+    """
+    Whether an attempt leaves a prepared transaction. Where keys can collide only the first one of a
+    task does: a later one would wait for the locks of an attempt that nobody ends.
+    """
+    if sink.strategy == "staged" or task.handle.partition >= sink.tasks_max:
+        return False
+    given: Any = task.handout or {"table": {"unique": ()}}
+    return task.is_first or not given["table"]["unique"]
+
+
+def writer_of(sink: Postgres, task: Task) -> PostgresWriter:
+    if sink.strategy == "staged":
+        return StagedWriter(sink, task)
+    return (PreparedWriter if prepares(sink, task) else LateWriter)(sink, task)
