@@ -247,8 +247,8 @@ def test_the_check_says_which_strategy_fits(keyed, some):
 
 def test_a_crash_at_any_call_leaves_every_row_visible_once(place):
     settings = settings_at(place, key="PRIMARY KEY", strategy="prepared", lock_timeout_s=1)
-    report = crash_at_every_call(settings, second=False)
-    assert report.runs > 40
+    report = crash_at_every_call(settings, second=False, effects_only=True)
+    assert report.runs > 15
 
 
 # Many orders at random
