@@ -92,27 +92,8 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         trouble=None if own is None or own.trouble is None else asdict(own.trouble),
         in_doubt=[] if own is None else list(_doubts(own, now)),
         sinks=sink_reports(state),
-        given_up=[
-            GivenUpReport(
-                epoch=one.epoch,
-                sink=one.sink,
-                kept_at=one.kept_at,
-                by=one.by,
-                because=one.because,
-                evidence=one.evidence,
-            )
-            for one in state.given_up
-        ],
-        accepted=[
-            AcceptedReport(
-                sink=one.sink,
-                after=one.after,
-                through=one.through,
-                by=one.by,
-                because=one.because,
-            )
-            for one in state.accepted
-        ],
+        given_up=[GivenUpReport(**asdict(one)) for one in state.given_up],
+        accepted=[AcceptedReport(**asdict(one)) for one in state.accepted],
         pause=None if state.pause is None else str(state.pause),
         record=newest.number,
         written_at=newest.record.written_at,

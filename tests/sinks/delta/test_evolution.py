@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import Field, PrimitiveType
+from sinks.changing_table import AdaptedDriver
 from sinks.delta.conftest import Lake
 from sinks.life import Life
 
-from epochal.errors import Misconfigured, PreparedLost, RowRejected, TryAgain
-from epochal.terms import Fingerprint, Receipt
+from epochal.errors import PreparedLost, RowRejected
 
 KINDS = {"string": pa.string(), "long": pa.int64(), "integer": pa.int32()}
 
@@ -123,9 +123,7 @@ def written(schema: pa.Schema, ids: range) -> pa.Table:
 
 
 @dataclass
-class Driver:
-    """A pipeline that is adapted to the table whenever it is refused, and restarted by chance."""
-
+class Driver(AdaptedDriver):
     changes: Changes
     options: dict[str, Any]
     generation: int = 0
@@ -136,42 +134,6 @@ class Driver:
 
     def rows(self, ids: range) -> pa.Table:
         return written(table_of(self.changes.lake).schema, ids)
-
-    def epoch(self, epoch: int, ids: range) -> None:
-        life, receipts = self.decided(epoch, ids)
-        self.changes.maybe(likely=0.7)
-        if self.changes.chance.random() < 0.4:
-            life = self.started()
-        try:
-            life.commit(epoch, receipts)
-        except PreparedLost:
-            again = self.started()
-            again.start(self.rows(ids))
-            again.commit(epoch, [again.prepare(self.rows(ids), epoch)])
-            life.committer.abort(epoch, receipts)
-        self.changes.maybe()
-
-    def decided(self, epoch: int, ids: range) -> tuple[Life, list[Receipt]]:
-        while True:
-            life, rows = self.started(), self.rows(ids)
-            receipts = []
-            try:
-                life.start(rows)
-                self.changes.maybe()
-                receipts = [life.prepare(rows.slice(at, 4), epoch, at) for at in (0, 4)]
-                self.changes.maybe()
-                life.rehearse(epoch, receipts)
-            except (Misconfigured, TryAgain):
-                life.committer.abort(epoch, receipts)
-            else:
-                return life, receipts
-
-    def sweep(self) -> None:
-        """As a start does with all that was never committed."""
-        life = self.started()
-        for one in life.committer.in_doubt():
-            receipt = Receipt(handle=one.handle, fingerprint=Fingerprint(0))
-            life.committer.abort(one.handle.epoch, [receipt])
 
 
 def of_other_types(lake: Lake) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from pyiceberg.types import (
     StringType,
 )
 from servers.iceberg import planned_by_java
+from sinks.changing_table import AdaptedDriver
 from sinks.iceberg.conftest import Warehouse
 from sinks.life import Life
 
-from epochal.errors import Misconfigured, PreparedLost, TryAgain
-from epochal.terms import Fingerprint, Receipt
+from epochal.errors import PreparedLost
 
 BY_AREA = PartitionSpec(PartitionField(3, 1000, TruncateTransform(2), "area_start"))
 ORDERS = Schema(
@@ -205,13 +205,10 @@ class Changes:
 
 
 @dataclass
-class Driver:
-    """A pipeline that is adapted to the table whenever it is refused, and restarted by chance."""
-
+class Driver(AdaptedDriver):
     changes: Changes
     live: Callable[..., Life]
     options: dict[str, Any]
-    lost: int = 0
     generation: int = 0
 
     def started(self) -> Life:
@@ -219,55 +216,18 @@ class Driver:
         sink = self.changes.warehouse.sink(self.changes.name, **self.options)
         return self.live(sink, generation=self.generation)
 
-    def sweep(self) -> None:
-        """As a start does with all that was never committed."""
-        life = self.started()
-        left = [one.handle for one in life.committer.in_doubt()]
-        for handle in left:
-            receipt = Receipt(handle=handle, fingerprint=Fingerprint(0))
-            life.committer.abort(handle.epoch, [receipt])
+    def rows(self, ids: range) -> pa.Table:
+        return written(self.table(), ids)
 
     def table(self) -> Table:
         return self.changes.warehouse.load(self.changes.name)
 
-    def epoch(self, epoch: int, ids: range) -> None:
-        life, receipts, names = self.decided(epoch, ids)
-        self.changes.maybe(likely=0.7)
-        if self.changes.chance.random() < 0.4:
-            life = self.started()
-        try:
-            life.commit(epoch, receipts)
-        except PreparedLost:
-            self.lost += 1
-            rows = written(self.table(), ids)
-            again = self.started()
-            again.start(rows)
-            again.commit(epoch, [again.prepare(rows, epoch)])
-        self.judge(ids, names)
-        self.changes.maybe()
-
-    def judge(self, ids: range, names: list[str]) -> None:
+    def judge(self, ids: range, names: Sequence[str]) -> None:
         """No value of a column that the epoch was decided with is missing."""
         kept = [name for name in names if name in self.table().schema().column_names]
         for row in self.changes.warehouse.rows(self.changes.name):
             if row["id"] in ids:
                 assert None not in [row[name] for name in kept], (row, self.changes.done)
-
-    def decided(self, epoch: int, ids: range) -> tuple[Life, list[Receipt], list[str]]:
-        while True:
-            life = self.started()
-            rows = written(self.table(), ids)
-            receipts = []
-            try:
-                life.start(rows)
-                self.changes.maybe()
-                receipts = [life.prepare(rows.slice(at, 4), epoch, at) for at in (0, 4)]
-                self.changes.maybe()
-                life.rehearse(epoch, receipts)
-            except (Misconfigured, TryAgain):
-                life.committer.abort(epoch, receipts)
-            else:
-                return life, receipts, rows.schema.names
 
 
 def right(rows: list[dict[str, Any]], schema: Schema) -> list[int]:

@@ -6,6 +6,8 @@ import json
 
 import pyarrow as pa
 import pytest
+from kit.sql.rejects import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.rejects import rejected_by
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.rejects import REJECTED
@@ -25,10 +27,6 @@ def with_bad(count: int, *bad: int) -> pa.Table:
 def narrow(place):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint CHECK (id <> 13), name varchar(3)) ")
     return place
-
-
-def rejected_by(life) -> list[dict]:
-    return life.committer.rejected(0).to_pylist()
 
 
 def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(narrow):
@@ -225,24 +223,3 @@ def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
     life.rehearse(0, receipts)
     life.commit(0, receipts)
     assert place.rows(columns="id") == [(2,), (2,), (2,)]
-
-
-def test_rows_without_a_key_go_elsewhere(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name longtext)")
-    life = place.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))
-    rows = pa.table({"id": pa.array([1, None, 3, None], pa.int64()), "name": ["a", "b", "c", "d"]})
-    life.write(0, rows)
-    assert [json.loads(row["row"])["name"] for row in rejected_by(life)] == ["b", "d"]
-    assert {row["sqlstate"] for row in rejected_by(life)} == {"23502"}
-    assert place.rows() == [(1, "a"), (3, "c")]
-
-
-def test_a_row_that_another_one_supersedes_is_not_refused(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, n int CHECK (n < 9))")
-    options = {"mode": "upsert", "keys": "id", "order_by": "at", "columns": ["id", "n"]}
-    life = place.life(on_reject=Memory(name="bad orders"), **options)
-    first = pa.table({"id": pa.array([1, 2, 3, 4], pa.int64()), "n": [10, 20, 3, 4], "at": [1] * 4})
-    later = pa.table({"id": pa.array([1, 3], pa.int64()), "n": [1, 30], "at": [2, 2]})
-    life.write(0, first, later)
-    assert sorted(json.loads(row["row"])["n"] for row in rejected_by(life)) == [20, 30]
-    assert place.rows() == [(1, 1), (3, 3), (4, 4)]

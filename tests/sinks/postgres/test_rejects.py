@@ -9,6 +9,7 @@ from decimal import Decimal
 import psycopg
 import pyarrow as pa
 import pytest
+from kit.sql.rejects import *  # noqa: F403  every test there is one of this module, too
 from sinks.postgres.conftest import make_place
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
@@ -261,32 +262,6 @@ def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
     life.rehearse(0, receipts)
     life.commit(0, receipts)
     assert place.rows(columns="id") == [(1,), (2,), (3,)]
-
-
-def test_rows_without_a_key_go_elsewhere(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint UNIQUE, name text)")
-    life = place.life(mode="upsert", keys="id", on_reject=Memory(name="bad orders"))
-    rows = pa.table({"id": pa.array([1, None, 3, None], pa.int64()), "name": ["a", "b", "c", "d"]})
-    life.write(0, rows)
-    rejected = life.committer.rejected(0).to_pylist()
-    assert sorted(row["row"] for row in rejected) == [
-        '{"id":null,"name":"b"}',
-        '{"id":null,"name":"d"}',
-    ]
-    assert {row["sqlstate"] for row in rejected} == {"23502"}
-    assert place.rows() == [(1, "a"), (3, "c")]
-
-
-def test_a_row_that_another_one_supersedes_is_not_refused(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, n int CHECK (n < 9))")
-    options = {"mode": "upsert", "keys": "id", "order_by": "at", "columns": ["id", "n"]}
-    life = place.life(on_reject=Memory(name="bad orders"), **options)
-    first = pa.table({"id": pa.array([1, 2, 3, 4], pa.int64()), "n": [10, 20, 3, 4], "at": [1] * 4})
-    later = pa.table({"id": pa.array([1, 3], pa.int64()), "n": [1, 30], "at": [2, 2]})
-    life.write(0, first, later)
-    rejected = [json.loads(row["row"]) for row in life.committer.rejected(0).to_pylist()]
-    assert sorted(row["n"] for row in rejected) == [20, 30]
-    assert place.rows() == [(1, 1), (3, 3), (4, 4)]
 
 
 def test_characters_that_the_server_s_encoding_lacks_go_elsewhere(place, server):
