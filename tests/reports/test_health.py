@@ -14,16 +14,21 @@ import time
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
+import psycopg
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from reports.conftest import SCHEMA
+from servers.postgres import running_server
 from servers.programs import fetched, unpack
 from typer.testing import CliRunner
 
-from epochal import Limits
+from epochal import Limits, Postgres, Session
 from epochal.cli import application
+from epochal.coordinator import Environment
 from epochal.errors import OutcomeUnknown, PreparedLost, TryAgain, Unsettled
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve
@@ -138,6 +143,38 @@ def test_a_target_that_goes_away_after_the_decision_is_retried_then_in_doubt(
     assert health_in(generate_latest(meters)) == {"shop": "in doubt"}
     session.close()
     agreed(shop, Health.IN_DOUBT, REFUSED)
+
+
+def test_a_database_that_dies_after_the_decision_is_named_with_its_answer(tmp_path):
+    def die(step, _epoch):
+        if step == "decided":
+            server.kill()
+
+    with running_server() as server:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE t (id bigint)")
+        sink = Postgres(server.url(), table="t", name="orders", connect_timeout_s=60)
+        session = Session(
+            "shop",
+            sinks=[sink],
+            schema=SCHEMA,
+            log=tmp_path / "log",
+            limits=PATIENT,
+            environment=Environment(on_step=die),
+        )
+        with session:
+            session.begin(0)
+            session.write([{"id": 1}])
+            committing = threading.Thread(target=session.commit, daemon=True)
+            committing.start()
+            shop = SimpleNamespace(root=tmp_path)
+            # Long before the driver would have waited for a connection in vain.
+            agreed(shop, Health.RETRYING, f"sink orders: .*{server.port}.* refused")
+            server.start()
+            committing.join(120)
+            with psycopg.connect(server.url()) as connection:
+                assert connection.execute("SELECT id FROM t").fetchall() == [(1,)]
+            agreed(shop, Health.OK, "pid")
 
 
 def test_a_target_that_never_answers_is_retrying_after_half_a_minute(shop, monkeypatch):

@@ -38,6 +38,7 @@ _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """The signature, and neither flags nor an extension."""
 _COPY_TRAILER = b"\xff\xff"
 _FRESH_S = 2.0
+_SILENT_MAX_S = 1.0
 """How long after its last use a connection is taken to answer still."""
 _DEFAULTS: Mapping[str, str] = {
     "keepalives_idle": "30",
@@ -233,13 +234,27 @@ class PostgresPool:
         self._pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]] | None = None
 
     def take(self) -> PostgresSession:
-        pool = self._opened()
-        try:
-            connection = pool.getconn(timeout=self._server.connect_timeout_s)
-        except psycopg_pool.PoolTimeout as error:
-            raise self._reason(pool, error) from error
+        connection = self._connection(self._opened())
         is_unasked = self._used_s.pop(connection, 0.0) > self._doubted_s
         return PostgresSession(connection, self._server, is_unasked=is_unasked)
+
+    def _connection(
+        self, pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]]
+    ) -> psycopg.Connection[Any]:
+        """
+        One of the pool's. While a server can't be reached the pool connects again in silence until
+        the time is over; so after a moment it is asked why, and the answer is raised.
+        """
+        ends_s = time.monotonic() + self._server.connect_timeout_s
+        while True:
+            left_s = ends_s - time.monotonic()
+            try:
+                return pool.getconn(timeout=max(0.0, min(left_s, _SILENT_MAX_S)))
+            except psycopg_pool.PoolTimeout as error:
+                if left_s <= _SILENT_MAX_S:
+                    raise self._reason(pool, error) from error
+                if not _is_full(pool):
+                    self._connect_once()
 
     def give_back(self, session: Session) -> None:
         if not isinstance(session, PostgresSession):
@@ -296,8 +311,7 @@ class PostgresPool:
     def _reason(
         self, pool: psycopg_pool.ConnectionPool[Any], error: psycopg_pool.PoolTimeout
     ) -> Exception:
-        numbers = pool.get_stats()
-        if numbers.get("pool_available", 0) == 0 and numbers.get("pool_size", 0) >= pool.max_size:
+        if _is_full(pool):
             return TryAgain(
                 f"all {pool.max_size} connections to {self._server.place} are in use, for "
                 f"{self._server.connect_timeout_s:.0f} s",
@@ -306,6 +320,12 @@ class PostgresPool:
             )
         self._connect_once()
         return ERRORS.classify(error, f"can't connect to {self._server.place}")
+
+
+def _is_full(pool: psycopg_pool.ConnectionPool[Any]) -> bool:
+    """All connections that it may have are there, and in use."""
+    numbers = pool.get_stats()
+    return numbers.get("pool_available", 0) == 0 and numbers.get("pool_size", 0) >= pool.max_size
 
 
 def connect_error(error: Exception, doing: str, server: Server) -> Exception:
