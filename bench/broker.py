@@ -1,4 +1,5 @@
-"""[broker_txn_1, broker_txn_8, broker_txn_32, broker_end_txn, broker_produce, broker_fetch,
+"""[broker_txn_1, broker_txn_8, broker_txn_32, broker_txn_32_fsync, broker_end_txn,
+broker_produce_{100,1000}, broker_fetch_{100,1000}, broker_fetch_committed_{100,1000},
 broker_open_txns, broker_recovery] Our broker against Apache Kafka, both started here, measured
 in turn.
 
@@ -37,9 +38,19 @@ PEER = "Apache Kafka 4.3.1, one broker, acks=all"
 ROUNDS = 3
 TXN_SECONDS = 4.0
 BATCH_BYTES = 500_000
-RECORDS = 500
-"""Of a thousand bytes each, in a batch."""
 BATCHES = 300
+RECORD_BYTES = (100, 1000)
+JVM = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
+"""As Apache Kafka's own scripts start it."""
 OPEN_TRANSACTIONS = 10_000
 PACE, PACED_PRODUCERS = 1000.0, 8
 END_TXN_MS_MAX = 50.0
@@ -53,7 +64,7 @@ def apache() -> Iterator[str]:
     from servers.kafka import KafkaServer  # noqa: PLC0415  of the tests, found by the line above
 
     with tempfile.TemporaryDirectory() as folder:
-        server = KafkaServer(Path(folder))
+        server = KafkaServer(Path(folder), jvm=JVM)
         server.start()
         try:
             yield server.address()
@@ -62,9 +73,10 @@ def apache() -> Iterator[str]:
 
 
 @contextmanager
-def ours() -> Iterator[BrokerProcess]:
+def ours(*, fsync: bool = False) -> Iterator[BrokerProcess]:
+    """Apache Kafka does not sync before it answers: unless told, neither does ours here."""
     with tempfile.TemporaryDirectory() as folder:
-        process = BrokerProcess(folder)
+        process = BrokerProcess(folder, fsync=fsync)
         process.start()
         try:
             yield process
@@ -72,21 +84,27 @@ def ours() -> Iterator[BrokerProcess]:
             process.stop()
 
 
-def _transactions(address: str, producers: int, beside: dict[str, object] | None = None) -> float:
+def _transactions(address: str, producers: int, beside: dict[str, object]) -> float:
     rate, p99_ms, again = broker_load.run(address, producers, TXN_SECONDS, "bench")
-    if beside is not None:
-        beside |= {"end_txn_p99_ms": round(p99_ms, 2), "asked_again": again}
+    beside |= {"end_txn_p99_ms": round(p99_ms, 2), "asked_again": again}
     return rate
 
 
-def _produce(address: str) -> float:
-    """MB a second of plain batches on one connection, a few under way at a time."""
-    section = os.urandom(BATCH_BYTES)
-    now_ms = int(time.time() * 1000)
-    records = b"".join(
-        bytes(part)
-        for part in with_header(_records(section), 0, RECORDS, (now_ms, now_ms), ANYBODY)
+def _better_protocol(address: str, producers: int) -> float:
+    """The faster of both: with the newer one Apache Kafka asks clients to try again after 20 ms."""
+    return max(
+        broker_load.run(address, producers, TXN_SECONDS / 2, "bench", is_newer=is_newer)[0]
+        for is_newer in (True, False)
     )
+
+
+def _produce(address: str, record_bytes: int) -> float:
+    """MB a second of plain batches on one connection, a few under way at a time."""
+    count = BATCH_BYTES // record_bytes
+    now_ms = int(time.time() * 1000)
+    section = _records(os.urandom(BATCH_BYTES), record_bytes)
+    parts = with_header(section, 0, count, (now_ms, now_ms), ANYBODY)
+    records = b"".join(bytes(part) for part in parts)
     with Client(address, clock=SystemClock()) as client:
         client.topic("produce")
         asks = [
@@ -120,11 +138,11 @@ def _check(answer: object) -> None:
     assert part.error_code == 0, part
 
 
-def _records(data: bytes) -> bytes:
+def _records(data: bytes, record_bytes: int) -> bytes:
     """The records of a batch, without keys."""
     parts = []
-    for number in range(RECORDS):
-        value = data[number * 1000 : number * 1000 + 990]
+    for number in range(len(data) // record_bytes):
+        value = data[number * record_bytes : (number + 1) * record_bytes - 10]
         body = b"\x00\x00" + _varint(number) + b"\x01" + _varint(len(value)) + value + b"\x00"
         parts.append(_varint(len(body)) + body)
     return b"".join(parts)
@@ -140,18 +158,19 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _fetch(address: str) -> float:
-    """MB a second, from the first offset to the end, on one connection."""
+def _fetch(address: str, record_bytes: int, *, is_committed: bool = False) -> float:
+    """MB a second, from the first offset to the end of the first batches, on one connection."""
     offset, size = 0, 0
     with Client(address, clock=SystemClock()) as client:
         client.topic("produce")
         started = time.perf_counter()
-        while offset < BATCHES * RECORDS:
+        while offset < BATCHES * (BATCH_BYTES // record_bytes):
             part = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=4 << 20)
             request = FetchRequest(
                 max_wait_ms=100,
                 min_bytes=1,
                 max_bytes=4 << 20,
+                isolation_level=int(is_committed),
                 topics=[FetchTopic(topic="produce", partitions=[part])],
             )
             answer = client.ask(request, Leader("produce", 0))
@@ -174,17 +193,16 @@ def _whole(records: bytes, offset: int) -> tuple[int, int]:
     return at, offset
 
 
-def transactions(number: int) -> Comparison:
-    found = Comparison(
-        name=f"broker_txn_{number}", peer_name=PEER, unit="transactions/s", is_rate=True
-    )
+def transactions(number: int, *, fsync: bool = False) -> Comparison:
+    name = f"broker_txn_{number}" + ("_fsync" if fsync else "")
+    found = Comparison(name=name, peer_name=PEER, unit="transactions/s", is_rate=True)
     beside: dict[str, object] = {}
-    with ours() as process, apache() as peer:
+    with ours(fsync=fsync) as process, apache() as peer:
         for address in (process.address, peer):
             broker_load.make_topic(address, "bench", number)
         found.run(
             lambda: _transactions(process.address, number, beside),
-            lambda: _transactions(peer, number),
+            lambda: _better_protocol(peer, number),
             rounds=ROUNDS,
         )
         used = psutil.Process(process.pid)
@@ -212,14 +230,20 @@ def end_txn() -> Comparison:
     return found
 
 
-def produce_and_fetch(name: str) -> Comparison:
+def produce_and_fetch(kind: str, record_bytes: int) -> Comparison:
+    name = f"broker_{kind}_{record_bytes}"
     found = Comparison(name=name, peer_name=PEER, unit="MB/s", is_rate=True)
-    measure: Callable[[str], float] = _produce if name == "broker_produce" else _fetch
+    measure: dict[str, Callable[[str], float]] = {
+        "produce": partial(_produce, record_bytes=record_bytes),
+        "fetch": partial(_fetch, record_bytes=record_bytes),
+        "fetch_committed": partial(_fetch, record_bytes=record_bytes, is_committed=True),
+    }
     with ours() as process, apache() as peer:
         for address in (process.address, peer):
             broker_load.make_topic(address, "produce", 1)
-            _produce(address)
-        found.run(lambda: measure(process.address), lambda: measure(peer), rounds=ROUNDS)
+            _produce(address, record_bytes)
+        run = measure[kind]
+        found.run(lambda: run(process.address), lambda: run(peer), rounds=ROUNDS)
         found.beside = {"broker_rss_mb": round(_rss_mb(process.pid), 1)}
     return found
 
@@ -288,9 +312,13 @@ def _open_many(address: str) -> None:
 
 RUNS: dict[str, Callable[[], Comparison]] = {
     **{f"broker_txn_{number}": partial(transactions, number) for number in (1, 8, 32)},
+    "broker_txn_32_fsync": partial(transactions, 32, fsync=True),
     "broker_end_txn": end_txn,
-    "broker_produce": partial(produce_and_fetch, "broker_produce"),
-    "broker_fetch": partial(produce_and_fetch, "broker_fetch"),
+    **{
+        f"broker_{kind}_{size}": partial(produce_and_fetch, kind, size)
+        for kind in ("produce", "fetch", "fetch_committed")
+        for size in RECORD_BYTES
+    },
     "broker_open_txns": partial(open_transactions, "broker_open_txns"),
     "broker_recovery": partial(open_transactions, "broker_recovery"),
 }

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -134,8 +134,10 @@ class KafkaServer(ServerProcess):
         settings: Mapping[str, str] | None = None,
         release: str = RELEASE,
         seat: Seat | None = None,
+        jvm: Sequence[str] = QUICK,
     ) -> None:
         """`seat` is its place in a cluster; alone it is its own controller."""
+        self._jvm = tuple(jvm)
         super().__init__(folder)
         self.certificates = Certificates(folder)
         self.ports = {listener: free_port() for listener in _LISTENERS}
@@ -201,7 +203,7 @@ class KafkaServer(ServerProcess):
         return found
 
     def _java(self, main: str, *arguments: str) -> list[str]:
-        options = ["-Xmx512m", *QUICK]
+        options = ["-Xmx512m", *self._jvm]
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}"
         return [
             program("java", "default-jre-headless"),

@@ -33,6 +33,7 @@ _API_VERSIONS = 18
 _BEFORE_LOGIN = frozenset((17, 18, 36))
 _KNOWN_BYTES = 6
 """The size of a request and its API key: enough to know whether it may be that large."""
+_UNCOUNTED_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 18
 _ANSWERED_BYTES_MAX = 1 << 20
 _ANSWERED_PARTS_MAX = 10_000
@@ -50,7 +51,8 @@ class Connection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 4
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[tuple[bytes, int]] = deque()
+        """Requests, and where each begins in its bytes."""
         self._waiting_bytes = 0
         self._is_paused = False
         self._is_full = False
@@ -119,16 +121,19 @@ class Connection(asyncio.Protocol):
         self._need = 4
         while end - at >= 4:
             (size,) = _SIZE.unpack_from(data, at)
-            limit = self._size_limit(size, data, at + 4)
-            if limit:
-                self._ticks.refuse(self, limit)
-                return
+            if not 0 < size <= self._ticks.always_allowed_bytes:
+                limit = self._size_limit(size, data, at + 4)
+                if limit:
+                    self._ticks.refuse(self, limit)
+                    return
             if end - at - 4 < size:
                 is_known = end - at >= _KNOWN_BYTES
                 self._need = size + 4 if is_known else min(_KNOWN_BYTES, size + 4)
                 break
             at += 4
-            self._frames.append(data[at : at + size])
+            # A large request comes alone, and is not copied again.
+            is_alone = at == 4 and end - at == size
+            self._frames.append((data, at) if is_alone else (data[at : at + size], 0))
             self._waiting_bytes += size
             at += size
         if at < end:
@@ -155,7 +160,10 @@ class Connection(asyncio.Protocol):
         return "request_bytes_max" if size > settings.request_bytes_max and not is_produce else ""
 
     def _hold(self) -> None:
+        """Have what is received and not handled counted, if it is worth counting."""
         held = self._have + self._waiting_bytes
+        if held <= _UNCOUNTED_BYTES:
+            held = 0
         if held != self.held_bytes:
             grown, self.held_bytes = held - self.held_bytes, held
             self._ticks.hold(grown)
@@ -181,11 +189,11 @@ class Connection(asyncio.Protocol):
             if self._ticks.is_late():
                 self._ticks.wake(self)
                 break
-            frame = frames.popleft()
-            self._waiting_bytes -= len(frame)
+            frame, start = frames.popleft()
+            self._waiting_bytes -= len(frame) - start
             self._ticks.requests += 1
             try:
-                self._handle(frame)
+                self._handle(frame, start)
             except (EpochalError, struct.error, IndexError, UnicodeDecodeError) as error:
                 self._ticks.log(f"a request of {self._host} can't be read: {error}", "malformed")
                 self.close()
@@ -196,9 +204,9 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.resume_reading()
 
-    def _handle(self, frame: bytes) -> None:
-        api_key, version, correlation_id, size = _HEAD.unpack_from(frame)
-        at = _HEAD.size
+    def _handle(self, frame: bytes, start: int) -> None:
+        api_key, version, correlation_id, size = _HEAD.unpack_from(frame, start)
+        at = start + _HEAD.size
         client_id = ""
         if size > 0:
             client_id = frame[at : at + size].decode()

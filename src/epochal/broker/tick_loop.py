@@ -48,6 +48,13 @@ class TickLoop:
     ) -> None:
         self.broker = broker
         broker.report = self.log
+        settings = broker.settings
+        self.always_allowed_bytes = min(
+            settings.frame_bytes_max,
+            settings.frame_before_login_bytes_max,
+            settings.request_bytes_max,
+        )
+        """A request up to this size is below every limit on sizes."""
         broker.aside = self._aside
         broker.limit_reached = self.limit_reached  # type: ignore[method-assign]
         self._advertised = advertised

@@ -78,8 +78,8 @@ LIMITS: Mapping[str, str] = {
     "frame_bytes_max": "a request; the connection is closed",
     "frame_before_login_bytes_max": "a request before login; the connection is closed",
     "frame_within_ms": "from the first byte of a request to its last; the connection is closed",
-    "frames_bytes_max": "requests of all clients that are not handled yet; the connection that "
-    "holds most of it is closed",
+    "frames_bytes_max": "requests of all clients that are not handled yet (16 KB of each are not "
+    "counted); the connection that holds most of it is closed",
     "request_bytes_max": "a request other than Produce; the connection is closed",
     "request_elements_max": "elements in all arrays of a request; the connection is closed",
     "unpacked_bytes_max": "what a compressed batch may unpack to where the broker opens it; the "
