@@ -21,6 +21,7 @@ from bench import (
     postgres,
     postgres_spark,
     s3,
+    standby,
 )
 from bench.harness import report, say
 
@@ -41,6 +42,7 @@ BENCHMARKS = {
     **postgres.RUNS,
     **postgres_spark.RUNS,
     **s3.RUNS,
+    **standby.RUNS,
 }
 
 

@@ -16,7 +16,9 @@ from epochal.cli import run
 from epochal.config.file import GatePart, MetricsPart, SourcePart
 from epochal.config.pipeline import file_at, gates_of, pipeline_of, stream_of
 from epochal.errors import Misconfigured
+from epochal.logs import open_log
 from epochal.spark.projection import empty_like, project
+from epochal.storage.leases import FileLease
 
 FILE = """\
 pipeline: orders
@@ -148,3 +150,35 @@ def test_a_signal_to_the_whole_process_group_stops_a_run_without_stack_traces(tm
     assert "Traceback" not in stderr
     assert "\tat " not in stderr, stderr
     assert "Exception" not in stderr
+
+
+def test_a_standby_says_when_it_waits_and_works_and_a_signal_ends_it_cleanly(tmp_path):
+    (tmp_path / "orders.yaml").write_text(SLOW.partition("  - kind: files\n")[0])
+    log = tmp_path / "chk" / "epochal" / "log"
+    other = FileLease(log / ".lease")
+    assert other.acquire("another driver") is True
+    command = [sys.executable, "-m", "epochal.cli", "run", "orders.yaml", "--standby"]
+    with (tmp_path / "said.txt").open("wb") as output:
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=output, start_new_session=True)
+
+    def await_line(text):
+        deadline = time.monotonic() + 300
+        while text not in (said := (tmp_path / "said.txt").read_text()):
+            assert time.monotonic() < deadline, said
+            assert run.poll() is None, said
+            time.sleep(0.1)
+
+    try:
+        await_line("orders: standby: waiting")
+        assert open_log(log).numbers() == []
+        other.release()
+        await_line("orders: standby: working")
+        await_line("orders: epoch 0 committed")
+        run.terminate()
+        assert run.wait(300) == 0, (tmp_path / "said.txt").read_text()
+    finally:
+        run.kill()
+    said = (tmp_path / "said.txt").read_text()
+    assert "Traceback" not in said
+    assert other.acquire("another driver") is True
+    other.close()

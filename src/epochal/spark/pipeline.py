@@ -212,6 +212,7 @@ class Pipeline:
                 "start() takes a DataFrame; a function that makes one is for a standby",
                 "start(make_orders, …, standby=True), or start(make_orders(), …)",
             )
+        self._standby = None
         started = self._start_query(
             df, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
         )

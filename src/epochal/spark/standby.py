@@ -26,7 +26,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module, util
 from typing import TYPE_CHECKING
@@ -124,12 +125,13 @@ class Standby:
             warm(self._spark, self._sinks, is_first=True)
             threading.Thread(target=self._keep_warm, name="epochal-warm", daemon=True).start()
             self._turn_to(Role.WAITING)
-            for kept in self._turns():
-                self._turn_to(Role.WORKING)
-                is_over = self._work(kept)
-                self._turn_to(Role.WAITING)
-                if is_over:
-                    return
+            with closing(self._turns()) as turns:
+                for kept in turns:
+                    self._turn_to(Role.WORKING)
+                    is_over = self._work(kept)
+                    self._turn_to(Role.WAITING)
+                    if is_over:
+                        return
         except BaseException as error:  # noqa: BLE001  reported by awaitTermination
             self.error = as_epochal(error, "a standby driver")
             logger.error("%s: %s", self._pipeline, self.error)  # noqa: TRY400  it has its own text
@@ -154,7 +156,7 @@ class Standby:
     def _doing(self, activity: Activity) -> None:
         set_activity(self._pipeline, activity)
 
-    def _turns(self) -> Iterator[KeptLease]:
+    def _turns(self) -> Generator[KeptLease]:
         """The lease, each time that it is this driver's turn."""
         is_silent = False
         while not self._is_stopping.wait(self._lease.look_every_s):
@@ -316,5 +318,5 @@ def _warm_streaming(spark: SparkSession) -> None:
         batch.collect()
 
     rows = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
-    writer = rows.writeStream.foreachBatch(touch).trigger(availableNow=True)
+    writer = rows.writeStream.foreachBatch(touch).trigger(once=True)
     writer.queryName("epochal warm-up").start().awaitTermination()

@@ -430,7 +430,10 @@ class EtcdClient:
             answers = channel.stream_stream(path)(
                 iter([request]), timeout=timeout_s, metadata=metadata
             )
-            return Reply(next(answers))
+            answer = next(answers, None)
+            if answer is None:
+                raise TryAgain(f"{endpoint} ended a request without an answer")
+            return Reply(answer)
         return Reply(channel.unary_unary(path)(request, timeout=timeout_s, metadata=metadata))
 
     def _authenticated(self, channel: Any, timeout_s: float) -> str:
