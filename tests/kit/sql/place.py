@@ -6,7 +6,7 @@ build on that one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ class Place:
     """The type of a column of text."""
     hashed: ClassVar[str] = "WITH (fillfactor = 70)"
     """Options of a table that are no columns."""
+    row_place: ClassVar[str] = "{}"
+    """The place in a staging table of the row of this number."""
     altered: ClassVar[str] = "ALTER COLUMN {} TYPE {}"
     """What ALTER TABLE does to give a column another type."""
 
@@ -52,6 +54,14 @@ class Place:
         raise NotImplementedError
 
     def end_session(self, number: int) -> None:
+        raise NotImplementedError
+
+    def slots_used(self, handles: Sequence[str]) -> list[str]:
+        """The staging tables that hold these attempts."""
+        raise NotImplementedError
+
+    def kill_any_session(self) -> None:
+        """End any session of a driver or a task."""
         raise NotImplementedError
 
     def drop_staged(self, handle: Handle) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -23,7 +23,9 @@ from servers.mysql import DatabaseProcess, MariaDBServer, MySQLServer, running_s
 from servers.processes import NoServer
 from servers.tcp_proxy import Proxy
 
+from epochal.kit.sql.names import staging_name
 from epochal.sinks.mysql import MySQL
+from epochal.terms import Handle
 
 _numbers = itertools.count(1)
 
@@ -137,12 +139,50 @@ class Place(shared.Place):
         self.admin = self.server.connect()
 
     def leftovers(self) -> list[str]:
-        """All staging tables and prepared transactions."""
-        staged = self.sql(
-            f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{self.meta}'"
-            " AND table_name <> 'ledger'"
+        """All staged attempts and prepared transactions."""
+        return self.staged() + self.prepared()
+
+    def staged(self) -> list[str]:
+        """Slots that are used, and tables of an attempt's own."""
+        tables = [
+            name
+            for (name,) in self.sql(
+                "SELECT table_name FROM information_schema.tables"
+                f" WHERE table_schema = '{self.staging}'"
+            )
+        ]
+        if not tables:
+            return []
+        used = self.sql(f"SELECT slot FROM {self.staging}.slots WHERE handle IS NOT NULL")
+        own = [name for name in tables if not name.startswith("slot")]
+        return sorted([*own, *(slot for (slot,) in used)])
+
+    @property
+    def staging(self) -> str:
+        return f"{self.meta}_staging"
+
+    def slots_used(self, handles: Sequence[str]) -> list[str]:
+        listed = ", ".join(f"'{one}'" for one in handles)
+        rows = self.sql(f"SELECT slot FROM {self.staging}.slots WHERE handle IN ({listed})")
+        return [slot for (slot,) in rows]
+
+    def kill_any_session(self) -> None:
+        """Of those that have this test's database as their own."""
+        rows = self.sql(
+            f"SELECT id FROM information_schema.processlist WHERE db = '{self.schema}'"
+            " ORDER BY RAND() LIMIT 1"
         )
-        return [name for (name,) in staged] + self.prepared()
+        for (number,) in rows:
+            with suppress(pymysql.MySQLError):
+                self.sql(f"KILL CONNECTION {number}")
+
+    def drop_staged(self, handle: Handle) -> None:
+        self.sql(f"DROP TABLE {self.staging}.{self.slot(handle)}")
+
+    def slot(self, handle: Handle) -> str:
+        """The staging table of an attempt."""
+        used = self.sql(f"SELECT slot FROM {self.staging}.slots WHERE handle = '{handle}'")
+        return used[0][0] if used else staging_name(handle)
 
     def prepared(self) -> list[str]:
         listed = [data for *_, data in self.sql("XA RECOVER")]
@@ -161,7 +201,7 @@ def make_place(server: DatabaseProcess) -> Iterator[Place]:
             life.close()
         for xid in place.prepared():
             place.sql(f"XA ROLLBACK '{xid}'")
-        for schema in (place.schema, place.meta):
+        for schema in (place.schema, place.meta, place.staging):
             place.sql(f"DROP DATABASE IF EXISTS {schema}")
         place.admin.close()
 

@@ -77,9 +77,9 @@ class TwoTables(Family):
     def drop_staging_of_the_first(self) -> None:
         (staged,) = self.place.sql(
             "SELECT table_name FROM information_schema.columns"
-            f" WHERE table_schema = '{self.place.meta}' AND column_name = 'id'"
+            f" WHERE table_schema = '{self.place.staging}' AND column_name = 'id'"
         )
-        self.place.sql(f"DROP TABLE {self.place.meta}.{staged[0]}")
+        self.place.sql(f"DROP TABLE {self.place.staging}.{staged[0]}")
 
     def let_the_first_take_all(self) -> None:
         table = f"{self.place.schema}.orders{self.number}"

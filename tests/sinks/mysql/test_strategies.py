@@ -36,8 +36,8 @@ def test_litter_of_a_committed_epoch_is_proven_committed_and_goes_with_its_next_
     life = orders.life()
     receipts = life.write(0, some(1))
     name = staging_name(receipts[0].handle)
-    orders.sql(f"CREATE TABLE {orders.meta}.{name} (epochal_at bigint, id bigint, name text)")
-    orders.sql(f"INSERT INTO {orders.meta}.{name} VALUES (1, 1, 'again')")
+    orders.sql(f"CREATE TABLE {orders.staging}.{name} (epochal_at bigint, id bigint, name text)")
+    orders.sql(f"INSERT INTO {orders.staging}.{name} VALUES (1, 1, 'again')")
     assert life.committer.outcome(EpochNumber(0), receipts[0]) is Proof.COMMITTED
     life.commit(0, receipts)
     assert orders.rows() == [(1, "n1")]

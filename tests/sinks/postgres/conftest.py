@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -55,6 +55,7 @@ class Place(shared.Place):
     server: PostgresServer
     admin: psycopg.Connection[Any]
     kind: type[Postgres] = Postgres
+    row_place: ClassVar[str] = "(0,{})"
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         cursor = self.admin.execute(statement)  # type: ignore[arg-type]
@@ -82,6 +83,19 @@ class Place(shared.Place):
             f"SELECT slot FROM {self.meta}_staging.slots WHERE handle = '{handle}'"
         )
         return f"{self.meta}_staging.slot_{slot}"
+
+    def slots_used(self, handles: Sequence[str]) -> list[str]:
+        listed = ", ".join(f"'{one}'" for one in handles)
+        rows = self.sql(
+            f"SELECT 'slot_' || slot FROM {self.meta}_staging.slots WHERE handle IN ({listed})"
+        )
+        return [name for (name,) in rows]
+
+    def kill_any_session(self) -> None:
+        self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'epochal-%' ORDER BY random() LIMIT 1"
+        )
 
     def drop_staged(self, handle: Handle) -> None:
         self.sql(f"DROP TABLE {self.slot(handle)}")

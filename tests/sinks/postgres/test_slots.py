@@ -7,16 +7,16 @@ import random
 import subprocess
 import threading
 import time
+from contextlib import closing
 
 import psycopg
 import psycopg_pool.base
 import pyarrow as pa
 import pytest
-from sinks.postgres.conftest import connect
-from sinks.postgres.fence import Storm, Wrong, pauses
+from kit.sql.fence import Storm, Wrong, pauses
 
 from epochal.errors import PreparedLost, TryAgain
-from epochal.sinks.postgres import slots
+from epochal.sinks.postgres import client, slots
 from epochal.sinks.postgres.slots import Pool
 
 
@@ -114,11 +114,28 @@ def test_a_table_that_writes_fewer_rows_than_it_is_given_takes_an_epoch(orders, 
 def storm(orders, monkeypatch):
     orders.sql(f"ALTER TABLE {orders.schema}.orders ADD CHECK (id >= 0)")
     chance = random.Random(7)
-    pauses(monkeypatch, chance)
+    pauses(
+        monkeypatch,
+        chance,
+        (client.PostgresSession, ["run_all"]),
+        (client.BytesConnection, ["ask", "execute", "copy"]),
+        (client.ArrowConnection, ["ask", "execute", "ingest"]),
+    )
+    monkeypatch.setattr(slots, "CLEAR_BYTES", 0)
+    monkeypatch.setattr(slots, "_ASK_AGAIN_S", 0.0)
+    # Between the moment a free slot is seen and the moment its table is locked.
+    each_free = Pool.each_free
+
+    def slow_each_free(self, *given):
+        seen = each_free(self, *given)
+        return seen.replace("LOOP BEGIN", "LOOP BEGIN PERFORM pg_sleep(random() * 0.03);")
+
+    monkeypatch.setattr(Pool, "each_free", slow_each_free)
     # A pool waits a second before it opens a connection again.
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 0.02)
-    with connect(orders.server) as admin:
-        yield Storm(orders, chance, admin)
+    other = orders.other_connection()
+    with closing(other.admin):
+        yield Storm(orders, chance, other)
 
 
 def test_attempts_drivers_and_clearings_in_any_order_leave_each_row_once(storm):

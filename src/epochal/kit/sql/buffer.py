@@ -66,6 +66,8 @@ class Buffer:
         self._sender: ThreadPoolExecutor | None = None
         self._under_way: Future[float] | None = None
         self.metrics = BufferMetrics()
+        self.is_single = False
+        """All rows are in one block, which is sent last of all."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not self._batches:
@@ -80,6 +82,7 @@ class Buffer:
         """Send what is left, and wait until all of it has arrived."""
         if self._under_way is None:
             # A single block: a thread would gain nothing.
+            self.is_single = True
             self._flush_here()
         else:
             self._flush()

@@ -1,7 +1,9 @@
 """Staging: where the rows of attempts wait, durable and invisible, until their epoch is decided.
 
 `OwnTables` gives each attempt a table, named by its handle. PostgreSQL recycles tables instead
-(`sinks.postgres.slots`).
+(`sinks.postgres.slots`), MySQL and MariaDB those of small attempts (`sinks.mysql.slots`). Oracle
+does not: slots rest on locks that are skipped and on what DDL and dumps wait for, and none of it
+was ever run there.
 """
 
 from __future__ import annotations

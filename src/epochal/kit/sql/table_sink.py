@@ -169,7 +169,12 @@ class TableSink(SinkBase):
     @property
     @abstractmethod
     def meta(self) -> str:
-        """The schema that holds staging tables and the ledger."""
+        """The schema that holds the ledger."""
+
+    @property
+    def staging_schema(self) -> str:
+        """The schema that holds staging tables."""
+        return self.meta
 
     @property
     def rejects_to(self) -> Sink | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -221,6 +222,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
     def __init__(self, sink: TableSink, task: Task, dialect: Dialect) -> None:
         super().__init__(sink, task, dialect)
         self._handout = self._given
+        self._staging_table = staging_name(task.handle)
 
     def _close(self, connection: C) -> None:
         self._idle.close(connection)
@@ -271,16 +273,17 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             for statement in statements:
                 cursor.execute(statement)
 
+    def _ask(self, connection: Any, statement: str) -> Sequence[Sequence[Any]]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            rows: Sequence[Sequence[Any]] = cursor.fetchall()
+            return rows
+
     def _require_layout(self, connection: Any) -> None:
         """Rows that are in the table hold a lock under which nobody alters it."""
 
-        def query(statement: str) -> Sequence[Sequence[Any]]:
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                rows: Sequence[Sequence[Any]] = cursor.fetchall()
-                return rows
-
         schema, name = self._table.schema, self._table.name
+        query = partial(self._ask, connection)
         if self._dialect.layout(query, schema, name) != self._handout["layout"]:
             raise TryAgain(
                 f"{self._where()}: the columns of {schema}.{name} were altered while rows were "
@@ -289,9 +292,9 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             )
 
     def _table_sent_to(self) -> str:
-        """Quoted: a staging table of this attempt's own, or the table itself."""
+        """Quoted: a staging table, or the table itself."""
         if self._is_staged:
-            return self._dialect.quote(self._declared.meta, staging_name(self._task.handle))
+            return self._dialect.quote(self._declared.staging_schema, self._staging_table)
         return self._dialect.quote(self._table.schema, self._table.name)
 
     def _sent_columns(self) -> list[tuple[P, str]]:

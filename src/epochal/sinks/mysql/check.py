@@ -21,8 +21,9 @@ from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
+from epochal.sinks.mysql.slots import REGISTRY, Slots, create_registry
 from epochal.sinks.mysql.types import Column, Planned, Table, plan, sent_fields
-from epochal.terms import Ability, Identity
+from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
@@ -32,13 +33,15 @@ _XA_REFUSED = 1401
 """What MySQL answers to XA RECOVER without the right to it."""
 _KEY_CHARS = 255
 _NAMED_IN_FULL = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
-_META_RIGHTS = "CREATE, DROP, SELECT, INSERT, DELETE"
+_META_RIGHTS = "CREATE, SELECT, INSERT, UPDATE, DELETE"
+_STAGING_RIGHTS = f"{_META_RIGHTS}, DROP"
 
 
 class MySQLChecker(Checker[Table, Sent]):
     def __init__(self, sink: MySQL, identity: Identity) -> None:
         super().__init__(sink, identity, DIALECT)
         self._sink = sink
+        self._has_slots = False
 
     # Asking
 
@@ -202,22 +205,33 @@ class MySQLChecker(Checker[Table, Sent]):
 
     def make_meta(self, session: Session) -> None:
         """Only where it is missing: an account without the right to make it may still use it."""
-        meta = self._sink.meta
+        meta, staging = self._sink.meta, self._sink.staging_schema
         try:
-            if DIALECT.present(session, meta, [DIALECT.ledger]):
-                return
-            made = session.query(
-                "SELECT 1 FROM information_schema.schemata"
-                f" WHERE schema_name = {DIALECT.literal(meta)}"
-            )
-            if not made:
-                session.execute(f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(meta)}")
-            for statement in DIALECT.create_ledger(meta):
-                session.execute(statement)
+            self._make_in(session, meta, DIALECT.ledger, DIALECT.create_ledger(meta))
+            self._make_in(session, staging, REGISTRY, [create_registry(staging)])
+            Slots(self._sink).remove_idle(session)
+            self._has_slots = _About(session).skips_locked
         except DIALECT.errors as error:
             if DIALECT.code_of(error) not in _DENIED:
                 raise
             raise Misconfigured(DIALECT.text_of(error), "; ".join(self._sink.grants())) from error
+
+    def _make_in(
+        self, session: Session, schema: str, table: str, statements: Sequence[str]
+    ) -> None:
+        if DIALECT.present(session, schema, [table]):
+            return
+        made = session.query(
+            "SELECT 1 FROM information_schema.schemata"
+            f" WHERE schema_name = {DIALECT.literal(schema)}"
+        )
+        if not made:
+            session.execute(f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(schema)}")
+        for statement in statements:
+            session.execute(statement)
+
+    def handout(self, session: Session, known: Mapping[str, Json] | None) -> Mapping[str, Json]:
+        return {**super().handout(session, known), "slots": self._has_slots}
 
 
 class _About:
@@ -230,7 +244,15 @@ class _About:
         )
         self._version = str(version)
         self.is_mariadb = "mariadb" in self._version.lower()
+        # Some MariaDB servers report 5.5.5 first, for clients that know no number above 5.
+        numbers = re.findall(r"(\d+)\.(\d+)\.(\d+)", self._version.removeprefix("5.5.5-"))
+        self._number = tuple(int(number) for number in numbers[0]) if numbers else ()
         self._by_statement = bool(log) and form == "STATEMENT"
+
+    @property
+    def skips_locked(self) -> bool:
+        """Whether SELECT … FOR UPDATE knows SKIP LOCKED."""
+        return self._number >= ((10, 6, 0) if self.is_mariadb else (8, 0, 1))
 
     def require_loading(self, sink: MySQL) -> None:
         if not self._loads:
@@ -247,10 +269,7 @@ class _About:
     def require_detachable(self, sink: MySQL) -> None:
         """Whether a prepared XA transaction outlives its connection."""
         needed = (10, 5, 2) if self.is_mariadb else (8, 0, 29)
-        # Some MariaDB servers report 5.5.5 first, for clients that know no number above 5.
-        numbers = re.findall(r"(\d+)\.(\d+)\.(\d+)", self._version.removeprefix("5.5.5-"))
-        found = tuple(int(number) for number in numbers[0]) if numbers else ()
-        if found < needed:
+        if self._number < needed:
             raise Misconfigured(
                 f"strategy='prepared' on {sink.place}, version {self._version}: there a prepared "
                 "XA transaction ends with its connection",
@@ -392,10 +411,12 @@ def grants(sink: MySQL, account: str) -> list[str]:
     """
     name = sink.table_name
     table = DIALECT.quote(name.schema or sink.server.database, name.table)
-    meta = DIALECT.quote(sink.meta)
+    meta, staging = map(DIALECT.quote, (sink.meta, sink.staging_schema))
     statements = [
         f"CREATE DATABASE IF NOT EXISTS {meta}",
         f"GRANT {_META_RIGHTS} ON {meta}.* TO {account}",
+        f"CREATE DATABASE IF NOT EXISTS {staging}",
+        f"GRANT {_STAGING_RIGHTS} ON {staging}.* TO {account}",
         f"GRANT {rights_on_table(sink)} ON {table} TO {account}",
     ]
     buried = sink.write_mode.tombstones

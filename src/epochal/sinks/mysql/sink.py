@@ -34,8 +34,8 @@ class MySQL(TableSink):
 
     `strategy="staged"` (the default) shows an epoch whole, in one transaction. With
     `strategy="prepared"` each task appends in an XA transaction of its own. The url is
-    `mysql://user@host:3306/database`; the table `orders` or `shop.orders`, case kept. Staging
-    tables and the ledger live in the database `meta_schema`.
+    `mysql://user@host:3306/database`; the table `orders` or `shop.orders`, case kept. The ledger
+    lives in the database `meta_schema`, staging tables in `<meta_schema>_staging`.
     """
 
     kind: ClassVar[str] = "mysql"
@@ -46,7 +46,7 @@ class MySQL(TableSink):
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        NAMES.require(self.meta_schema, "meta_schema")
+        NAMES.require(self.staging_schema, "meta_schema")
         super().__post_init__()
 
     def _read_url(self) -> None:
@@ -62,6 +62,11 @@ class MySQL(TableSink):
     @property
     def meta(self) -> str:
         return self.meta_schema
+
+    @property
+    def staging_schema(self) -> str:
+        """A database of its own, so that a dump can leave it out and keep the ledger."""
+        return f"{self.meta_schema}_staging"
 
     @property
     def server_key(self) -> str:
@@ -85,8 +90,8 @@ class MySQL(TableSink):
         return kind(self, task)
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
-        from epochal.kit.sql.staging_tables import OwnTables  # noqa: PLC0415
         from epochal.sinks.mysql.check import MySQLChecker  # noqa: PLC0415
+        from epochal.sinks.mysql.slots import Slots  # noqa: PLC0415
 
         try:
             from epochal.sinks.mysql.pool import MySQLPool  # noqa: PLC0415
@@ -95,6 +100,5 @@ class MySQL(TableSink):
                 f"the MySQL sink needs a package that is not installed: {error.name}",
                 "pip install 'epochal[mysql]'",
             ) from error
-        staging = OwnTables(schema=self.meta, dialect=DIALECT)
         checker = MySQLChecker(self, identity)
-        return self._committer(limits, MySQLPool(self.server), checker, staging)
+        return self._committer(limits, MySQLPool(self.server), checker, Slots(self))

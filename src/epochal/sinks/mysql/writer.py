@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,11 +27,11 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
+from epochal.sinks.mysql.slots import BYTES_MAX, ROWS_MAX, Pool, claim_slot
 from epochal.sinks.mysql.types import TEXT, Planned, changed, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
@@ -126,15 +127,30 @@ class StagedWriter(MySQLWriter):
 
     def _begin(self, connection: MySQLConnection) -> None:
         columns = ", ".join(f"{DIALECT.quote(name)} {ddl} NULL" for name, ddl in self._columns())
+        pool = Pool(
+            schema=self._sink.staging_schema,
+            target=str(self._sink.table_name),
+            columns=f"{DIALECT.place} BIGINT NOT NULL{self._numbering} PRIMARY KEY, {columns}",
+        )
+        if self._is_small:
+            run, ask = partial(self._run, connection), partial(self._ask, connection)
+            self._staging_table = claim_slot(pool, self._task.handle, ask, run)
+            return
         # Rows of a private table can't violate a key: without the checks InnoDB fills an empty
         # table page by page.
         self._run(
             connection,
-            f"CREATE TABLE {self._table_sent_to()} ({DIALECT.place} BIGINT NOT NULL"
-            f"{self._numbering} PRIMARY KEY, {columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+            pool.create_slot(self._staging_table),
             "SET SESSION unique_checks = 0, foreign_key_checks = 0",
             "START TRANSACTION",
         )
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether all rows are known by now, and few: then they use a slot."""
+        whole = self._buffer.metrics
+        is_few = whole.rows <= ROWS_MAX and whole.bytes <= BYTES_MAX
+        return bool(self._handout["slots"]) and self._buffer.is_single and is_few
 
     def _finish(self, connection: MySQLConnection) -> None:
         self._classified("commit staging", lambda: self._run(connection, "COMMIT"), is_commit=True)
@@ -203,7 +219,7 @@ class KeepingWriter(StagedWriter):
 class PreparedWriter(MySQLWriter):
     @property
     def _xid(self) -> str:
-        return DIALECT.literal(staging_name(self._task.handle))
+        return DIALECT.literal(DIALECT.transaction_name(self._task.handle))
 
     def _begin(self, connection: MySQLConnection) -> None:
         self._run(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 from sinks.life import Life
 
@@ -24,7 +23,6 @@ from epochal.contract import Begin, Task
 from epochal.errors import EpochalError, PreparedLost
 from epochal.kit.sql.rejects import Rejected
 from epochal.sinks.memory import Memory
-from epochal.sinks.postgres import client, slots
 from epochal.terms import NO_ROWS, EpochNumber, Receipt
 
 PARTITIONS = 2
@@ -43,8 +41,13 @@ class Wrong(AssertionError):
     """Rows were lost, doubled or mixed, staged or not, or an epoch can't be carried out."""
 
 
-def pauses(monkeypatch: Any, chance: random.Random) -> None:
-    """Let every statement of drivers and tasks wait for a moment, some of them for long."""
+def pauses(
+    monkeypatch: Any, chance: random.Random, *slowed_down: tuple[type, Sequence[str]]
+) -> None:
+    """
+    Let every statement of drivers and tasks wait for a moment, some of them for long: each class
+    with the names of its methods that send one.
+    """
 
     def pause() -> None:
         if getattr(_thread, "is_sleepy", False):
@@ -59,23 +62,9 @@ def pauses(monkeypatch: Any, chance: random.Random) -> None:
 
         return run
 
-    for kind, names in (
-        (client.PostgresSession, ["run_all"]),
-        (client.BytesConnection, ["ask", "execute", "copy"]),
-        (client.ArrowConnection, ["ask", "execute", "ingest"]),
-    ):
+    for kind, names in slowed_down:
         for name in names:
             monkeypatch.setattr(kind, name, slowed(getattr(kind, name)))
-    monkeypatch.setattr(slots, "CLEAR_BYTES", 0)
-    monkeypatch.setattr(slots, "_ASK_AGAIN_S", 0.0)
-    # Between the moment a free slot is seen and the moment its table is locked.
-    each_free = slots.Pool.each_free
-
-    def slow_each_free(self: slots.Pool, *given: str) -> str:
-        seen = each_free(self, *given)
-        return seen.replace("LOOP BEGIN", "LOOP BEGIN PERFORM pg_sleep(random() * 0.03);")
-
-    monkeypatch.setattr(slots.Pool, "each_free", slow_each_free)
 
 
 @dataclass(frozen=True)
@@ -93,7 +82,8 @@ class Old:
 class Storm:
     place: Any
     chance: random.Random
-    admin: psycopg.Connection[Any]
+    other: Any
+    """The same place by another connection, which ends sessions."""
     decided: dict[int, list[Receipt]] = field(default_factory=dict)
     wanted: dict[str, list[int]] = field(default_factory=dict)
     """The good ids of each attempt, by its handle."""
@@ -131,12 +121,8 @@ class Storm:
 
     def _crash(self, epoch: int, receipts: list[Receipt]) -> None:
         self.crashes += 1
-        listed = ", ".join(f"'{one.handle}'" for one in receipts)
-        slots_held = self.place.sql(
-            f"SELECT 'slot_' || slot FROM {self.place.meta}_staging.slots"
-            f" WHERE handle IN ({listed})"
-        )
-        old = Old(self.life, epoch, receipts, [name for (name,) in slots_held])
+        handles = [str(one.handle) for one in receipts]
+        old = Old(self.life, epoch, receipts, self.place.slots_used(handles))
         self.old.append(old)
         self._wake(old)
         self.life = self._next_driver(self.life.generation + 1)
@@ -221,9 +207,9 @@ class Storm:
         apart.begin(EpochNumber(old.epoch), old.receipts)
         apart.add(
             [
-                Rejected(table=table, place=f"(0,{row})", part=0, row="", sqlstate="", reason="")
+                Rejected(table=table, place=place, part=0, row="", sqlstate="", reason="")
                 for table in old.tables
-                for row in range(1, 100)
+                for place in map(self.place.row_place.format, range(1, 100))
             ]
         )
         old.life.committer.remove_apart()
@@ -268,10 +254,7 @@ class Storm:
 
         def kill() -> None:
             while not over.wait(self.chance.random() * KILL_EVERY_S * 2):
-                self.admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name LIKE 'epochal-%' ORDER BY random() LIMIT 1"
-                )
+                self.other.kill_any_session()
 
         thread = threading.Thread(target=kill)
         thread.start()
