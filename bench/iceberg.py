@@ -113,10 +113,10 @@ def append_spark() -> Comparison:
         unit="rows/s",
         is_rate=True,
     )
-    python = _environment()
+    python, runtime = _environment()
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(
-            [str(python), "-m", "bench.iceberg_spark", folder, str(ROUNDS)],
+            [str(python), "-m", "bench.iceberg_spark", folder, str(runtime), str(ROUNDS)],
             cwd=ROOT,
             env={**os.environ, "PYSPARK_PYTHON": str(python)},
             stdout=subprocess.PIPE,
@@ -127,21 +127,22 @@ def append_spark() -> Comparison:
     comparison.ours, comparison.peer, comparison.beside = (
         figures["ours"],
         figures["peer"],
-        figures["beside"],
+        {**figures["beside"], "iceberg": runtime.name},
     )
     return comparison
 
 
-def _environment() -> Path:
-    """PySpark 4.1 beside pyiceberg, all else as the lock has it."""
+def _environment() -> tuple[Path, Path]:
+    """PySpark 4.1 beside pyiceberg, all else as the lock has it; and Iceberg's runtime for it."""
     sys.path.insert(0, str(ROOT / "tools"))
     import compat  # noqa: PLC0415  the scripts are no package
     import setup  # noqa: PLC0415
 
     venv = compat.VENVS / "iceberg-spark"
     python = venv / "bin" / "python"
+    runtime = compat.iceberg_runtime("4.1")
     if python.exists():
-        return python
+        return python, runtime
     compat.VENVS.mkdir(exist_ok=True)
     compat.write_constraints()
     uv, env = setup.uv_command(), setup.uv_environment()
@@ -151,7 +152,7 @@ def _environment() -> Path:
         "--constraints", compat.CONSTRAINTS, "--editable", f"{ROOT}[spark,iceberg]",
         "pyspark==4.1.*", "psutil", env=env,
     )  # fmt: skip
-    return python
+    return python, runtime
 
 
 RUNS = {"iceberg_history": history, "iceberg_append_spark": append_spark}

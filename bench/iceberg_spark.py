@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,7 @@ from bench.harness import Comparison, say, stopwatch
 from epochal.sinks.iceberg import Iceberg
 from epochal.spark.pipeline import Pipeline
 
-RUNTIME = "iceberg-spark-runtime-4.1_2.13"
-RELEASE = "1.12.0"
 ROWS = 2_000_000
-ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = (
     "id",
     "cast(id % 997 as int) as customer",
@@ -36,26 +31,12 @@ DDL = (
 )
 
 
-def runtime() -> Path:
-    """Iceberg's jar for Spark, from Maven, once."""
-    home = ROOT / ".cache" / f"iceberg-{RELEASE}"
-    jar = home / f"{RUNTIME}-{RELEASE}.jar"
-    if not jar.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        maven = shutil.which("mvn")
-        assert maven, "Maven brings Iceberg's runtime for Spark: install it"
-        artifact = f"-Dartifact=org.apache.iceberg:{RUNTIME}:{RELEASE}"
-        copy = ["-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={home}"]
-        subprocess.run([maven, *copy], cwd=home, check=True)
-    return jar
-
-
-def session(folder: Path) -> SparkSession:
+def session(folder: Path, runtime: str) -> SparkSession:
     """`java` is a catalog of iceberg-spark; `lake` is one of pyiceberg's, beside it."""
     return (
         SparkSession.builder.master("local[2]")
         .appName("bench")
-        .config("spark.jars", str(runtime()))
+        .config("spark.jars", runtime)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "2g")
         .config("spark.sql.session.timeZone", "UTC")
@@ -71,9 +52,9 @@ def session(folder: Path) -> SparkSession:
 
 
 class Contest:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runtime: str) -> None:
         self.folder = folder
-        self.spark = session(folder)
+        self.spark = session(folder, runtime)
         self.spark.sparkContext.setLogLevel("ERROR")
         self.source = folder / "source"
         self.spark.range(ROWS, numPartitions=4).selectExpr(*COLUMNS).write.parquet(str(self.source))
@@ -145,15 +126,15 @@ class Contest:
 
 
 def main() -> None:
-    folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
-    contest = Contest(folder)
+    folder, runtime, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    contest = Contest(folder, runtime)
     comparison = Comparison(name="iceberg_append_spark", peer_name="", unit="rows/s", is_rate=True)
     comparison.run(contest.ours, contest.peer, rounds=rounds)
     same = contest.reads_equal()
     say(f"iceberg_append_spark: read back by Spark {contest.spark.version}: equal is {same}")
     assert same, "Spark reads other rows than were written"
     contest.spark.stop()
-    beside = {"spark": contest.spark.version, "iceberg": RELEASE, "read_back_by_spark": same}
+    beside = {"spark": contest.spark.version, "read_back_by_spark": same}
     print(json.dumps({"ours": comparison.ours, "peer": comparison.peer, "beside": beside}))
 
 

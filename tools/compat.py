@@ -2,12 +2,14 @@
 Run the small `compat` suite on the newest patch of every PySpark that is supported.
 
 Each gets an environment of its own under `.venvs/`; all other packages are those of the lock, so
-that a difference can only come from Spark. Run it through tools/run.py, which sets JAVA_HOME.
+that a difference can only come from Spark. Where Iceberg has a runtime for a Spark, it is on its
+class path. Run it through tools/run.py, which sets JAVA_HOME.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ from pathlib import Path
 import setup
 
 MINORS = ("4.0", "4.1", "4.2", "4.3")
+ICEBERG_RUNTIMES = {"4.1": "iceberg-spark-runtime-4.1_2.13"}
+ICEBERG_RELEASE = "1.12.0"
 VENVS = setup.ROOT / ".venvs"
 CONSTRAINTS = VENVS / "constraints.txt"
 # PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
@@ -42,15 +46,32 @@ def make_environment(uv: Path, minor: str) -> Path:
     setup.run(
         f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
         "--python", python, "--constraints", CONSTRAINTS,
-        "--editable", f"{setup.ROOT}[spark,postgres,testing]", f"pyspark=={minor}.*",
+        "--editable", f"{setup.ROOT}[spark,postgres,iceberg,testing]", f"pyspark=={minor}.*",
         "pytest-timeout", "pytest-xdist", "psutil", env=env,
     )  # fmt: skip
     return python
 
 
-def passes(python: Path, arguments: list[str]) -> bool:
+def iceberg_runtime(minor: str) -> Path | None:
+    """Iceberg's jar for a Spark, by Maven, once; None where there is none."""
+    name = ICEBERG_RUNTIMES.get(minor)
+    if name is None:
+        return None
+    home = setup.ROOT / ".cache" / f"iceberg-{ICEBERG_RELEASE}"
+    jar = home / f"{name}-{ICEBERG_RELEASE}.jar"
+    if not jar.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        artifact = f"-Dartifact=org.apache.iceberg:{name}:{ICEBERG_RELEASE}"
+        copy = ("-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={home}")
+        setup.run(f"fetch {name}", shutil.which("mvn") or "mvn", *copy, env=dict(os.environ))
+    return jar
+
+
+def passes(python: Path, arguments: list[str], *, runtime: Path | None) -> bool:
     suite = ("tests/spark", "-m", "compat", *LEAKS, *arguments)
     env = {**os.environ, "PYSPARK_PYTHON": str(python), "VIRTUAL_ENV": str(python.parent.parent)}
+    if runtime is not None:
+        env["PYSPARK_SUBMIT_ARGS"] = f"--jars {runtime} pyspark-shell"
     command = [str(python), "-m", "pytest", *suite]
     return subprocess.run(command, check=False, env=env, cwd=setup.ROOT).returncode == 0
 
@@ -63,7 +84,8 @@ def main() -> None:
         uv = setup.uv_command()
         for minor in MINORS:
             print(f"compat: PySpark {minor}", file=sys.stderr, flush=True)
-            results[minor] = passes(make_environment(uv, minor), sys.argv[1:])
+            python, runtime = make_environment(uv, minor), iceberg_runtime(minor)
+            results[minor] = passes(python, sys.argv[1:], runtime=runtime)
     except (setup.SetupFailed, OSError) as error:
         setup.give_up(error)
     for minor, passed in results.items():

@@ -289,9 +289,17 @@ class EngineWrite:
     """A URL. Of this job alone: nothing is there yet."""
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()
-    """The order of rows within a file."""
+    """The order of rows within a task, partitions first: `SQL ASC NULLS FIRST`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of the engine's writer."""
+    select: Mapping[str, str] = field(default_factory=dict)
+    """The columns to write, each as SQL over those of the rows; empty: the rows as they are."""
+    required: Sequence[str] = ()
+    """Columns of the rows without nulls: a row that has one is rejected, and fails the job."""
+    field_ids: Mapping[str, int] = field(default_factory=dict)
+    """The number of each column in the files, and of each field of a struct, by its path."""
+    table: str = ""
+    """For a format that is written for a table: the table, in the format's own words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +314,8 @@ class EngineWritten:
     """How many the attempts that count have written, by the writer's own statistics."""
     bytes: int
     """The sizes of these files together, each as it was when its task closed it."""
+    reports: Sequence[str] | None = None
+    """What a writer says of each file that counts; None where their folder shows which do."""
 
 
 @runtime_checkable
@@ -322,8 +332,11 @@ class EngineWrites(Protocol):
     """
 
     @property
-    def engine_format(self) -> str:
-        """The format of every `EngineWrite`: whether the engine has it is asked at the start."""
+    def engine_formats(self) -> Sequence[str]:
+        """
+        The formats of an `EngineWrite`, the best first: the first that the engine has is taken, and
+        given to `engine_refusal` and `engine_write`.
+        """
 
     @property
     def tasks_refusal(self) -> str | None:
@@ -332,14 +345,14 @@ class EngineWrites(Protocol):
         either, or there is no engine, the start is refused with both reasons.
         """
 
-    def engine_refusal(self, schema: pa.Schema | None) -> str | None:
+    def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:
         """
         Why rows of this schema must go to tasks; None where the engine's writer can prepare them.
         Without a schema: as far as that is known before the first row. Called on the driver, also
         by `Pipeline.check`.
         """
 
-    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:
+    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
         """
         Get ready for a job. Called once per job, before it, on the driver.
 

@@ -113,9 +113,9 @@ class Killer:
             raise Crash(f"{step} {epoch}")
 
     def _unless_dead(self, verb: Callable[..., None]) -> Callable[..., None]:
-        def alive_only(coordinator: Coordinator, *arguments: Any) -> None:
+        def alive_only(coordinator: Coordinator, *arguments: Any, **options: Any) -> None:
             if not self.is_dead:
-                verb(coordinator, *arguments)
+                verb(coordinator, *arguments, **options)
 
         return alive_only
 

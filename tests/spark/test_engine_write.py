@@ -363,6 +363,7 @@ def test_a_delta_table_gets_the_same_statistics_from_files_of_spark(
         "if(id = 3, double('-Infinity'), double(id)) endless",
         "cast(null as string) nothing",
         "repeat(chr(int(65 + id % 26)), 40) long_text",
+        "if(id = 7, repeat('x', 5000), if(id % 10 = 0, null, 'y')) very_long_text",
         "if(id < 0, '', chr(int(1000 + id))) letter",
     )
     found = {}

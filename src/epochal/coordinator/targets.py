@@ -341,17 +341,30 @@ def engine_ability(
     if not isinstance(committer, EngineWrites):
         return []
     if engine is None:
-        require_tasks_can(committer, "no job of Spark writes the rows of this sink")
+        _require_tasks_can(committer, "no job of Spark writes the rows of this sink")
         return []
-    ability = engine(committer.engine_format)
-    refusal = committer.engine_refusal(schema) if ability.granted else ability.because
+    return [engine_choice(committer, schema, engine)[1]]
+
+
+def engine_choice(
+    committer: EngineWrites, schema: pa.Schema | None, engine: EngineAbility
+) -> tuple[str, Ability]:
+    """
+    The format in which the engine's own writer prepares these rows, and whether it does. Raises
+    `Misconfigured` where neither it nor tasks can.
+    """
+    offers = [(form, engine(form)) for form in committer.engine_formats]
+    form, ability = next((offer for offer in offers if offer[1].granted), offers[-1])
+    refusal = committer.engine_refusal(schema, form) if ability.granted else ability.because
+    because = ability.because if refusal is None else refusal
+    if form != offers[0][0]:
+        because = f"{because}; {offers[0][1].because}"
     if refusal is not None:
-        require_tasks_can(committer, refusal)
-        ability = replace(ability, granted=False, because=refusal)
-    return [ability]
+        _require_tasks_can(committer, because)
+    return form, replace(ability, granted=refusal is None, because=because)
 
 
-def require_tasks_can(committer: EngineWrites, engine_refusal: str) -> None:
+def _require_tasks_can(committer: EngineWrites, engine_refusal: str) -> None:
     """Refuse rows that only the engine's own writer could prepare, where it can't be used."""
     if committer.tasks_refusal is not None:
         raise Misconfigured(

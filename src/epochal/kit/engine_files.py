@@ -15,7 +15,9 @@ writer says of the attempts that count: files, their sizes, and the rows where f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from epochal.contract import EngineWritten
-from epochal.errors import Misconfigured, TryAgain
-from epochal.kit.marked_files import at_once
-from epochal.terms import quantity
+from epochal.errors import InvariantBroken, Misconfigured, TryAgain
+from epochal.kit.marked_files import Markers, at_once, of_sink
+from epochal.terms import Handle, Identity, InDoubt, Uid, handle_prefix, quantity
 
 _SHARED = (
     "the folder must be one and the same for the driver and every executor: a shared mount, or one "
@@ -45,6 +47,46 @@ _SPARK_CODECS = {"lz4": "lz4_raw"}
 def writer_options(compression: str) -> dict[str, str]:
     """Options of Spark's parquet writer."""
     return {"compression": _SPARK_CODECS.get(compression, compression)}
+
+
+def sql_name(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
+
+
+def rising(column: str) -> str:
+    """An item of `EngineWrite.sort_by`."""
+    return f"{sql_name(column)} ASC NULLS FIRST"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolders:
+    """The folders of jobs, each named by its handle: what is in them is in no table yet."""
+
+    place: Path | None
+    """Of a local disk; None where the table has none, and so no jobs."""
+
+    def folder(self, handle: Handle) -> Path:
+        if self.place is None:
+            raise InvariantBroken(f"{handle}: a job of Spark's own writer needs a local disk")
+        return self.place / str(handle)
+
+    def remove_unmarked(self, identity: Identity, markers: Markers) -> None:
+        """
+        Remove what late tasks wrote of jobs whose attempts are committed or aborted: these have no
+        marker any more, and one that goes on had its marker before its folder.
+        """
+        for one in of_sink(identity, self._listed(identity.uid)):
+            if one.handle is not None and not markers.exists(one.handle):
+                self.remove(one.handle)
+
+    def remove(self, handle: Handle) -> None:
+        while self.place is not None and self.folder(handle).exists():
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.folder(handle))
+
+    def _listed(self, uid: Uid) -> list[InDoubt]:
+        found = [] if self.place is None else sorted(self.place.glob(f"{handle_prefix(uid)}*"))
+        return [InDoubt(name=path.name, handle=Handle.parse(path.name)) for path in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +125,18 @@ def engine_files(
     *,
     footer_of: Callable[[Path], tuple[Any, int]] | None = parquet_footer,
     has_rows: Callable[[Path], bool] = lambda _: True,
+    named: Sequence[Path] | None = None,
 ) -> list[EngineFile]:
     """
-    The files of a job that succeeded; those without rows are removed.
+    The files of a job that succeeded; those without rows are removed. `named`: those that count,
+    where the writer itself says so, and not the folder that they are in.
 
     Raises where they are not what the writer says: one was lost between the commit of its task and
     that of the job, or the driver does not see what executors write. `footer_of`: the footer of a
     file, and its rows; None for a format without. Then `has_rows` says whether a file has any, of
     the one that Spark begins before it has seen a row.
     """
-    found = sorted(_written(folder))
+    found = sorted(_written(folder) if named is None else named)
     sizes = at_once(lambda path: path.stat().st_size, found, at_least=_TOO_FEW_FOR_THREADS)
     if (len(found), sum(sizes)) != (written.files, written.bytes):
         raise _not_as_written(folder, len(found), sum(sizes), written)
@@ -118,9 +162,12 @@ def engine_files(
 
 
 def _written(folder: Path) -> Iterator[Path]:
-    """Files of committed tasks: Hadoop keeps its own under names that begin with `_` or `.`."""
+    """
+    Files of committed tasks. Hadoop keeps its own under names that begin with `_` or `.`; a folder
+    of a partition has a `=` in its name, and may begin so too.
+    """
     for inner, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
         yield from (Path(inner) / name for name in names if not name.startswith(("_", ".")))
 
 

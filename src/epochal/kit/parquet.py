@@ -9,7 +9,11 @@ files of twice the size, for twice the CPU. So a sample of the first rows decide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,3 +133,51 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
         yield from _leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path
+
+
+def column_statistics(footer: pq.FileMetaData) -> Mapping[str, Sequence[Any]]:
+    """The statistics of each column by its path, one of every row group."""
+    found: dict[str, list[Any]] = {}
+    for group in range(footer.num_row_groups):
+        rows = footer.row_group(group)
+        for column in range(rows.num_columns):
+            chunk = rows.column(column)
+            found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
+    return found
+
+
+def null_count(groups: Sequence[Any]) -> int | None:
+    """The nulls of all row groups; None where one of them does not say."""
+    if any(group is None or not group.has_null_count for group in groups):
+        return None
+    return sum(int(group.null_count) for group in groups)
+
+
+def has_nan(group: Any) -> bool:
+    return bool(group.has_min_max) and (math.isnan(group.min) or math.isnan(group.max))
+
+
+def bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The least and greatest of all row groups; None where one of them has none."""
+    known = [group for group in groups if group is not None and group.has_min_max]
+    unknown = [group for group in groups if group is None or not group.has_min_max]
+    if not known or any(group is None or group.num_values for group in unknown):
+        return None
+    try:
+        found = [_least_and_greatest(group) for group in known]
+        return min(low for low, _ in found), max(high for _, high in found)
+    except (ValueError, OverflowError, TypeError):
+        return None  # a year that Python has no date for
+
+
+def _least_and_greatest(group: Any) -> tuple[Any, Any]:
+    """Of one row group. Where a timestamp has a zone, `group.min` itself would import pandas."""
+    kind = group.logical_type
+    about = json.loads(kind.to_json()) if kind.type == "TIMESTAMP" else {}
+    if about.get("timeUnit") != "microseconds":
+        return group.min, group.max
+    since = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if about["isAdjustedToUTC"] else None)
+    return (
+        since + dt.timedelta(microseconds=group.min_raw),
+        since + dt.timedelta(microseconds=group.max_raw),
+    )

@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
-from epochal.errors import TaskFailed
+from epochal.errors import RowRejected, TaskFailed
 from epochal.kit.hive_partitions import NULL, WITHOUT_FORM, refused
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
@@ -26,7 +26,7 @@ from epochal.terms import Ability, quantity
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 ABILITY = "rows are written by Spark itself"
@@ -49,6 +49,9 @@ _COMMITTERS_NEEDED = {
     "spark.sql.sources.outputCommitterClass": "",
 }
 """Settings by which a platform replaces the committer, with Spark's own choice."""
+_WAY = "no row is handed to Python"
+_WAYS = {"iceberg": f"by Iceberg's own writer: {_WAY}"}
+_ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
 """What brings formats that Spark does not have by itself."""
 _TEXT_KEYS = ("json", "avro")
@@ -84,7 +87,7 @@ class SessionWriter:
         refusal = self._committer_refusal or self._format_refusal(form)
         if refusal is None and schema is not None:
             refusal = type_refusal(schema, form)
-        because = "no row is handed to Python" if refusal is None else refusal
+        because = _WAYS.get(form, _WAY) if refusal is None else refusal
         return Ability(name=ABILITY, granted=refusal is None, because=because)
 
     @cached_property
@@ -96,6 +99,8 @@ class SessionWriter:
         return None
 
     def _format_refusal(self, form: str) -> str | None:
+        if form == "iceberg" and not self._has_iceberg:
+            return "Iceberg's runtime, 1.12 or newer, is not on Spark's class path"
         if form not in _PACKAGES or self._has_format(form):
             return None
         package = f"{_PACKAGES[form]}:{self._spark.version}"
@@ -103,6 +108,19 @@ class SessionWriter:
             f"Spark has {form} only with {package} on its class path (spark.jars.packages, "
             "--packages)"
         )
+
+    @cached_property
+    def _has_iceberg(self) -> bool:
+        """Whether it has the part that writes without a commit."""
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415  importable without pyspark
+
+        jvm: Any = self._spark._jvm
+        try:
+            loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+            jvm.java.lang.Class.forName(_ICEBERG_CLASS, False, loader)
+        except Py4JJavaError:
+            return False
+        return True
 
     def _find_format(self, form: str) -> bool:
         from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
@@ -146,12 +164,23 @@ def write(
     frame: DataFrame, asked: EngineWrite, schema: pa.Schema, *, fingerprint: bool
 ) -> EngineWritten:
     """Run the job. Where it fails, tasks of it may still write for a while."""
-    texts = _texts(frame, asked.partition_by)
-    frame = _refusing(frame, texts)
-    if asked.sort_by:
-        frame = frame.sortWithinPartitions(*map(quoted, [*asked.partition_by, *asked.sort_by]))
-    observed = ObservedRows(frame, is_hashed=fingerprint, values=texts)
-    plan = executed(observed.frame, _command(observed.frame, asked))
+    texts = {} if asked.select else _texts(frame, asked.partition_by)
+    observed = ObservedRows(_refusing(frame, texts, asked), is_hashed=fingerprint, values=texts)
+    shaped = _shaped(observed.frame, asked)
+    if asked.format == "iceberg":
+        # Here, as few pipelines use it.
+        from epochal.spark.iceberg_write import write_staged  # noqa: PLC0415
+
+        staged = write_staged(shaped, asked)
+        return EngineWritten(
+            handle=asked.handle,
+            schema=schema,
+            fingerprint=observed.fingerprint(staged.plan),
+            files=len(staged.reports),
+            bytes=staged.bytes,
+            reports=staged.reports,
+        )
+    plan = executed(shaped, _command(shaped, asked))
     counted = observed.fingerprint(plan)
     files, size, rows = _statistics(plan)
     if rows != counted.rows:
@@ -162,6 +191,57 @@ def write(
     return EngineWritten(
         handle=asked.handle, schema=schema, fingerprint=counted, files=files, bytes=size
     )
+
+
+def _shaped(frame: DataFrame, asked: EngineWrite) -> DataFrame:
+    """
+    The columns that are asked for, in the order within a task that is asked for. Above the
+    observation, which hashes rows as they came: no exchange is between it and the writer.
+    """
+    if asked.select:
+        kinds = {field.name: field.dataType for field in frame.schema.fields}
+        frame = frame.select(
+            *(_numbered(sql, name, kinds.get(name), asked) for name, sql in asked.select.items())
+        )
+    return frame.sortWithinPartitions(*map(_sort_key, asked.sort_by)) if asked.sort_by else frame
+
+
+def _sort_key(order: str) -> Column:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    sql, direction, _, nulls = order.rsplit(" ", 3)
+    column: Column = getattr(functions.expr(sql), f"{direction}_nulls_{nulls}".lower())()
+    return column
+
+
+def _numbered(sql: str, name: str, kind: DataType | None, asked: EngineWrite) -> Column:
+    """A column with the number that it has in the files; fields of a struct have theirs."""
+    from pyspark.sql import functions, types  # noqa: PLC0415  importable without pyspark
+
+    def within(kind: DataType, path: str) -> DataType:
+        if not isinstance(kind, types.StructType):
+            return kind
+        return types.StructType(
+            [
+                types.StructField(
+                    field.name,
+                    within(field.dataType, f"{path}.{field.name}"),
+                    field.nullable,
+                    _field_id(asked, f"{path}.{field.name}"),
+                )
+                for field in kind.fields
+            ]
+        )
+
+    column = functions.expr(sql)
+    if isinstance(kind, types.StructType) and asked.field_ids:
+        column = column.cast(within(kind, name))
+    return column.alias(name, metadata=_field_id(asked, name))
+
+
+def _field_id(asked: EngineWrite, path: str) -> dict[str, int]:
+    found = asked.field_ids.get(path)
+    return {} if found is None else {"parquet.field.id": found}
 
 
 def _command(frame: DataFrame, asked: EngineWrite) -> Any:
@@ -225,21 +305,32 @@ def _texts(frame: DataFrame, partition_by: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _refusing(frame: DataFrame, names: Iterable[str]) -> DataFrame:
+def _refusing(frame: DataFrame, texts: Iterable[str], asked: EngineWrite) -> DataFrame:
     """
-    The same rows, with the name of a null's folder for nulls. A row with a value that Spark would
-    write as null fails the job, by the error that a task raises: the driver finds it in the text of
-    Spark's.
+    The same rows, with the name of a null's folder for nulls of `texts`. A row that the target
+    would not take, or with a value that Spark would write as null, fails the job, by the error that
+    a task raises: the driver finds it in the text of Spark's.
     """
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
-    for name in names:
+    for name in asked.required:
+        error = functions.raise_error(functions.lit(_is_null(name).to_line()))
+        kept = functions.coalesce(quoted(name), error.cast(frame.schema[name].dataType))
+        frame = frame.withColumn(name, kept)
+    for name in texts:
         value = column = functions.col(quoted(name))
         for text in WITHOUT_FORM:
             error = functions.raise_error(functions.lit(refused(name, text).to_line()))
             value = functions.when(column == text, error.cast("string")).otherwise(value)
         frame = frame.withColumn(name, functions.coalesce(value, functions.lit(NULL)))
     return frame
+
+
+def _is_null(name: str) -> RowRejected:
+    return RowRejected(
+        f"column {name} is required, and a row has none",
+        f'where="{name} IS NOT NULL" leaves it out',
+    )
 
 
 @contextmanager

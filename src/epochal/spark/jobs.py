@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.contract import EngineWrites
 from epochal.coordinator.gates import is_interrupt
-from epochal.coordinator.targets import require_tasks_can
+from epochal.coordinator.targets import engine_choice
 from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
@@ -176,11 +176,14 @@ def _prepare(
     """Run the job of one sink."""
     frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
-    if part.engine is not None and _is_by_engine(frame, part.engine, schema, writer):
-        handle = part.identity.job_handle(epoch, part.job_number)
-        asked = part.engine.engine_write(handle, schema)
-        written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
-        return (part.engine.gather(written),)
+    if part.engine is not None:
+        could_write = partial(writer.ability, schema=frame.schema)
+        form, ability = engine_choice(part.engine, schema, could_write)
+        if ability.granted:
+            handle = part.identity.job_handle(epoch, part.job_number)
+            asked = part.engine.engine_write(handle, schema, form)
+            written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
+            return (part.engine.gather(written),)
     rows, job = _task_job(
         frame,
         schema,
@@ -192,16 +195,6 @@ def _prepare(
     )
     collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
-
-
-def _is_by_engine(
-    frame: DataFrame, engine: EngineWrites, schema: pa.Schema, writer: SessionWriter
-) -> bool:
-    ability = writer.ability(engine.engine_format, frame.schema)
-    refusal = engine.engine_refusal(schema) if ability.granted else ability.because
-    if refusal is not None:
-        require_tasks_can(engine, refusal)
-    return refusal is None
 
 
 def _task_job(

@@ -152,7 +152,7 @@ def test_a_task_that_dies_at_any_call_leaves_nothing_visible_and_is_cleared(
 def as_by_spark(driver, rows: pa.Table, number: int) -> EngineWritten:
     """As a job of Spark's own writer: two files with checksums, one of them without rows."""
     handle = driver.identity.job_handle(EpochNumber(0), number)
-    asked = driver.committer.engine_write(handle, rows.schema)
+    asked = driver.committer.engine_write(handle, rows.schema, "parquet")
     folder = Path(asked.folder.removeprefix("file://"))
     written: list[Path] = []
     for value, part in enumerate((rows, rows.slice(0, 0))):

@@ -30,7 +30,7 @@ from epochal.sinks.files.row_counts import ROW_COUNTS
 from epochal.sinks.memory import Memory
 from epochal.spark import engine_write
 from epochal.spark.pipeline import Pipeline
-from epochal.spark.row_hash import fingerprint_of
+from epochal.spark.row_hash import ObservedRows, fingerprint_of
 from epochal.terms import JOB_PARTITION, EpochNumber
 
 AVRO = "org.apache.spark:spark-avro_2.13:4.1.1:jar"
@@ -76,7 +76,8 @@ class Jobs:
 
     def written(self, rows: pa.Table, epoch: int, parts: int = 2) -> Any:
         handle = self._driver.identity.job_handle(EpochNumber(epoch), next(self._numbers))
-        asked = self._driver.committer.engine_write(handle, rows.schema)
+        (form,) = self._driver.committer.engine_formats
+        asked = self._driver.committer.engine_write(handle, rows.schema, form)
         frame = frame_of(self._spark, rows).repartition(parts)
         with engine_write.writer_settings(self._spark):
             return engine_write.write(frame, asked, rows.schema, fingerprint=True)
@@ -218,7 +219,8 @@ def test_a_file_without_rows_is_not_shown(drive, with_avro, tmp_path, form):
     driver = drive(Files(str(root), format=form))
     rows = numbered(7)
     handle = driver.identity.job_handle(EpochNumber(0), 1)
-    asked = driver.committer.engine_write(handle, rows.schema)
+    (engine_form,) = driver.committer.engine_formats
+    asked = driver.committer.engine_write(handle, rows.schema, engine_form)
     frame = with_avro.range(2, numPartitions=2).where("id = 1").selectExpr("7L n", "'1' p")
     written = engine_write.write(frame, asked, rows.schema, fingerprint=True)
     assert written.files == 2
@@ -302,9 +304,11 @@ def test_rows_are_sorted_once(spark, drive, tmp_path):
     driver = drive(Files(tmp_path / "out", partition_by=["p"], sort_by=["n"]))
     handle = driver.identity.job_handle(EpochNumber(0), 1)
     frame = spark.range(10).selectExpr("id n", "nullif(concat('p', id % 3), 'p2') p")
-    asked = driver.committer.engine_write(handle, numbered().schema)
+    asked = driver.committer.engine_write(handle, numbered().schema, "parquet")
     texts = engine_write._texts(frame, asked.partition_by)
-    sorted_frame = engine_write._refusing(frame, texts).sortWithinPartitions("p", "n")
+    refusing = engine_write._refusing(frame, texts, asked)
+    observed = ObservedRows(refusing, is_hashed=True, values=texts)
+    sorted_frame = engine_write._shaped(observed.frame, asked)
     plan = engine_write.executed(sorted_frame, engine_write._command(sorted_frame, asked))
     assert plan.toString().count("Sort [") == 1, plan.toString()
 

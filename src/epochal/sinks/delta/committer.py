@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -23,14 +24,13 @@ from deltalake.transaction import RemoveAction
 from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
-from epochal.kit.engine_files import engine_files, writer_options
+from epochal.kit.engine_files import JobFolders, engine_files, writer_options
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
     MarkedFilesCommitter,
     at_once,
     is_of,
-    of_sink,
     rows_by_epoch,
 )
 from epochal.kit.parquet import nullable_inside
@@ -56,7 +56,7 @@ from epochal.sinks.delta.client import (
 from epochal.sinks.delta.errors import translate_errors
 from epochal.sinks.delta.ledger import Ledger, NewestEpoch, ledger_id
 from epochal.sinks.delta.merge import merge
-from epochal.sinks.delta.table_files import TableFiles, files_of, handle_in, require_ours
+from epochal.sinks.delta.table_files import JOBS, TableFiles, files_of, handle_in, require_ours
 from epochal.sinks.delta.types import columns_digest, delta_schema, misfit
 from epochal.sinks.delta.writer import DataFile, Statistics, data_path, sealed_receipt
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
@@ -73,6 +73,8 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         super().__init__(identity, target=sink.target, conflict_waits_s=waits_s)
         self._sink = sink
         self._files = sink.table_files()
+        local = self._files.local
+        self._jobs = JobFolders(None if local is None else local / JOBS)
         self._table = Table(self._files)
         self._newest = NewestEpoch(identity)
         self._schema: pa.Schema | None = None
@@ -174,10 +176,10 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
 
     # Jobs of the engine's own writer
 
-    engine_format = "parquet"
+    engine_formats = ("parquet",)
     tasks_refusal = None
 
-    def engine_refusal(self, schema: pa.Schema | None) -> str | None:
+    def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:  # noqa: ARG002
         if self._files.local is None:
             return "the table is in an object store, which tasks reach by storage_options"
         if self._sink.mode == "merge":
@@ -191,12 +193,12 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 return f"column {column.name} of the table is wider: {self._wider[column.name]}"
         return None
 
-    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
+    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:  # noqa: ARG002
         self._files.markers.put(handle)
         return EngineWrite(
             handle=handle,
-            format=self.engine_format,
-            folder=f"file://{self._files.job_folder(handle)}",
+            format=form,
+            folder=f"file://{self._jobs.folder(handle)}",
             partition_by=self._planned.partition_by,
             options=writer_options(self._sink.compression),
         )
@@ -212,16 +214,13 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 is_partitioned=bool(self._planned.partition_by),
                 columns=self._planned.columns,
             )
-            self._files.remove_job(written.handle)
+            self._jobs.remove(written.handle)
             if not receipt.rows:
                 self._files.markers.delete([written.handle])
             return receipt
 
     def _moved(self, written: EngineWritten) -> list[DataFile]:
-        folder, table = self._files.job_folder(written.handle), self._files.local
-        if folder is None or table is None:
-            raise InvariantBroken(f"{self._target} is not on a disk")
-        plan = self._planned
+        folder, table, plan = self._jobs.folder(written.handle), Path(self._target), self._planned
         moved: list[DataFile] = []
         names = [name for name in written.schema.names if name not in plan.partition_by]
         columns = pa.schema([written.schema.field(name) for name in names])
@@ -231,7 +230,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             (table / path).parent.mkdir(parents=True, exist_ok=True)
             file.move_to(table / path)
             statistics = Statistics(columns, plan.stats_columns)
-            statistics.take_footer(file.footer)
+            statistics.take_file(table / path, file.footer)
             moved.append(DataFile(path=path, footer=file.footer, statistics=statistics))
         return moved
 
@@ -440,12 +439,12 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             for receipt in left:
                 self._files.delete(self._paths_of(receipt))
         for receipt in left:
-            self._files.remove_job(receipt.handle)
+            self._jobs.remove(receipt.handle)
         self._files.markers.delete(receipt.handle for receipt in left)
 
     def _discard(self, receipt: Receipt) -> None:
         self._files.delete(self._paths_of(receipt))
-        self._files.remove_job(receipt.handle)
+        self._jobs.remove(receipt.handle)
         self._files.markers.delete([receipt.handle])
 
     def _paths_of(self, receipt: Receipt) -> list[str]:
@@ -453,16 +452,11 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         return named or self._files.files_of_attempt(receipt.handle)
 
     def _listed(self) -> Sequence[InDoubt]:
-        """By markers; and by folders that late tasks of a job made again."""
-        marked = self._files.markers.in_doubt(self._identity)
-        known = {one.name for one in marked}
-        jobs = of_sink(self._identity, self._files.jobs(self._identity.uid))
-        return [*marked, *(one for one in jobs if one.name not in known)]
+        self._jobs.remove_unmarked(self._identity, self._files.markers)
+        return self._files.markers.in_doubt(self._identity)
 
     def _is_prepared(self, receipt: Receipt) -> bool:
-        folder = self._files.job_folder(receipt.handle)
-        is_job_left = folder is not None and folder.exists()
-        return is_job_left or self._files.markers.exists(receipt.handle)
+        return self._files.markers.exists(receipt.handle)
 
     def _may_be_visible(self, ledger: Ledger, receipt: Receipt) -> bool:
         """Where the log is past this epoch and its history was cleaned up: leave the files."""

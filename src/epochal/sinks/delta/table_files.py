@@ -13,7 +13,6 @@ table. VACUUM passes over folders that begin with an underscore.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -28,7 +27,7 @@ from epochal.errors import InvariantBroken, Misconfigured, TryAgain
 from epochal.kit.marked_files import Markers
 from epochal.storage import Entry
 from epochal.storage.local import disk_errors, sync
-from epochal.terms import Handle, InDoubt, Receipt, Uid, handle_prefix
+from epochal.terms import Handle, Receipt
 
 PREPARED = "_epochal/prepared"
 STAGED = "_epochal/staged"
@@ -93,24 +92,6 @@ class TableFiles:
     def staged(self) -> list[str]:
         """The files that merges read, of any attempt."""
         return [f"{STAGED}/{entry.name}" for entry in self._small.entries(STAGED)]
-
-    # Folders of jobs of Spark's own writer, on a local disk
-
-    def job_folder(self, handle: Handle) -> Path | None:
-        return None if self.local is None else self.local / JOBS / str(handle)
-
-    def jobs(self, uid: Uid) -> list[InDoubt]:
-        """Every folder of a job of this pipeline: what is in it is in no version."""
-        if self.local is None:
-            return []
-        found = sorted((self.local / JOBS).glob(f"{handle_prefix(uid)}*"))
-        return [InDoubt(name=path.name, handle=Handle.parse(path.name)) for path in found]
-
-    def remove_job(self, handle: Handle) -> None:
-        folder = self.job_folder(handle)
-        while folder is not None and folder.exists():
-            with suppress(FileNotFoundError):
-                shutil.rmtree(folder)
 
     # What an attempt has written
 

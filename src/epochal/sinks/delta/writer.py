@@ -9,10 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -211,30 +211,32 @@ class Statistics:
             if name not in self._has_nan and pc.any(pc.is_nan(rows.column(name))).as_py():
                 self._has_nan.add(name)
 
-    def take_footer(self, footer: pq.FileMetaData) -> None:
+    def take_file(self, path: Path, footer: pq.FileMetaData) -> None:
         """
-        What `take` counts, of a file that parquet-java wrote: it orders NaN above all numbers, so
-        that a column with NaN has it as its greatest value, or has no bounds.
+        What `take` counts, of a file that parquet-java wrote. It orders NaN above all numbers, so
+        that a column with NaN has it as its greatest value, or has no bounds; and it keeps no
+        statistics of long values, so that their nulls are counted by reading them.
         """
         self.rows += footer.num_rows
-        for name, groups in _by_column(footer).items():
-            if any(group is None or not group.has_null_count for group in groups):
-                raise Misconfigured(
-                    f"Spark writes no statistics of column {name!r} into its files",
-                    "a setting turned them off: parquet.column.statistics.enabled",
-                )
-            self.nulls[name] += sum(group.null_count for group in groups)
-            if name in self._floats and any(_has_nan(group) for group in groups):
+        for name, groups in parquet.column_statistics(footer).items():
+            nulls = parquet.null_count(groups)
+            if nulls is None:
+                column = pq.read_table(path, columns=[name], partitioning=None).column(0)
+                nulls = column.null_count
+            self.nulls[name] += nulls
+            if name in self._floats and any(
+                group is None or parquet.has_nan(group) for group in groups
+            ):
                 self._has_nan.add(name)
 
     def to_json(self, footer: pq.FileMetaData) -> str:
         """The log's form of it, with bounds from the footer of the closed file."""
         least: dict[str, Json] = {}
         greatest: dict[str, Json] = {}
-        for name, groups in _by_column(footer).items():
+        for name, groups in parquet.column_statistics(footer).items():
             if name not in self._columns or name in self._has_nan:
                 continue
-            bounds = _bounds(groups)
+            bounds = parquet.bounds(groups)
             if bounds is None:
                 continue
             low, high = _lower_bound(bounds[0]), _upper_bound(bounds[1])
@@ -248,47 +250,6 @@ class Statistics:
                 "nullCount": {name: self.nulls[name] for name in self._columns},
             }
         )
-
-
-def _by_column(footer: pq.FileMetaData) -> Mapping[str, Sequence[Any]]:
-    """The statistics of each top-level column, one of every row group."""
-    found: dict[str, list[Any]] = {}
-    for group in range(footer.num_row_groups):
-        rows = footer.row_group(group)
-        for column in range(rows.num_columns):
-            chunk = rows.column(column)
-            found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
-    return found
-
-
-def _has_nan(group: Any) -> bool:
-    return bool(group.has_min_max) and (math.isnan(group.min) or math.isnan(group.max))
-
-
-def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
-    """The least and greatest of all row groups; None where one of them has none."""
-    known = [group for group in groups if group is not None and group.has_min_max]
-    unknown = [group for group in groups if group is None or not group.has_min_max]
-    if not known or any(group is None or group.num_values for group in unknown):
-        return None
-    try:
-        found = [_least_and_greatest(group) for group in known]
-        return min(low for low, _ in found), max(high for _, high in found)
-    except (ValueError, OverflowError, TypeError):
-        return None  # a year that Python has no date for
-
-
-def _least_and_greatest(group: Any) -> tuple[Any, Any]:
-    """Of one row group. Where a timestamp has a zone, `group.min` itself would import pandas."""
-    kind = group.logical_type
-    about = json.loads(kind.to_json()) if kind.type == "TIMESTAMP" else {}
-    if about.get("timeUnit") != "microseconds":
-        return group.min, group.max
-    since = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if about["isAdjustedToUTC"] else None)
-    return (
-        since + dt.timedelta(microseconds=group.min_raw),
-        since + dt.timedelta(microseconds=group.max_raw),
-    )
 
 
 def _lower_bound(value: Any) -> Json:

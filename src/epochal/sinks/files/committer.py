@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, Refused
-from epochal.kit.engine_files import engine_files, orc_footer, parquet_footer
+from epochal.kit.engine_files import engine_files, orc_footer, parquet_footer, rising
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
@@ -121,31 +121,36 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
     # Jobs of the engine's own writer
 
     @property
-    def engine_format(self) -> str:
-        return FORMATS[self._format].engine.name
+    def engine_formats(self) -> Sequence[str]:
+        return (FORMATS[self._format].engine.name,)
 
     @property
     def tasks_refusal(self) -> str | None:
         return self._engine.tasks_refusal
 
-    def engine_refusal(self, schema: pa.Schema | None) -> str | None:  # noqa: ARG002
+    def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:  # noqa: ARG002
         return self._engine.refusal or self._staging.engine_refusal()
 
-    def engine_write(self, handle: Handle, schema: pa.Schema) -> EngineWrite:  # noqa: ARG002
+    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:  # noqa: ARG002
         """The attempt's folder is its marker, and is there before the first task."""
         attempt = self._engine_attempt(handle)
         with attempt.errors():
             attempt.make()
         return EngineWrite(
             handle=handle,
-            format=self.engine_format,
+            format=form,
             folder=f"file://{attempt.job_folder}",
             partition_by=self._partition_by,
-            sort_by=self._engine.sort_by,
+            sort_by=[rising(name) for name in self._sorted_by],
             options=FORMATS[self._format].engine.writer_options(
                 self._engine.compression, self._engine.options
             ),
         )
+
+    @property
+    def _sorted_by(self) -> Sequence[str]:
+        sort_by = self._engine.sort_by
+        return (*self._partition_by, *sort_by) if sort_by else ()
 
     def gather(self, written: EngineWritten) -> Receipt:
         """Give the files their final names: from here on they are like those of a task."""

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 
-from epochal.contract import Begin
-from epochal.errors import PreparedLost, TryAgain
+from epochal.contract import Begin, EngineWrite, EngineWritten
+from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
+from epochal.kit.engine_files import JobFolders
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -33,12 +35,20 @@ from epochal.sinks.iceberg import pyiceberg_private as private
 from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
 from epochal.sinks.iceberg.client import TableAddress
 from epochal.sinks.iceberg.compact import TableCompaction
-from epochal.sinks.iceberg.data_files import locations_in, misfit, sizes_in
+from epochal.sinks.iceberg.data_files import locations_in, misfit, receipt_of, sizes_in
+from epochal.sinks.iceberg.engine_job import ICEBERG, EngineJob, job_files, prepared_files
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
 from epochal.sinks.iceberg.multi_table import TablesTransaction, together_with_others
 from epochal.sinks.iceberg.snapshot_plan import SnapshotPlan, SnapshotPlanner
-from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_around, layout_of
+from epochal.sinks.iceberg.table_files import (
+    Layout,
+    TableFiles,
+    discard,
+    handle_in,
+    layout_around,
+    layout_of,
+)
 from epochal.sinks.iceberg.types import unknown_columns
 from epochal.terms import (
     Ability,
@@ -81,6 +91,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         self._planned: SnapshotPlan | None = None
         """Of the rehearsal: its manifests are written, and it was never sent."""
         self._schema: pa.Schema | None = None
+        self._begun: TableMetadata | None = None
+        """The table as rows of this epoch are written for it."""
         self._planner = SnapshotPlanner(sink, identity)
         self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
@@ -101,6 +113,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
                 table = self._evolved(table, self._schema)
             # A catalog that issues its own keys for the files gives them per client: tasks ask too.
             has_own_keys = bool(table.config)
+            self._begun = table.metadata
             return {"metadata": None if has_own_keys else self._planner.handout(table)}
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -124,7 +137,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             return Recount(rows=0, because=f"branch {branch} has no snapshot")
         scan = table.scan() if branch == "main" else table.scan().use_ref(branch)
         tasks = list(scan.plan_files())
-        handles = [_handle_of(task.file.file_path) for task in tasks]
+        handles = [handle_in(task.file.file_path) for task in tasks]
         rows = [task.file.record_count for task in tasks]
         epochs = rows_by_epoch(self._identity, zip(handles, rows, strict=True))
         # What the driver wrote for a merge, and rows that delete files hide, are of no one epoch.
@@ -179,6 +192,52 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
+
+    # Jobs of the engine's own writer
+
+    engine_formats = (ICEBERG, "parquet")
+    tasks_refusal = None
+
+    def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:
+        with self._errors("look at the table"):
+            table = self._newest_known()
+            if _jobs(table).place is None:
+                return "the table is in an object store, which tasks reach by themselves"
+        if self._sink.file_bytes_max is not None:
+            return "file_bytes_max is given, and Spark does not go by it"
+        return EngineJob(metadata=table.metadata, rows=schema or pa.schema([]), form=form).refusal()
+
+    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
+        with self._errors("get ready for a job"):
+            table, metadata = self._newest_known(), self._begun_metadata
+            _layout(table).markers(TableFiles(table.io)).put(handle)
+            job = EngineJob(metadata=metadata, rows=schema, form=form)
+            return job.asked(handle, _jobs(table).folder(handle))
+
+    def gather(self, written: EngineWritten) -> Receipt:
+        """Move the files to where they will stay: a snapshot makes them visible."""
+        handle = written.handle
+        with self._errors("take the files of Spark's writer"):
+            table, metadata = self._newest_known(), self._begun_metadata
+            files, layout, jobs = TableFiles(table.io), _layout(table), _jobs(table)
+            found = job_files(written, metadata, jobs.folder(handle))
+            moved = prepared_files(found, handle, files, layout, spec_id=metadata.default_spec_id)
+            jobs.remove(handle)
+            if not moved:
+                layout.markers(files).delete([handle])
+            return receipt_of(
+                handle,
+                written.fingerprint,
+                moved,
+                folder=layout.folder(handle),
+                metadata=metadata,
+            )
+
+    @property
+    def _begun_metadata(self) -> TableMetadata:
+        if self._begun is None:
+            raise InvariantBroken(f"{self._target}: no epoch has begun")
+        return self._begun
 
     # The table and its ledger
 
@@ -350,15 +409,20 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     def _clear(self, receipts: Sequence[Receipt]) -> None:
         table = self._newest_known()
         files = TableFiles(table.io)
+        for receipt in receipts:
+            _jobs(table, receipt).remove(receipt.handle)
         files.delete(_layout_for(table, one).marker(one.handle) for one in receipts)
 
     def _discard(self, receipt: Receipt) -> None:
         table = self._newest_known()
+        _jobs(table, receipt).remove(receipt.handle)
         discard(receipt.handle, files=TableFiles(table.io), layout=_layout_for(table, receipt))
 
     def _listed(self) -> Sequence[InDoubt]:
         table = self._newest_known()
-        return _layout(table).markers(TableFiles(table.io)).in_doubt(self._identity)
+        markers = _layout(table).markers(TableFiles(table.io))
+        _jobs(table).remove_unmarked(self._identity, markers)
+        return markers.in_doubt(self._identity)
 
     def _is_prepared(self, receipt: Receipt) -> bool:
         table = self._newest_known()
@@ -376,6 +440,11 @@ def _layout_for(table: Table, receipt: Receipt) -> Layout:
     return _layout(table) if folder is None else layout_around(str(folder))
 
 
+def _jobs(table: Table, receipt: Receipt | None = None) -> JobFolders:
+    layout = _layout(table) if receipt is None else _layout_for(table, receipt)
+    return JobFolders(TableFiles(table.io).local(layout.job_folder))
+
+
 def _lost(table: Table, receipts: Sequence[Receipt]) -> dict[str, str]:
     """Why this table can't have the files of some receipts, by handle."""
     locations = [where for receipt in receipts for where in locations_in(receipt)]
@@ -391,8 +460,3 @@ def _lost(table: Table, receipts: Sequence[Receipt]) -> dict[str, str]:
         if why is not None:
             found[str(receipt.handle)] = why
     return found
-
-
-def _handle_of(location: str) -> Handle | None:
-    folder = location.rsplit("/", 2)[-2]
-    return Handle.parse(folder)

@@ -20,13 +20,35 @@ from pyiceberg.types import PrimitiveType
 from epochal.errors import InvariantBroken
 from epochal.sinks.iceberg.partitions import partition_types, schema_of_spec
 from epochal.sinks.iceberg.types import replaced_columns
-from epochal.terms import Json, Receipt
+from epochal.terms import Fingerprint, Handle, Json, Receipt
 
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 
 
-def files_out(
+def receipt_of(
+    handle: Handle,
+    fingerprint: Fingerprint,
+    files: Sequence[DataFile],
+    *,
+    folder: str,
+    metadata: TableMetadata,
+) -> Receipt:
+    """The receipt of an attempt whose files are durable."""
+    token: dict[str, Json] = {"files": []}
+    if files:
+        token = {
+            "folder": folder,
+            "table": str(metadata.table_uuid),
+            "schema": metadata.current_schema_id,
+            "spec": metadata.default_spec_id,
+            "files": [*_files_out(files, folder, metadata)],
+        }
+    size = sum(file.file_size_in_bytes for file in files)
+    return Receipt(handle=handle, fingerprint=fingerprint, bytes=size, token=token)
+
+
+def _files_out(
     files: Sequence[DataFile], folder: str, metadata: TableMetadata
 ) -> list[dict[str, Json]]:
     """The files of a receipt; their place is the receipt's folder, so only their names are kept."""

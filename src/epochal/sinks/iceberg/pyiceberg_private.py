@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.expressions.visitors import manifest_evaluator
-from pyiceberg.io.pyarrow import ParquetFormatWriter
+from pyiceberg.io.pyarrow import (
+    ParquetFormatWriter,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -59,10 +64,18 @@ from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from epochal.errors import InvariantBroken, Misconfigured
-from epochal.kit.parquet import DICTIONARY_BYTES_MAX, nullable_inside
+from epochal.kit.parquet import (
+    DICTIONARY_BYTES_MAX,
+    bounds,
+    column_statistics,
+    has_nan,
+    null_count,
+    nullable_inside,
+)
 from epochal.sinks.iceberg.partitions import schema_of_spec
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
     from pyiceberg.catalog import Catalog
 
 RELEASE = "0.12."
@@ -376,7 +389,8 @@ class ParquetFile:
         self._writer.write(rows.cast(nullable_inside(rows.schema)))
 
     def close(self, *, sort_order_id: int | None) -> DataFile:
-        statistics = self._writer.close()
+        self._writer.close()
+        statistics = FooterStatistics(self._metadata).of(self._footer)
         file = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=self.location,
@@ -386,10 +400,50 @@ class ParquetFile:
             sort_order_id=sort_order_id,
             equality_ids=None,
             key_metadata=None,
-            **statistics.to_serialized_dict(),
+            **statistics,
         )
         file.spec_id = self._metadata.default_spec_id
         return file
+
+    @property
+    def _footer(self) -> pq.FileMetaData:
+        arrow: Any = self._writer._writer
+        return arrow.writer.metadata
+
+
+class FooterStatistics:
+    """What a table's manifests say of a file's columns, by the file's footer."""
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        schema = metadata.schema()
+        self._plan = compute_statistics_plan(schema, metadata.properties)
+        self._numbers = parquet_path_to_id_mapping(schema)
+
+    def of(self, footer: pq.FileMetaData) -> dict[str, Any]:
+        found: dict[str, Any] = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=self._plan,
+            parquet_column_mapping=self._numbers,
+        ).to_serialized_dict()
+        for path, groups in column_statistics(footer).items():
+            if not _is_bounded(groups):
+                found["lower_bounds"].pop(self._numbers[path], None)
+                found["upper_bounds"].pop(self._numbers[path], None)
+            if null_count(groups) is None:
+                found["null_value_counts"].pop(self._numbers[path], None)
+        return found
+
+
+def _is_bounded(groups: Sequence[Any]) -> bool:
+    """
+    Whether the bounds of a column's row groups are those of its values. A group whose values are
+    long has none, and pyiceberg takes those of the others: readers would skip the file.
+    parquet-java orders NaN above all numbers, and Iceberg has it in no bound.
+    """
+    if bounds(groups) is None:
+        return False
+    is_float = groups[0].physical_type in ("FLOAT", "DOUBLE")
+    return not (is_float and any(has_nan(group) for group in groups))
 
 
 def without_history(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:

@@ -49,7 +49,9 @@ class Iceberg(SinkBase):
     """
     A table of an Iceberg catalog, in format version 1 or 2, with Parquet files.
 
-    An epoch is one snapshot: readers see it whole or not at all. The table must exist.
+    An epoch is one snapshot: readers see it whole or not at all. The table must exist. Files are
+    written by Iceberg's own writer for Spark where its runtime is on the class path, else by
+    Spark's writer of parquet or by tasks, as `check` reports; the driver commits them.
 
     `mode="append"` adds rows. `mode="upsert"` replaces rows of the same `keys`; files that hold
     such rows are written anew, by the driver. `mode="overwrite_partitions"` replaces the partitions
@@ -76,8 +78,12 @@ class Iceberg(SinkBase):
     """A branch where gates find each epoch before it is decided; removed afterwards."""
     snapshots_kept: int | None = None
     """How many of this sink's own snapshots stay; older ones are expired with each commit."""
-    file_bytes_max: int = 128 * 1024 * 1024
-    """A file that holds this much, as it is in memory, is closed and another begun."""
+    file_bytes_max: int | None = None
+    """
+    A file that holds this much, as it is in memory, is closed and another begun; 128 MiB where
+    tasks write. Spark's own writer makes one file per task and partition value, and Iceberg's goes
+    by the table's `write.target-file-size-bytes`, so where this is given, tasks write.
+    """
     buffer_bytes_max: int = 64 * 1024 * 1024
     """How much a task holds in memory; up to two files' worth where the table has a sort order."""
     open_files_max: int = 64

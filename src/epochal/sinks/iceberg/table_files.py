@@ -3,6 +3,7 @@ The files of an Iceberg table: where they lie, and what pyiceberg's FileIO can't
 
     <data>/epochal/<handle>/00000.parquet    an attempt's data files, in no snapshot yet or in one
     <data>/epochal/in-doubt/<handle>         its marker
+    <data>/epochal/jobs/<handle>/…           what a job of Spark's own writer writes
 
 Once committed the files stay there: Iceberg knows files by their full names, and moving nothing is
 what makes a commit cheap. So a folder alone does not show whether its files are committed; the
@@ -42,6 +43,10 @@ class Layout:
     @property
     def marker_folder(self) -> str:
         return f"{self.data_path}/{_FOLDER}/in-doubt"
+
+    @property
+    def job_folder(self) -> str:
+        return f"{self.data_path}/{_FOLDER}/jobs"
 
     def marker(self, handle: Handle) -> str:
         return f"{self.marker_folder}/{handle}"
@@ -114,7 +119,7 @@ class TableFiles:
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder where folders are real and this one is empty; object stores have none."""
-        path = self._local(folder)
+        path = self.local(folder)
         if path is None:
             return
         inner = [one for one in path.rglob("*") if one.is_dir()] if path.is_dir() else []
@@ -124,13 +129,13 @@ class TableFiles:
 
     def make_folder_for(self, location: str) -> None:
         """Make the folder of a file: a local disk has folders, an object store has none."""
-        path = self._local(location)
+        path = self.local(location)
         if path is not None:
             make_folder(path.parent)
 
     def make_durable(self, location: str) -> None:
         """Make a written file outlive a power cut: object stores do so before they answer."""
-        path = self._local(location)
+        path = self.local(location)
         if path is not None:
             sync(path)
             sync(path.parent)
@@ -157,12 +162,19 @@ class TableFiles:
             return self.io.fs_by_scheme(scheme, netloc), path.rstrip("/")
         return _through_fsspec(self.io, location)
 
-    def _local(self, location: str) -> Path | None:
+    def local(self, location: str) -> Path | None:
+        """The path of a location on a local disk; None of one elsewhere."""
         if "://" in location and not location.startswith("file://"):
             return None
         files, path = self._opened(location)
         is_local = isinstance(files, pafs.LocalFileSystem) or "local" in files.type_name
         return Path(path) if is_local else None
+
+
+def handle_in(location: str) -> Handle | None:
+    """The attempt that wrote a data file; None of a file that others wrote."""
+    _, found, below = location.rpartition(f"/{_FOLDER}/")
+    return Handle.parse(below.partition("/")[0]) if found else None
 
 
 def discard(handle: Handle, *, files: TableFiles, layout: Layout) -> None:

@@ -23,18 +23,20 @@ from pyiceberg.typedef import Record
 from epochal.contract import Task
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit import parquet
-from epochal.sinks.iceberg.data_files import files_out
+from epochal.sinks.iceberg.data_files import receipt_of
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.partitions import in_order, split
 from epochal.sinks.iceberg.pyiceberg_private import ParquetFile
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard, layout_of
 from epochal.sinks.iceberg.types import ColumnMatch, mismatches
-from epochal.terms import Fingerprint, Handle, Json, Receipt
+from epochal.terms import Fingerprint, Handle, Receipt
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from epochal.sinks.iceberg.sink import Iceberg
+
+_FILE_BYTES_MAX = 128 * 1024 * 1024
 
 
 class IcebergWriter:
@@ -71,14 +73,9 @@ class IcebergWriter:
             if self._batches:
                 self._encode(self._taken())
         with self._errors("prepare"):
-            token, size = self._finished()
+            receipt = self._receipt()
         self._close()
-        return Receipt(
-            handle=self._task.handle,
-            fingerprint=Fingerprint(self._rows),
-            bytes=size,
-            token=token,
-        )
+        return receipt
 
     def abort(self) -> None:
         self._batches = []
@@ -94,7 +91,7 @@ class IcebergWriter:
     def _block_bytes(self) -> int:
         # A file is sorted as a whole, so where there is an order a block is a file.
         whole = self._attempt is not None and self._attempt.is_sorted
-        return self._sink.file_bytes_max if whole else self._sink.buffer_bytes_max // 2
+        return file_limits(self._sink).file_bytes_max if whole else self._sink.buffer_bytes_max // 2
 
     def _taken(self) -> pa.Table:
         block = pa.Table.from_batches(self._batches)
@@ -136,19 +133,17 @@ class IcebergWriter:
         table = self._sink.address.load(self._catalog)
         return table.metadata, TableFiles(table.io)
 
-    def _finished(self) -> tuple[dict[str, Json], int]:
+    def _receipt(self) -> Receipt:
+        fingerprint = Fingerprint(self._rows)
         if self._attempt is None or self._metadata is None:
-            return {"files": []}, 0
-        files = self._attempt.finish()
-        folder = self._attempt.folder
-        token: dict[str, Json] = {
-            "folder": folder,
-            "table": str(self._metadata.table_uuid),
-            "schema": self._metadata.current_schema_id,
-            "spec": self._metadata.default_spec_id,
-            "files": [*files_out(files, folder, self._metadata)],
-        }
-        return token, sum(file.file_size_in_bytes for file in files)
+            return Receipt(handle=self._task.handle, fingerprint=fingerprint, token={"files": []})
+        return receipt_of(
+            self._task.handle,
+            fingerprint,
+            self._attempt.finish(),
+            folder=self._attempt.folder,
+            metadata=self._metadata,
+        )
 
     def _wait(self) -> None:
         if self._encoding is not None:
@@ -176,7 +171,8 @@ class FileLimits:
 
 
 def file_limits(sink: Iceberg) -> FileLimits:
-    return FileLimits(file_bytes_max=sink.file_bytes_max, open_files_max=sink.open_files_max)
+    file_bytes_max = sink.file_bytes_max or _FILE_BYTES_MAX
+    return FileLimits(file_bytes_max=file_bytes_max, open_files_max=sink.open_files_max)
 
 
 class Attempt:
