@@ -234,6 +234,41 @@ def test_a_password_is_shown_nowhere(live, monkeypatch):
         assert secret not in repr(sink)
 
 
+@pytest.mark.parametrize(
+    ("properties", "fact", "hint"),
+    [
+        ({"type": "hive", "uri": "thrift://127.0.0.1:1"}, "pyiceberg[hive]", "install it"),
+        ({"type": "sql", "uri": "mssql://h/x"}, "pyiceberg[sql-postgres]", "its database's client"),
+        ({"type": "glue"}, "You must specify a region", "glue.region"),
+    ],
+    ids=["hive", "sql", "glue"],
+)
+def test_a_catalog_that_lacks_a_package_or_a_setting_is_reported(
+    live, monkeypatch, properties, fact, hint
+):
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable, raising=False)
+    sink = Iceberg("lake.shop.orders", properties=properties)
+    with pytest.raises(Misconfigured) as refused:
+        live(sink).committer.check(None)
+    assert fact in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_check_says_why_two_commits_can_not_both_hold(warehouse, live, monkeypatch):
+    sink = warehouse.sink(warehouse.create())
+
+    def one_at_a_time():
+        found = {one.name: one for one in live(sink).committer.check(None)}
+        return found["one commit at a time"]
+
+    assert one_at_a_time().granted
+    assert "database" in one_at_a_time().because
+    monkeypatch.setattr("epochal.sinks.iceberg.check._CATALOGS", {})
+    assert not one_at_a_time().granted
+    assert "SqlCatalog is not one of" in one_at_a_time().because
+
+
 def test_a_catalog_that_is_not_configured_is_reported(live):
     with pytest.raises(Misconfigured, match="catalog 'lake' can't be opened"):
         live(Iceberg("lake.shop.orders", properties={"type": "nonsense"})).committer.check(None)

@@ -13,9 +13,18 @@ from epochal.sinks.iceberg.types import has_structs_in_lists, mismatches, unknow
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from epochal.sinks.iceberg.sink import Iceberg
 
 _VERSION_MAX = 2
+_CATALOGS = {
+    "RestCatalog": "the REST server compares what a commit was made for with the table",
+    "SqlCatalog": "the row of the table in the catalog's database is compared and replaced",
+    "InMemoryCatalog": "the row of the table in the catalog's database is compared and replaced",
+    "GlueCatalog": "Glue compares the version of the table's entry",
+    "HiveCatalog": "pyiceberg holds the metastore's lock on the table meanwhile",
+}
 
 
 def check_table(sink: Iceberg, table: Table, schema: pa.Schema | None) -> list[Ability]:
@@ -94,6 +103,19 @@ def _require_rewritable(sink: Iceberg, table: Table) -> None:
             "structs in a list or map, of which pyiceberg loses nulls when it reads",
             "mode='append', or another layout of that column",
         )
+
+
+def catalog_ability(catalog: Catalog) -> Ability:
+    """Why two commits at a time can't both hold, by the kind of catalog."""
+    kind = type(catalog).__name__
+    how = _CATALOGS.get(kind)
+    return Ability(
+        name="one commit at a time",
+        granted=how is not None,
+        because=how
+        or f"{kind} is not one of the catalogs that this sink was written for: REST, SQL, Glue and "
+        "Hive; two commits at once may both be taken, and one of them lost",
+    )
 
 
 def _whole_epochs() -> Ability:

@@ -32,7 +32,7 @@ from epochal.kit.marked_files import (
 )
 from epochal.kit.sink_base import Compacted, Dropped, Recount
 from epochal.sinks.iceberg import pyiceberg_private as private
-from epochal.sinks.iceberg.check import add_columns, check_schema, check_table
+from epochal.sinks.iceberg.check import add_columns, catalog_ability, check_schema, check_table
 from epochal.sinks.iceberg.client import TableAddress
 from epochal.sinks.iceberg.compact import TableCompaction
 from epochal.sinks.iceberg.data_files import locations_in, misfit, receipt_of, sizes_in
@@ -101,7 +101,8 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             abilities = check_table(self._sink, self._load(), schema)
         self._schema = schema
         together = together_with_others(self._sink, self.catalog)
-        return [*abilities, *([] if together is None else [together])]
+        found = [*abilities, catalog_ability(self.catalog)]
+        return found if together is None else [*found, together]
 
     def begin(self, begin: Begin) -> Json:
         """Add missing columns where that is wanted, and hand the table's shape to the tasks."""

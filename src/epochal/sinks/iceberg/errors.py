@@ -20,6 +20,23 @@ _BUSY = (
     iceberg.WaitingForLockException,
     iceberg.CommitFailedException,
 )
+_INSTALL_HINT = (
+    "install it for the driver and for executors; a SQL catalog also needs its database's client"
+)
+_AWS_SETTINGS = frozenset(
+    {
+        "NoRegionError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "InvalidRegionError",
+    }
+)
+"""Errors of botocore before a request: it may not be installed."""
+_AWS_HINT = (
+    "properties={'glue.region': …, 'glue.access-key-id': env(…), …}, or AWS's own configuration on "
+    "the driver and on executors"
+)
 _TRANSPORT = ("requests.", "urllib3.", "sqlalchemy.", "thrift.", "botocore.", "sqlite3.", "psycopg")
 """Modules whose errors are a catalog's connection failing, of any kind of catalog."""
 
@@ -46,18 +63,29 @@ def _translated(
     error: Exception, doing: str, scrub: Scrub, *, is_commit: bool
 ) -> EpochalError | None:
     fact = f"{doing}: {scrub(f'{type(error).__name__}: {error}')}"
-    if isinstance(error, _ABSENT):
-        return Misconfigured(fact, "create the table first, with its columns and partitions")
-    if isinstance(error, _DENIED):
-        return Misconfigured(fact, "see the guide for the least rights that this sink needs")
-    if isinstance(error, PermissionError):
-        return Misconfigured(fact, "the table's location must be readable, writable and listable")
+    if (hint := _what_to_change(error)) is not None:
+        return Misconfigured(fact, hint)
     if isinstance(error, _BUSY):
         return TryAgain(fact)
     if isinstance(error, (iceberg.RESTError, OSError)) or _is_transport(error):
-        hint = disk_hint(error)
-        return OutcomeUnknown(fact, hint) if is_commit else TryAgain(fact, hint)
+        on_disk = disk_hint(error)
+        return OutcomeUnknown(fact, on_disk) if is_commit else TryAgain(fact, on_disk)
     return None
+
+
+def _what_to_change(error: Exception) -> str | None:
+    """The hint where only a person can help; None of every other error."""
+    hints = (
+        (isinstance(error, _ABSENT), "create the table first, with its columns and partitions"),
+        (isinstance(error, _DENIED), "see the guide for the least rights that this sink needs"),
+        (isinstance(error, iceberg.NotInstalledError), _INSTALL_HINT),
+        (type(error).__name__ in _AWS_SETTINGS, _AWS_HINT),
+        (
+            isinstance(error, PermissionError),
+            "the table's location must be readable, writable and listable",
+        ),
+    )
+    return next((hint for is_so, hint in hints if is_so), None)
 
 
 def _is_transport(error: Exception) -> bool:
