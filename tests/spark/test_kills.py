@@ -53,12 +53,12 @@ def deaths(count: int, seed: int) -> Iterator[str]:
 class Driver:
     """One life of the driver, in a process group of its own with its JVM."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, program: str) -> None:
         self._root = root
         # Into a file: the JVM outlives its driver for a moment, and would keep a pipe open.
         with self._output.open("a") as output:
             self._process = subprocess.Popen(
-                [sys.executable, victim.__file__, str(root)],
+                [sys.executable, program, str(root)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -99,7 +99,7 @@ class Driver:
         self._process.wait()
 
 
-def lives(root: Path, ends: Sequence[str]) -> Iterator[str]:
+def lives(root: Path, ends: Sequence[str], program: str = victim.__file__) -> Iterator[str]:
     """
     Drivers one after the other, each with one epoch more to write; how each has ended.
 
@@ -107,11 +107,11 @@ def lives(root: Path, ends: Sequence[str]) -> Iterator[str]:
     its successor has ended.
     """
     frozen: Driver | None = None
-    drivers = [Driver(root)]
+    drivers = [Driver(root, program)]
     try:
         for epoch, death in enumerate(ends):
             if epoch + 1 < len(ends):
-                drivers.append(Driver(root))
+                drivers.append(Driver(root, program))
             victim.add_epoch(root, epoch)
             yield drivers[epoch].live(death)
             if frozen is not None:

@@ -18,13 +18,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from epochal.contract import Sink
+from epochal.coordinator import Gate
 from epochal.sinks.files import Files
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.postgres import Postgres
@@ -128,7 +129,21 @@ def end(how: str, spark: SparkSession) -> None:
         os.killpg(0, signal.SIGSTOP)
 
 
-def run(spark: SparkSession, root: Path, how: str, victim: str, step: str) -> None:
+def _are_equal(sinks: list[Sink]) -> Gate:
+    """The first and the last have as many rows."""
+    return lambda epoch: epoch.rows(sinks[0].name) == epoch.rows(sinks[-1].name)
+
+
+def run(
+    spark: SparkSession,
+    root: Path,
+    death: str,
+    queries: Mapping[str, Callable[[DataFrame], DataFrame]],
+    sinks_of: Callable[[Path, str], list[Sink]],
+) -> None:
+    how, _, at = death.partition(" ")
+    victim, _, step = at.partition(" ")
+
     def watch_for(pipeline: str) -> Callable[[str, int | None], None]:
         def watch(at: str, epoch: int | None) -> None:
             if pipeline == victim and at == step and not (root / DIED).exists():
@@ -139,21 +154,19 @@ def run(spark: SparkSession, root: Path, how: str, victim: str, step: str) -> No
 
     reader = spark.readStream.schema("id bigint, at bigint").option("maxFilesPerTrigger", 1)
     df = reader.json(str(root / "in"))
-    queries = [
+    started = [
         Pipeline(
             name,
             sinks_of(root, name),
-            gates=[lambda epoch: epoch.rows("files") == epoch.rows("topic")],
+            gates=[_are_equal(sinks_of(root, name))],
             watch=watch_for(name),  # type: ignore[arg-type]
         ).start(query(df), root / name, availableNow=True)
-        for name, query in QUERIES.items()
+        for name, query in queries.items()
     ]
-    for query in queries:
+    for query in started:
         query.awaitTermination()
 
 
 if __name__ == "__main__":
     session = connect()
-    how, _, at = sys.stdin.readline().strip().partition(" ")
-    pipeline, _, step = at.partition(" ")
-    run(session, Path(sys.argv[1]), how, pipeline, step)
+    run(session, Path(sys.argv[1]), sys.stdin.readline().strip(), QUERIES, sinks_of)
