@@ -338,9 +338,9 @@ def names_of_producers(t: Transcript) -> None:
 
 def going_on_after_a_timeout(t: Transcript) -> None:
     name = fresh()
-    txn = t.begun(name, timeout_ms=1_000)
+    txn = t.begun(name, timeout_ms=4_000)
     t.say("produce v12", t.produced(t.batch(txn=txn), name=name, version=12))
-    for _ in range(200):
+    for _ in range(600):
         state = t.settle(txn)
         if not state.startswith("Ongoing"):
             break
@@ -379,7 +379,7 @@ def timeouts(t: Transcript) -> None:
     opened = []
     for version in (3, 5):
         name = fresh()
-        txn = t.begun(name, timeout_ms=1_500)
+        txn = t.begun(name, timeout_ms=5_000)
         assert t.added(txn) == Code.NONE
         assert t.produced(t.batch(txn=txn), name=name) == Code.NONE
         opened.append((version, name, txn))

@@ -131,7 +131,6 @@ def _rows(sink: Memory) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("query", "mode", "store"),
     [
-        pytest.param(_windows, "append", "default", id="windows-append-default"),
         pytest.param(_windows, "append", "rocksdb", id="windows-append-rocksdb"),
         pytest.param(_windows, "update", "default", id="windows-update-default"),
         pytest.param(_distinct, "append", "rocksdb", id="distinct-rocksdb"),

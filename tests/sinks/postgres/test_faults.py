@@ -62,7 +62,7 @@ def test_deadlocks_are_waited_out(orders, some):
 
 
 def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
-    short = "-c idle_in_transaction_session_timeout=300 -c transaction_timeout=300"
+    short = "-c idle_in_transaction_session_timeout=3000 -c transaction_timeout=3000"
     url = f"{orders.server.url()}?options={quote(short)}"
     life = orders.life(url=url)
     life.start(some(1))
