@@ -265,6 +265,7 @@ class Pipeline:
             pipeline=self.name,
             spark=query.spark,
             sinks=self.sinks,
+            columns=frame.schema,
             build=build,
             start=lambda made: self._start_query(
                 made, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options

@@ -1,8 +1,9 @@
 """
 Standby drivers: a session that is up and warm waits until the driver that works is gone.
 
-    warm up    fork Python workers, load what tasks load, run a small query; again every 30 s, as
-               Spark ends workers that are idle for a minute
+    warm up    fork Python workers, which load what tasks load; again every 30 s, as Spark ends
+               workers that are idle for a minute. Once: a small query, what the sinks select over
+               an empty batch, an empty file
     wait       for the lease of the pipeline (`storage.leases`)
     work       build the DataFrame, claim, recover, run the query: as any start does
     wait       again, after the lease was lost, the log has fenced this driver, or a pause
@@ -29,7 +30,9 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, util
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from epochal.contract import Sink
@@ -38,6 +41,8 @@ from epochal.coordinator.journal import EpochLog, newest_record
 from epochal.errors import EpochalError, Fenced, Misconfigured, Refused, TaskFailed
 from epochal.spark.active_runs import Run, is_active, stop_query
 from epochal.spark.error_text import as_epochal, is_jvm_gone
+from epochal.spark.projection import project
+from epochal.spark.row_hash import with_row_hash
 from epochal.storage.leases import KeptLease, Lease
 from epochal.telemetry.exporters import watch_standby
 from epochal.telemetry.history import history_of
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("epochal")
 
@@ -73,6 +79,7 @@ class Standby:
         pipeline: str,
         spark: SparkSession,
         sinks: Sequence[Sink],
+        columns: StructType,
         build: Callable[[], DataFrame],
         start: Callable[[DataFrame], Run],
         log: EpochLog,
@@ -84,6 +91,7 @@ class Standby:
         self._pipeline = pipeline
         self._spark = spark
         self._sinks = sinks
+        self._columns = columns
         self._build = build
         self._start = start
         self._log = log
@@ -122,7 +130,7 @@ class Standby:
 
     def _run(self) -> None:
         try:
-            warm(self._spark, self._sinks, is_first=True)
+            warm_up(self._spark, self._sinks, self._columns)
             threading.Thread(target=self._keep_warm, name="epochal-warm", daemon=True).start()
             self._turn_to(Role.WAITING)
             with closing(self._turns()) as turns:
@@ -300,19 +308,31 @@ class WarmTask:
         spare_modules_from_collection()
 
 
-def warm(spark: SparkSession, sinks: Sequence[Sink], *, is_first: bool = False) -> None:
+def warm(spark: SparkSession, sinks: Sequence[Sink]) -> None:
     """Let every core fork a Python worker and load the writers of the sinks; nothing is written."""
     cores = spark.sparkContext.defaultParallelism
     packages = tuple(sorted({type(sink).__module__.rpartition(".")[0] for sink in sinks}))
-    task = WarmTask(packages)
     frame = spark.range(0, cores, numPartitions=cores)
-    frame.mapInArrow(task, frame.schema).collect()
-    if is_first:
-        _warm_streaming(spark)
+    frame.mapInArrow(WarmTask(packages), frame.schema).collect()
 
 
-def _warm_streaming(spark: SparkSession) -> None:
-    """Run one micro-batch of nothing: the first query of a session loads much of Spark."""
+def warm_up(spark: SparkSession, sinks: Sequence[Sink], columns: StructType) -> None:
+    """
+    The first time: also what the first query of a session, the first batch of these columns and the
+    first file load and compile. What fails here only makes the takeover slower.
+    """
+    warm(spark, sinks)
+    for step in (_run_query, partial(_select_nothing, sinks, columns), _write_file):
+        try:
+            step(spark)
+        except Exception as error:
+            if is_jvm_gone(error):
+                raise
+            logger.debug("a step of the warm-up failed", exc_info=error)
+
+
+def _run_query(spark: SparkSession) -> None:
+    """One micro-batch of nothing."""
 
     def touch(batch: DataFrame, _: int) -> None:
         batch.collect()
@@ -320,3 +340,27 @@ def _warm_streaming(spark: SparkSession) -> None:
     rows = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
     writer = rows.writeStream.foreachBatch(touch).trigger(once=True)
     writer.queryName("epochal warm-up").start().awaitTermination()
+
+
+def _select_nothing(sinks: Sequence[Sink], columns: StructType, spark: SparkSession) -> None:
+    """What each sink selects, and the hash of its rows, over a batch of which no row is left."""
+    from pyspark.sql import functions  # noqa: PLC0415  this package is importable without it
+
+    cores = spark.sparkContext.defaultParallelism
+    rows = spark.range(0, cores, numPartitions=cores).select(
+        *(functions.lit(None).cast(one.dataType).alias(one.name) for one in columns.fields)
+    )
+    # Not a constant, by which the optimizer would know that nothing is to be done.
+    nothing = rows.where("rand() < 0")
+    for sink in sinks:
+        selected = project(sink, nothing)
+        hashed = with_row_hash(selected)
+        (selected if hashed is None else hashed).write.format("noop").mode("overwrite").save()
+
+
+def _write_file(spark: SparkSession) -> None:
+    """An empty Parquet file; only where executors are on this machine, and find the folder."""
+    if not str(spark.sparkContext.master).startswith("local"):
+        return
+    with TemporaryDirectory(prefix="epochal-warm-up-") as folder:
+        spark.range(1).where("rand() < 0").write.mode("overwrite").parquet(f"file://{folder}/out")
