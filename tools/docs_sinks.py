@@ -16,7 +16,7 @@ import epochal as ep
 from compat import MINORS
 from epochal.config import PipelineFile, json_schema
 from epochal.config.type_hints import Shape, named, shape_of
-from epochal.kit.secrets import EnvironmentSecret, FileSecret, HeldSecret
+from epochal.kit.secrets import CalledSecret, EnvironmentSecret, FileSecret, HeldSecret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.registry import SINKS, SYNONYMS, function_names, sink_class
 from epochal.terms import Limits
@@ -27,6 +27,7 @@ _GUIDES = {"memory": ""}
 """Sinks whose guide is not named by their kind."""
 _NAMED: Mapping[Any, str] = {
     Callable: "function",
+    CalledSecret: "secret",
     EnvironmentSecret: "secret",
     FileSecret: "secret",
     HeldSecret: "secret",

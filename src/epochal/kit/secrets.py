@@ -2,13 +2,15 @@
 
 A declared sink is pickled to executors and printed in logs, so it carries the place of a secret and
 not the secret: `env` and `file` are read anew at every connection, also after the password was
-changed. A password that was written into a URL is carried, for there is nowhere else to find it,
-and never shown.
+changed. A function is called there: for tokens that expire. A password that was written into a URL
+is carried, for there is nowhere else to find it, and never shown.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -59,7 +61,50 @@ class HeldSecret:
         return self._value
 
 
-Secret: TypeAlias = EnvironmentSecret | FileSecret | HeldSecret
+class CalledSecret:
+    """What a function returns, called at every connection, of whichever process opens it."""
+
+    def __init__(self, function: Callable[[], str]) -> None:
+        self._function = function
+        self._last = ""
+        try:
+            self._pickled = pickle.dumps(function)
+        except Exception as error:
+            raise Misconfigured(
+                f"the function that is to return a secret can't be pickled: {type(error).__name__}",
+                "it is called on the driver and on every executor: define it in a module, by def",
+            ) from None
+
+    def reveal(self) -> str:
+        secret = self._function()
+        if not isinstance(secret, str):
+            raise Misconfigured(
+                f"{self!r} returned a {type(secret).__name__}, not a str",
+                "password= takes a function without arguments that returns the password or token",
+            )
+        self._last = secret
+        return secret
+
+    @property
+    def last(self) -> str:
+        """What it returned the last time in this process, to be taken out of messages."""
+        return self._last
+
+    def __repr__(self) -> str:
+        named = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return f"CalledSecret({named})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CalledSecret) and self._pickled == other._pickled
+
+    def __hash__(self) -> int:
+        return hash(self._pickled)
+
+    def __reduce__(self) -> tuple[type[CalledSecret], tuple[Callable[[], str]]]:
+        return CalledSecret, (self._function,)
+
+
+Secret: TypeAlias = EnvironmentSecret | FileSecret | HeldSecret | CalledSecret
 
 
 def env(variable: str) -> EnvironmentSecret:

@@ -176,6 +176,12 @@ class Place(shared.Place):
             with suppress(pymysql.MySQLError):
                 self.sql(f"KILL CONNECTION {number}")
 
+    def setting(self, connection: Any) -> str:
+        """What a task's session has set by `session_sql`."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @said")
+            return str(cursor.fetchone()[0])
+
     def drop_staged(self, handle: Handle) -> None:
         self.sql(f"DROP TABLE {self.staging}.{self.slot(handle)}")
 

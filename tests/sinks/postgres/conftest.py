@@ -97,6 +97,11 @@ class Place(shared.Place):
             " WHERE application_name LIKE 'epochal-%' ORDER BY random() LIMIT 1"
         )
 
+    def setting(self, connection: Any) -> str:
+        """What a task's session has set by `session_sql`."""
+        ((value,),) = connection.ask("SELECT current_setting('epochal_test.said')")
+        return str(value)
+
     def drop_staged(self, handle: Handle) -> None:
         self.sql(f"DROP TABLE {self.slot(handle)}")
 

@@ -25,6 +25,7 @@ def abilities(sink: TableSink) -> list[Ability]:
     """What follows from the strategy, on every database."""
     is_staged = sink.strategy == "staged"
     return [
+        *_session_sql(sink),
         Ability(
             name="whole epochs",
             granted=is_staged,
@@ -38,6 +39,14 @@ def abilities(sink: TableSink) -> list[Ability]:
             because=f"a ledger row in {sink.meta} is written with the rows",
         ),
     ]
+
+
+def _session_sql(sink: TableSink) -> list[Ability]:
+    """By now it was run on a connection."""
+    if not sink.session_sql:
+        return []
+    because = f"run on every new connection: {'; '.join(sink.session_sql)}"
+    return [Ability(name="session_sql", granted=True, because=because)]
 
 
 class Rounded(Protocol):

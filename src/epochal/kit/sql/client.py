@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from epochal.errors import InvariantBroken
-from epochal.kit.secrets import Secret
+from epochal.errors import InvariantBroken, Misconfigured
+from epochal.kit.secrets import CalledSecret, Secret
+from epochal.kit.sql.errors import ErrorTable
 from epochal.terms import Identity
 
 _KEPT_MAX = 4
@@ -34,6 +35,7 @@ class DatabaseServer(ABC):
     pool_max: int
     idle_max_s: float
     lifetime_max_s: float
+    session_sql: tuple[str, ...]
 
     @property
     @abstractmethod
@@ -45,8 +47,22 @@ class DatabaseServer(ABC):
 
     def without_secret(self, text: str) -> str:
         """A library's message, which may quote the password that it was given."""
-        secret = self.secret()
+        password = self.password
+        secret = password.last if isinstance(password, CalledSecret) else self.secret()
         return text.replace(secret, "…") if secret else text
+
+    def run_session_sql(self, execute: Callable[[str], object], errors: ErrorTable) -> None:
+        """Run what was declared for every connection, first of all on a new one."""
+        for statement in self.session_sql:
+            try:
+                execute(statement)
+            except Exception as error:
+                if not errors.is_from_database(error) or errors.is_network(error):
+                    raise
+                raise Misconfigured(
+                    f"session_sql on {self.place}: {statement}: {errors.text_of(error)}",
+                    "it is run on every new connection of the driver and of the tasks",
+                ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from epochal.contract import Committer, Sink
 from epochal.errors import Misconfigured
-from epochal.kit.secrets import HeldSecret, Secret
+from epochal.kit.secrets import CalledSecret, HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.sql.backpressure import DEFAULT_PRESSURE, PressureLimits
 from epochal.kit.sql.client import DatabaseServer, Pool
@@ -49,6 +49,11 @@ PREPARED = Promises(
     ],
 )
 """The promises of both strategies; a database replaces what differs."""
+
+
+_TRANSACTION_WORDS = frozenset(
+    {"ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "ROLLBACK", "SAVEPOINT", "START", "XA"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,16 @@ class TableSink(SinkBase):
     """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
     rejects_max: int = 1000
     """Rejected rows of one epoch beyond which it fails all the same."""
-    password: Secret | str | None = None
-    """`env("NAME")` or `file(path)`."""
+    password: Secret | str | Callable[[], str] | None = None
+    """
+    `env("NAME")`, `file(path)`, or a function of a module that returns it, called again for each
+    new connection: tokens expire.
+    """
+    session_sql: Sequence[str] = ()
+    """
+    Statements that are run first on every new connection, of the driver and of tasks. What epochal
+    sets itself, it sets after them.
+    """
     pool_min: int = 2
     pool_max: int = 10
     connect_timeout_s: float = 30.0
@@ -124,6 +137,7 @@ class TableSink(SinkBase):
         require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
         require_created(self)
         require_reject(self.called, self.on_reject, self.strategy)
+        self._set("session_sql", session_statements(self.called, self.session_sql))
         self._read_url()
         super().__post_init__()
 
@@ -133,7 +147,9 @@ class TableSink(SinkBase):
 
     @property
     def held_password(self) -> Secret | None:
-        return HeldSecret(self.password) if isinstance(self.password, str) else self.password
+        if isinstance(self.password, str):
+            return HeldSecret(self.password)
+        return CalledSecret(self.password) if callable(self.password) else self.password
 
     def _server_options(self) -> dict[str, Any]:
         """The declared limits of connections, once `password` is out of the url."""
@@ -230,6 +246,28 @@ class TableSink(SinkBase):
             "meta_schema": self.meta,
             "rejects_to": None if self.rejects_to is None else self.rejects_to.name,
         }
+
+
+def session_statements(called: str, given: Sequence[object]) -> tuple[str, ...]:
+    """The statements of `session_sql`, none of which may begin or end a transaction."""
+    if isinstance(given, str):
+        raise Misconfigured(
+            f"{called}: session_sql={given!r} is one string, not a list of statements",
+            f"session_sql=[{given!r}]",
+        )
+    statements = []
+    for statement in given:
+        words = statement.split() if isinstance(statement, str) else []
+        if not isinstance(statement, str) or not words or "\0" in statement:
+            raise Misconfigured(f"{called}: session_sql has {statement!r}, which is no statement")
+        statements.append(statement)
+        if words[0].strip(";").upper() in _TRANSACTION_WORDS:
+            raise Misconfigured(
+                f"{called}: session_sql has {statement!r}: transactions are begun and ended by the "
+                "sink",
+                "statements that set something up: SET ROLE …, SET …, CALL …",
+            )
+    return tuple(statements)
 
 
 def require_created(sink: TableSink) -> None:

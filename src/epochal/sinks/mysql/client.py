@@ -236,6 +236,8 @@ def _prepare_session(connection: MySQLConnection, server: Server) -> None:
             f"{server.place} is read-only: a replica, or a server that was switched so",
             "the url must reach the primary",
         )
+    with connection.cursor() as cursor:
+        server.run_session_sql(cursor.execute, ERRORS)
     connection.is_mariadb = "mariadb" in version.lower()
     connection.limit_statements(server)
     limit = (

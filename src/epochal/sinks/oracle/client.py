@@ -81,6 +81,7 @@ def prepare_session(connection: Any, server: Server) -> None:
     connection.autocommit = False
     connection.call_timeout = round(server.statement_timeout_s * 1000)
     with connection.cursor() as cursor:
+        server.run_session_sql(cursor.execute, ERRORS)
         cursor.execute(_SESSION)
 
 

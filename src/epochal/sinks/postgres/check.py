@@ -73,6 +73,12 @@ class PostgresChecker(Checker[Table, Sent]):
             planned = plan(fields, table, sink)
         self.require_delete_when(session)
         pooler = _pooler(session)
+        if pooler and sink.session_sql:
+            raise Misconfigured(
+                f"session_sql on {sink.place}, and {pooler}: what a session sets would be lost "
+                "between two transactions, or reach other clients",
+                "a url past the pooler, or ALTER ROLE … SET …, which needs no session",
+            )
         once = _written_once(session, sink, table, pooler)
         found = [*self._abilities(pooler, unlogged), exact_values(planned)]
         return [*found, once, _unpublished(session, sink)]

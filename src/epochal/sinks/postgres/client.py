@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -294,6 +295,7 @@ class PostgresPool:
                     timeout=self._server.connect_timeout_s,
                     max_idle=self._server.idle_max_s,
                     max_lifetime=self._server.lifetime_max_s,
+                    configure=self._configure,
                     check=self._check,
                     name=self._application,
                     open=True,
@@ -304,9 +306,15 @@ class PostgresPool:
         """A pool only times out: connect once without it, for the error that says why."""
         doing = f"can't connect to {self._server.place}"
         try:
-            psycopg.connect(self._server.conninfo(self._application), autocommit=True).close()
+            with psycopg.connect(
+                self._server.conninfo(self._application), autocommit=True
+            ) as connection:
+                self._configure(connection)
         except psycopg.Error as error:
             raise connect_error(error, doing, self._server) from None
+
+    def _configure(self, connection: psycopg.Connection[Any]) -> None:
+        self._server.run_session_sql(lambda one: connection.execute(one.encode()), ERRORS)
 
     def _reason(
         self, pool: psycopg_pool.ConnectionPool[Any], error: psycopg_pool.PoolTimeout
@@ -363,19 +371,29 @@ class TaskConnection(ABC, Generic[C]):
 
     def __init__(self, server: Server, application: str) -> None:
         self._server = server
-        # The secret is part of the text, which stays in this process.
-        self._conninfo = server.conninfo(application)
+        self._application = application
         kept: C | None = self._kept.take_kept(
-            self._conninfo, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
+            self._key, idle_max_s=server.idle_max_s, lifetime_max_s=server.lifetime_max_s
         )
         self.is_reused = kept is not None
         self._connection: C = self._born() if kept is None else kept
+
+    @property
+    def _key(self) -> object:
+        return self._server, self._application
+
+    @property
+    def _conninfo(self) -> str:
+        return self._server.conninfo(self._application)
 
     @abstractmethod
     def _connect(self) -> C: ...
 
     @abstractmethod
-    def execute(self, statement: str) -> None: ...
+    def _run(self, connection: C, statement: str) -> None: ...
+
+    def execute(self, statement: str) -> None:
+        self._run(self._connection, statement)
 
     @abstractmethod
     def ask(self, *statements: str) -> list[tuple[Any, ...]]:
@@ -388,13 +406,18 @@ class TaskConnection(ABC, Generic[C]):
         self.is_reused = False
 
     def done(self) -> None:
-        self._kept.keep(self._conninfo, self._connection)
+        self._kept.keep(self._key, self._connection)
 
     def close(self) -> None:
         self._kept.close(self._connection)
 
     def _born(self) -> C:
         connection: C = self._kept.born(self._connect())
+        try:
+            self._server.run_session_sql(partial(self._run, connection), ERRORS)
+        except BaseException:
+            self._kept.close(connection)
+            raise
         return connection
 
     def _unreachable(self, error: Exception) -> Exception:
@@ -445,10 +468,10 @@ class ArrowConnection(TaskConnection[AdbcSession]):
             running.bind_stream(rows)
             running.execute_update()
 
-    def execute(self, statement: str) -> None:
+    def _run(self, connection: AdbcSession, statement: str) -> None:
         from adbc_driver_manager import AdbcStatement  # noqa: PLC0415  for columns only
 
-        with AdbcStatement(self._connection.connection) as running:
+        with AdbcStatement(connection.connection) as running:
             running.set_sql_query(statement)
             running.execute_update()
 
@@ -485,8 +508,8 @@ class BytesConnection(TaskConnection["psycopg.Connection[Any]"]):
                 sending.write(some)
             sending.write(_COPY_TRAILER)
 
-    def execute(self, statement: str) -> None:
-        self._connection.execute(statement.encode())
+    def _run(self, connection: psycopg.Connection[Any], statement: str) -> None:
+        connection.execute(statement.encode())
 
     def ask(self, *statements: str) -> list[tuple[Any, ...]]:
         return run_together(self._connection, statements)[-1].rows

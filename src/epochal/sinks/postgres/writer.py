@@ -346,9 +346,9 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
         try:
             return super()._classified(verb, call, is_commit=is_commit)
         except EpochalError as error:
-            secret = self._sink.server.secret()
-            if secret and secret in error.message:
-                raise type(error)(error.message.replace(secret, "…"), error.hint) from None
+            text = self._sink.server.without_secret(error.message)
+            if text != error.message:
+                raise type(error)(text, error.hint) from None
             raise
 
 

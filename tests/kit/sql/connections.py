@@ -1,0 +1,91 @@
+"""What a user gives to every connection: `session_sql`, and a password that a function returns.
+
+A module of tests for each database imports these, beside its own fixtures `orders`, `some` and
+`session`: how a statement sets something, and a query that shows it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+
+import pytest
+
+from epochal.errors import EpochalError, Misconfigured
+
+TOKENS = itertools.count(1)
+PASSWORD = "a token that nobody may see"
+
+
+def token() -> str:
+    """As a vault would give it: called for each connection."""
+    next(TOKENS)
+    return PASSWORD
+
+
+def wrong_token() -> str:
+    return f"{PASSWORD}, and no more"
+
+
+def test_session_sql_is_run_on_every_connection_and_shown_by_check(orders, some, set_and_seen):
+    statement, trigger = set_and_seen
+    for made in trigger:
+        orders.sql(made)
+    life = orders.life(session_sql=[statement])
+    life.write(0, some(1, 2))
+    # The trigger writes what the session that applies the rows has set.
+    assert {name for _, name in orders.rows()} == {"from the session"}
+    shown = [one for one in life.committer.check(some(1).schema) if one.name == "session_sql"]
+    assert [statement in one.because for one in shown] == [True]
+    writer = life.writer(some(1).schema, 1)
+    writer.write(some(3).to_batches()[0])
+    connection = writer._get_ready()
+    assert orders.setting(connection) == "from the session"
+    writer.abort()
+
+
+@pytest.mark.parametrize("given", ["SET x = 1", [""], ["COMMIT"], ["begin;"], [7]])
+def test_what_is_no_statement_or_ends_a_transaction_is_refused(orders, given):
+    with pytest.raises(Misconfigured, match="session_sql"):
+        orders.sink(session_sql=given)
+
+
+def test_a_statement_that_fails_is_named_before_the_first_row(orders, some):
+    life = orders.life(session_sql=["SELECT nothing FROM nowhere_at_all"])
+    with pytest.raises(Misconfigured, match=r"session_sql on .*: SELECT nothing FROM nowhere"):
+        life.start(some(1))
+
+
+def test_a_function_is_asked_for_the_password_again_at_every_connection(
+    orders, some, account, caplog
+):
+    caplog.set_level(logging.DEBUG)
+    before = next(TOKENS)
+    life = orders.life(url=account, password=token)
+    life.write(0, some(1))
+    again = orders.keep(life.fresh(generation=2))
+    again.write(1, some(2))
+    assert orders.rows(columns="id") == [(1,), (2,)]
+    assert next(TOKENS) - before > 3
+    copy = pickle.loads(pickle.dumps(life.sink))
+    assert copy.server == life.sink.server
+    bad = orders.life(url=account, password=wrong_token)
+    with pytest.raises(EpochalError) as refused:
+        bad.start(some(1))
+    for shown in (repr(life.sink), repr(life.sink.server), str(refused.value), caplog.text):
+        assert PASSWORD not in shown
+
+
+def test_a_function_that_executors_could_not_call_is_refused(orders):
+    with pytest.raises(Misconfigured, match="can't be pickled"):
+        orders.sink(password=lambda: "x")
+
+
+def _number() -> str:
+    return 7  # type: ignore[return-value]
+
+
+def test_a_function_that_returns_no_text_is_reported(orders, some):
+    with pytest.raises(Misconfigured, match="returned a int, not a str"):
+        orders.life(password=_number).start(some(1))

@@ -1,0 +1,32 @@
+"""`session_sql` and passwords by a function, on PostgreSQL."""
+
+import pytest
+from kit.sql.connections import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.connections import PASSWORD
+
+
+@pytest.fixture
+def set_and_seen(orders):
+    return "SET epochal_test.said = 'from the session'", [
+        f"CREATE FUNCTION {orders.schema}.f() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.name := current_setting('epochal_test.said'); RETURN NEW; END $$",
+        f"CREATE TRIGGER t BEFORE INSERT ON {orders.schema}.orders"
+        f" FOR EACH ROW EXECUTE FUNCTION {orders.schema}.f()",
+    ]
+
+
+@pytest.fixture
+def account(orders):
+    """A role that gets in by password only."""
+    role, rules = f"{orders.schema}_tokens", orders.server.data / "pg_hba.conf"
+    orders.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
+    for statement in orders.sink().grants(role):
+        orders.sql(statement)
+    before = rules.read_text()
+    rules.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n{before}")
+    orders.sql("SELECT pg_reload_conf()")
+    yield orders.url(user=role)
+    rules.write_text(before)
+    orders.sql("SELECT pg_reload_conf()")
+    orders.sql(f"DROP OWNED BY {role}")
+    orders.sql(f"DROP ROLE {role}")
