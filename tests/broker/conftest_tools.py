@@ -14,6 +14,8 @@ from epochal.kafka.messages.create_topics import (
     CreateTopicsRequest,
 )
 
+PROOF_KILLS = int(os.environ.get("EPOCHAL_KILLS", "70"))
+"""How long tests that are marked `proof` go on: `make proof ONLY=kills KILLS=70`."""
 MakeTopic = Callable[..., str]
 _numbers = itertools.count()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from conftest_tools import PROOF_KILLS
 from servers.embedded import EmbeddedServer
 from test_absurd_requests import Chance, fresh
 from test_hostile_clients import connected, frame
@@ -19,7 +20,7 @@ from epochal.errors import EpochalError
 from epochal.kafka import messages
 from epochal.kafka.primitives import Malformed, Message, Unsupported
 
-SHORT_S, LONG_S = 4.0, 300.0
+SHORT_S, LONG_S = 4.0, 2.0 * PROOF_KILLS
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
@@ -131,8 +132,12 @@ def _still_answers(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.proof
-def test_damaged_messages_for_minutes(reached: EmbeddedServer) -> None:
+def test_damaged_messages_for_minutes() -> None:
     fuzz_decoders(time.time_ns(), LONG_S)
     fuzz_handlers(time.time_ns(), LONG_S)
+
+
+@pytest.mark.proof
+def test_damaged_frames_for_minutes(reached: EmbeddedServer) -> None:
     fuzz_wire(reached, time.time_ns(), LONG_S)
     _still_answers(reached)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest_tools import PROOF_KILLS
 from table import Table
 from test_hostile_clients import connected, frame
 from test_kills import Killed, kill_loop
@@ -187,4 +188,4 @@ def test_a_power_cut_under_load_takes_back_nothing_that_was_acknowledged(tmp_pat
 def test_many_power_cuts_under_load_take_back_nothing_that_was_acknowledged(
     tmp_path: Path,
 ) -> None:
-    assert _cut_power(tmp_path, 70).committed > 0
+    assert _cut_power(tmp_path, PROOF_KILLS).committed > 0
