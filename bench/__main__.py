@@ -27,7 +27,7 @@ from bench.harness import report, say
 
 BENCHMARKS = {
     "coordinator": coordinator.run,
-    "files_parquet": files_parquet.run,
+    **files_parquet.RUNS,
     **broker.RUNS,
     **console_scale.RUNS,
     **coordinator_scale.RUNS,

@@ -50,11 +50,11 @@ def _compared(name: str, spark: Any) -> Comparison:
     )
     try:
         comparison.run(
-            lambda: _median_ms(spark, _ours), lambda: _median_ms(spark, _bare), rounds=ROUNDS
+            lambda: median_ms(spark, _ours), lambda: median_ms(spark, _bare), rounds=ROUNDS
         )
 
         comparison.beside = {
-            "noop_sink_ms": round(_median_ms(spark, _noop), 1),
+            "noop_sink_ms": round(median_ms(spark, _noop), 1),
             "replayed_epoch_ms": round(_replayed_ms(spark), 1),
             "plain_first_epoch_ms": round(_first_ms(spark), 1),
         }
@@ -102,12 +102,15 @@ def _noop(stream: Any, checkpoint: str) -> Any:
     return stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
 
 
-def _median_ms(spark: Any, start: Callable[[Any, str], Any]) -> float:
+def median_ms(
+    spark: Any, start: Callable[[Any, str], Any], duration: str = "triggerExecution"
+) -> float:
+    """The middle one of an epoch's durations, as Spark's progress names them."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         query = start(_stream(spark), folder)
         _wait_for(query, EPOCHS)
         query.stop()
-        return statistics.median(_durations_ms(query)[_WARM_UP_EPOCHS:])
+        return statistics.median(_durations_ms(query, duration)[_WARM_UP_EPOCHS:])
 
 
 def _replayed_ms(spark: Any) -> float:
@@ -158,6 +161,6 @@ def _wait_for(query: Any, epochs: int) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _durations_ms(query: Any) -> list[float]:
+def _durations_ms(query: Any, duration: str = "triggerExecution") -> list[float]:
     progress = [p if isinstance(p, dict) else json.loads(p.json) for p in query.recentProgress]
-    return [float(one["durationMs"]["triggerExecution"]) for one in progress]
+    return [float(one["durationMs"][duration]) for one in progress]

@@ -1,19 +1,34 @@
-"""[files_parquet] A parquet epoch through `Files`, against Spark's own parquet file sink."""
+"""
+[files_parquet] Parquet epochs through `Files`, against Spark's own parquet file sink; and
+[files_small_epochs] what an epoch of 100 rows takes.
+
+The peer is measured as it is, and with our settings: timestamps of microseconds, and dictionaries
+only for columns whose values repeat.
+"""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.epoch_overhead import median_ms
 from bench.harness import Comparison, PeakMemory, stopwatch
 from epochal.sinks.files import Files
 from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 2_000_000
+FILES_PER_EPOCH = 2
+"""Of eight: a start is paid once in the life of a query, and what an epoch costs by each."""
 ROUNDS = 4
+SMALL_ROUNDS = 3
+_TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+_DISTINCT = ("id", "amount", "title", "price", "at")
 
 
 def run() -> Comparison:
@@ -35,16 +50,65 @@ def run() -> Comparison:
                 rounds=ROUNDS,
             )
             plain = [_rows_per_s(spark, source, _plain, peaks, "ours") for _ in range(ROUNDS)]
+            with _our_settings(spark):
+                alike = [
+                    _rows_per_s(spark, source, _spark_sink_alike, peaks, "peer")
+                    for _ in range(ROUNDS)
+                ]
     finally:
         spark.stop()
     comparison.beside = {f"{who}_peak_mb": round(peak) for who, peak in peaks.items()}
     comparison.beside["ours_without_fingerprint"] = round(statistics.median(plain), 3)
+    comparison.beside["peer_with_our_settings"] = round(statistics.median(alike), 3)
     return comparison
+
+
+def run_small() -> Comparison:
+    """The time of `addBatch`: Spark's own log entry, and ours with its decision, are in it."""
+    spark = local_session("bench", threads=2)
+    comparison = Comparison(
+        name="files_small_epochs",
+        peer_name="Spark's own parquet file sink",
+        unit="ms/epoch",
+        is_rate=False,
+    )
+    add_batch = partial(median_ms, spark, duration="addBatch")
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            numbers = iter(range(1000))
+
+            def to_new_folder(start: Any) -> float:
+                target = Path(folder) / str(next(numbers))
+                return add_batch(lambda stream, checkpoint: start(stream, target, checkpoint))
+
+            comparison.run(
+                lambda: to_new_folder(_ours_small),
+                lambda: to_new_folder(_spark_sink_small),
+                rounds=SMALL_ROUNDS,
+            )
+            with _our_settings(spark):
+                alike = [to_new_folder(_spark_sink_small) for _ in range(SMALL_ROUNDS)]
+    finally:
+        spark.stop()
+    comparison.beside["peer_with_our_settings"] = round(statistics.median(alike), 3)
+    return comparison
+
+
+RUNS = {"files_parquet": run, "files_small_epochs": run_small}
+
+
+@contextmanager
+def _our_settings(spark: Any) -> Iterator[None]:
+    spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.unset(_TIMESTAMPS)
 
 
 def write_source(spark: Any, source: Path) -> None:
     (
-        spark.range(ROWS, numPartitions=4)
+        spark.range(ROWS, numPartitions=8)
         .selectExpr(
             "id",
             "cast(id % 997 as int) as customer",
@@ -70,13 +134,28 @@ def _plain(stream: Any, target: Path, checkpoint: Path) -> Any:
     return pipeline.start(stream, checkpoint=str(checkpoint), availableNow=True)
 
 
-def _spark_sink(stream: Any, target: Path, checkpoint: Path) -> Any:
+def _spark_sink(stream: Any, target: Path, checkpoint: Path, **options: str) -> Any:
     return (
         stream.writeStream.format("parquet")
+        .options(**options)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start(str(target))
     )
+
+
+def _spark_sink_alike(stream: Any, target: Path, checkpoint: Path) -> Any:
+    plain = {f"parquet.enable.dictionary#{name}": "false" for name in _DISTINCT}
+    return _spark_sink(stream, target, checkpoint, **plain)
+
+
+def _ours_small(stream: Any, target: Path, checkpoint: str) -> Any:
+    return Pipeline("bench", sinks=[Files(str(target))]).start(stream, checkpoint=checkpoint)
+
+
+def _spark_sink_small(stream: Any, target: Path, checkpoint: str) -> Any:
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+    return writer.start(str(target))
 
 
 def _rows_per_s(spark: Any, source: Path, start: Any, peaks: dict[str, float], who: str) -> float:
@@ -85,7 +164,8 @@ def _rows_per_s(spark: Any, source: Path, start: Any, peaks: dict[str, float], w
     scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with scratch as name, PeakMemory() as peak, stopwatch() as seconds:
         folder = Path(name)
-        stream = spark.readStream.schema(schema).parquet(str(source))
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_EPOCH)
+        stream = reader.parquet(str(source))
         start(stream, folder / "target", folder / "checkpoint").awaitTermination()
         elapsed_s = seconds()
         assert spark.read.parquet(str(folder / "target")).count() == ROWS
