@@ -50,7 +50,7 @@ def run() -> Comparison:
                 rounds=ROUNDS,
             )
             plain = [_rows_per_s(spark, source, _plain, peaks, "ours") for _ in range(ROUNDS)]
-            with _our_settings(spark):
+            with our_settings(spark):
                 alike = [
                     _rows_per_s(spark, source, _spark_sink_alike, peaks, "peer")
                     for _ in range(ROUNDS)
@@ -59,7 +59,7 @@ def run() -> Comparison:
         spark.stop()
     comparison.beside = {f"{who}_peak_mb": round(peak) for who, peak in peaks.items()}
     comparison.beside["ours_without_fingerprint"] = round(statistics.median(plain), 3)
-    comparison.beside["peer_with_our_settings"] = round(statistics.median(alike), 3)
+    comparison.beside["peer_withour_settings"] = round(statistics.median(alike), 3)
     return comparison
 
 
@@ -86,11 +86,11 @@ def run_small() -> Comparison:
                 lambda: to_new_folder(_spark_sink_small),
                 rounds=SMALL_ROUNDS,
             )
-            with _our_settings(spark):
+            with our_settings(spark):
                 alike = [to_new_folder(_spark_sink_small) for _ in range(SMALL_ROUNDS)]
     finally:
         spark.stop()
-    comparison.beside["peer_with_our_settings"] = round(statistics.median(alike), 3)
+    comparison.beside["peer_withour_settings"] = round(statistics.median(alike), 3)
     return comparison
 
 
@@ -98,7 +98,7 @@ RUNS = {"files_parquet": run, "files_small_epochs": run_small}
 
 
 @contextmanager
-def _our_settings(spark: Any) -> Iterator[None]:
+def our_settings(spark: Any) -> Iterator[None]:
     spark.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     try:
         yield

@@ -1,11 +1,13 @@
 """
-[s3_append_spark] A parquet epoch to a bucket through `Files`, against Spark's own file sink through
-s3a. Spark's streaming sink writes under the final names and makes them visible by its log, for
-readers that know it; ours keeps every reader from undecided rows.
+[s3_append_spark] A parquet epoch to a bucket through `Files` with `uploads="manifest"`, against
+Spark's own file sink through s3a: both write objects that readers find by a manifest or a log.
+Beside it the default, uploads left incomplete, which keeps every reader from undecided rows; and
+the peer with our settings.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.broker import TESTS
-from bench.files_parquet import ROWS, write_source
+from bench.files_parquet import ROWS, our_settings, write_source
 from bench.harness import Comparison, stopwatch
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.files.backend import Uploads
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
@@ -33,13 +36,25 @@ def append_spark() -> Comparison:
     with _bucket() as (spark, server), tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
         write_source(spark, source)
-        ours, peer = _ours(spark, server), _sparks(spark)
+        ours, peer = _ours(spark, server, "manifest"), _sparks(spark)
+        default = _ours(spark, server, "auto")
         numbers = iter(range(1000))
         comparison.run(
             lambda: _rows_per_s(spark, source, ours, f"ours-{next(numbers)}"),
             lambda: _rows_per_s(spark, source, peer, f"sparks-{next(numbers)}"),
             rounds=ROUNDS,
         )
+        beside = [
+            _rows_per_s(spark, source, default, f"default-{next(numbers)}") for _ in range(ROUNDS)
+        ]
+        with our_settings(spark):
+            alike = [
+                _rows_per_s(spark, source, peer, f"alike-{next(numbers)}") for _ in range(ROUNDS)
+            ]
+    comparison.beside = {
+        "ours_by_incomplete_uploads": round(statistics.median(beside), 3),
+        "peer_with_our_timestamps": round(statistics.median(alike), 3),
+    }
     return comparison
 
 
@@ -65,10 +80,10 @@ Write = Callable[[Any, str, str], Callable[[], int]]
 """Writes a stream to a folder of the bucket; what it gives counts what a reader then sees."""
 
 
-def _ours(spark: Any, server: Any) -> Write:
+def _ours(spark: Any, server: Any, uploads: Uploads) -> Write:
     def write(stream: Any, folder: str, checkpoint: str) -> Callable[[], int]:
         target, options = f"s3://lake/{folder}", server.options()
-        pipeline = Pipeline("bench", [Files(target, storage_options=options)])
+        pipeline = Pipeline("bench", [Files(target, storage_options=options, uploads=uploads)])
         pipeline.start(stream, checkpoint=checkpoint, availableNow=True).awaitTermination()
         return lambda: int(read_epochs(target, storage_options=options, spark=spark).count())
 

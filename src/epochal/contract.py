@@ -287,6 +287,12 @@ class EngineWrite:
     """As the engine names it."""
     folder: str
     """A URL. Of this job alone: nothing is there yet."""
+    has_log: bool = False
+    """
+    Files stay where tasks have put them, under names of their own, and a log of the engine in the
+    folder lists those that count: for stores that can't rename. Else they are moved into the folder
+    when the job is committed.
+    """
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()
     """The order of rows within a task, partitions first: `SQL ASC NULLS FIRST`."""
@@ -310,9 +316,12 @@ class EngineWritten:
     schema: pa.Schema
     fingerprint: Fingerprint
     """Of the rows as the writer got them, each counted once however often its task ran."""
-    files: int
-    """How many the attempts that count have written, by the writer's own statistics."""
-    bytes: int
+    files: int = 0
+    """
+    How many the attempts that count have written, by the writer's own statistics; 0 where a log
+    lists them.
+    """
+    bytes: int = 0
     """The sizes of these files together, each as it was when its task closed it."""
     reports: Sequence[str] | None = None
     """What a writer says of each file that counts; None where their folder shows which do."""
@@ -337,6 +346,10 @@ class EngineWrites(Protocol):
         The formats of an `EngineWrite`, the best first: the first that the engine has is taken, and
         given to `engine_refusal` and `engine_write`.
         """
+
+    @property
+    def engine_location(self) -> str:
+        """The URL below which every `EngineWrite` writes: whether the engine reaches it, too."""
 
     @property
     def tasks_refusal(self) -> str | None:
@@ -369,8 +382,8 @@ class EngineWrites(Protocol):
         """
 
 
-EngineAbility: TypeAlias = Callable[[str], Ability]
-"""Whether the engine's own writer could write one sink's rows in a format, and why."""
+EngineAbility: TypeAlias = Callable[[str, str], Ability]
+"""Whether the engine's own writer could write one sink's rows in a format to a URL, and why."""
 
 
 class Sink(Protocol):

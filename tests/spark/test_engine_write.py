@@ -472,6 +472,14 @@ def test_check_says_what_writes_the_rows_and_why(source: Source, tmp_path: Path)
     assert f"{engine_write.ABILITY}: " in str(report)
 
 
+def test_a_store_that_spark_does_not_reach_by_its_own_settings_is_written_by_tasks(
+    spark: SparkSession,
+) -> None:
+    ability = engine_write.SessionWriter(spark).ability("parquet", "s3a://lake/out.epochal")
+    assert not ability.granted
+    assert "Spark does not reach s3a://lake/out.epochal by its own settings" in ability.because
+
+
 def test_where_a_platform_has_replaced_the_committer_tasks_write(
     source: Source, checkpoint: Path, tmp_path: Path
 ) -> None:

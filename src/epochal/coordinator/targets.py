@@ -353,7 +353,8 @@ def engine_choice(
     The format in which the engine's own writer prepares these rows, and whether it does. Raises
     `Misconfigured` where neither it nor tasks can.
     """
-    offers = [(form, engine(form)) for form in committer.engine_formats]
+    location = committer.engine_location
+    offers = [(form, engine(form, location)) for form in committer.engine_formats]
     form, ability = next((offer for offer in offers if offer[1].granted), offers[-1])
     refusal = committer.engine_refusal(schema, form) if ability.granted else ability.because
     because = ability.because if refusal is None else refusal

@@ -52,6 +52,8 @@ _COMMITTERS_NEEDED = {
 _WAY = "no row is handed to Python"
 _WAYS = {"iceberg": f"by Iceberg's own writer: {_WAY}"}
 _ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
+_STREAM_PROTOCOL = "spark.sql.streaming.commitProtocolClass"
+_STREAM_PROTOCOL_NEEDED = "ManifestFileCommitProtocol"
 _PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
 """What brings formats that Spark does not have by itself."""
 _TEXT_KEYS = ("json", "avro")
@@ -81,10 +83,15 @@ class SessionWriter:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._has_format = cache(self._find_format)
+        self._location_refusal = cache(self._try_location)
 
-    def ability(self, form: str, schema: StructType | None = None) -> Ability:
-        """Whether it can write rows with these columns in this format, and why."""
-        refusal = self._committer_refusal or self._format_refusal(form)
+    def ability(self, form: str, location: str, schema: StructType | None = None) -> Ability:
+        """Whether it can write rows with these columns in this format to this place, and why."""
+        refusal = (
+            self._committer_refusal
+            or self._format_refusal(form)
+            or self._location_refusal(location)
+        )
         if refusal is None and schema is not None:
             refusal = type_refusal(schema, form)
         because = _WAYS.get(form, _WAY) if refusal is None else refusal
@@ -133,6 +140,28 @@ class SessionWriter:
             return False
         return True
 
+    def _try_location(self, location: str) -> str | None:
+        """A store is reached by Spark's own settings: whether there are any that lead there."""
+        if location.startswith("file:"):
+            return None
+        if self._spark.version.startswith("4.0."):
+            return "Spark 4.0 drops the options of files that it writes to a store"
+        protocol = str(self._spark.conf.get(_STREAM_PROTOCOL))
+        if not protocol.endswith(f".{_STREAM_PROTOCOL_NEEDED}"):
+            return f"{_STREAM_PROTOCOL} is {protocol}"
+        from py4j.protocol import Py4JError  # noqa: PLC0415  importable without pyspark
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
+        spark: Any = self._spark
+        try:
+            path = spark._jvm.org.apache.hadoop.fs.Path(location)
+            conf = spark._jsparkSession.sessionState().newHadoopConf()
+            path.getFileSystem(conf).exists(path)
+        except (Py4JError, PySparkException) as error:
+            told = str(getattr(error, "java_exception", error)).partition("\n")[0]
+            return f"Spark does not reach {location} by its own settings: {told}"
+        return None
+
 
 def type_refusal(schema: StructType, form: str = "parquet") -> str | None:
     """Why rows must go to tasks: types and names that Spark's writer takes otherwise, or not."""
@@ -180,6 +209,9 @@ def write(
             bytes=staged.bytes,
             reports=staged.reports,
         )
+    if asked.has_log:
+        counted = observed.fingerprint(_logged(shaped, asked))
+        return EngineWritten(handle=asked.handle, schema=schema, fingerprint=counted)
     plan = executed(shaped, _command(shaped, asked))
     counted = observed.fingerprint(plan)
     files, size, rows = _statistics(plan)
@@ -266,6 +298,35 @@ def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     )
     mode = jvm.org.apache.spark.sql.SaveMode.ErrorIfExists
     return source.planForWriting(mode, frame._jdf.logicalPlan())
+
+
+def _logged(frame: DataFrame, asked: EngineWrite) -> Any:
+    """
+    Write by Spark's file sink for streams, as its first batch: tasks put files under unique names,
+    and a log entry names those of the attempts that count. The physical plan that ran.
+    """
+    spark: Any = frame.sparkSession
+    jvm, session = spark._jvm, spark._jsparkSession
+    python = jvm.org.apache.spark.api.python.PythonUtils
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    sink = streaming.sinks.FileStreamSink(
+        session,
+        asked.folder,
+        _file_format(spark, asked.format),
+        python.toSeq(list(asked.partition_by)),
+        python.toScalaMap(dict(asked.options)),
+    )
+    sink.addBatch(0, frame._jdf)
+    return frame._jdf.queryExecution().executedPlan()
+
+
+def _file_format(spark: Any, form: str) -> Any:
+    sources = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource
+    conf = spark._jsparkSession.sessionState().conf()
+    found = sources.lookupDataSource(form, conf)
+    if found.getSimpleName().endswith("DataSourceV2"):
+        found = found.newInstance().fallbackFileFormat()
+    return found.newInstance()
 
 
 def executed(frame: DataFrame, command: Any) -> Any:

@@ -196,6 +196,36 @@ def test_objects_that_a_consumer_took_away_before_the_manifest_are_not_written_a
     assert folder.leftovers() == []
 
 
+def test_an_object_taken_away_after_the_answer_to_its_completion_was_lost_is_not_written_again(
+    numbers, behind
+):
+    """The repeated request finds neither the upload nor the object."""
+    driver, folder, faults = behind.driver(), behind.folder, behind.faults
+    receipt = driver.prepare(numbers(1), 0)
+    taken: list[str] = []
+    lost: list[str] = []
+
+    def choose(request):
+        if request.verb == "complete":
+            # As S3 answers; the server of these tests says once more that it is done.
+            lost.append(request.path)
+            return Answer(404, "NoSuchUpload") if lost[1:] else Lost()
+        if request.verb == "head" and lost and not taken:
+            taken.extend(folder.shown())
+            folder.server.client.delete_object(Bucket="lake", Key=f"{folder.name}/{taken[0]}")
+        return None
+
+    driver.committer.rehearse(EpochNumber(0), [receipt])
+    faults.fault = choose
+    with pytest.raises(TryAgain, match="before its answer was lost"):
+        driver.committer.commit(EpochNumber(0), [receipt])
+    assert len(taken) == 1
+    driver.committer.commit(EpochNumber(0), [receipt])
+    assert folder.shown() == []
+    assert driver.committer.outcome(EpochNumber(0), receipt) is Proof.COMMITTED
+    assert folder.leftovers() == []
+
+
 def test_a_task_half_complete_and_half_lost_is_left_to_a_person(drive, folder):
     driver = drive(folder.sink(partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1, 2], "p": ["a", "b"]}), 0)

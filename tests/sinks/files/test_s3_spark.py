@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import chain
 
 import pyarrow as pa
 import pytest
 from servers import s3a
 from sinks.conftest import Driver
-from sinks.files import bucket_reader, s3_victim
+from sinks.files import bucket_reader, bucket_writer, s3_victim
 from sinks.files.conftest import Folder
 
 from epochal.sinks.files import read_epochs
@@ -90,6 +91,50 @@ def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(found):
         assert next(reads) == sorted(pairs(odd(0)) + pairs(odd(100))), options
         assert next(reads) == sorted(pairs(odd(100))), options
         assert next(reads) == [], options
+
+
+STEPS = ("begun", "prepared", "rehearsed", "decided", "committed f")
+
+
+def test_a_job_of_spark_writes_to_a_bucket_and_no_death_of_its_driver_doubles_a_row(s3, tmp_path):
+    """With `uploads="manifest"`: nothing is seen by a manifest that is not decided."""
+    (tmp_path / "in").mkdir()
+    every = []
+    for epoch in range(len(STEPS) + 1):
+        rows = [[epoch * 10 + at, ODD[at % len(ODD)]] for at in range(10)]
+        file = tmp_path / "in" / f"{epoch}.json"
+        file.write_text("\n".join(json.dumps({"n": n, "p": p}) for n, p in rows))
+        os.utime(file, (1_700_000_000 + epoch,) * 2)
+        every.append(rows)
+    folder = Folder(s3, "by jobs/ü")
+    sink = {
+        "path": folder.url,
+        "storage_options": s3.options(),
+        "uploads": "manifest",
+        "partition_by": ["p"],
+    }
+    given = {
+        "settings": {"spark.jars": s3a.jars(), **s3a.settings(s3)},
+        "root": str(tmp_path),
+        "sink": sink,
+        "steps": STEPS,
+    }
+    command = [sys.executable, bucket_writer.__file__, json.dumps(given)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    # An epoch is seen once its driver has decided it and put the manifest.
+    for at, seen in enumerate(found["seen"]):
+        decided = every[: at + (STEPS[at] == "committed f")]
+        assert seen == sorted(chain.from_iterable(decided))
+    assert found["rows"] == found["by_spark"] == sorted(chain.from_iterable(every))
+    assert found["writer"] == "Spark"
+    assert found["in_doubt"] == []
+    assert folder.leftovers() == []
+    assert folder.shown() == []
+    data = [key for key in folder.ours() if key.startswith("data/")]
+    assert [key for key in data if not key.endswith(".parquet")] == []
+    assert len({key.split("/")[1] for key in data}) == len(every)
 
 
 def test_a_store_through_s3a_creates_a_key_once_and_shows_it_whole(s3, found):

@@ -5,18 +5,30 @@ Neither is available here: the same client talks to the S3 server, and all but t
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import suppress
+from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from servers.s3 import ACCESS_KEY, SECRET
+from sinks.files.conftest import Folder
 
-from epochal.errors import Misconfigured, PreparedLost
+from epochal.contract import EngineWritten
+from epochal.errors import Misconfigured, PreparedLost, TryAgain
+from epochal.sinks.files import read_epochs, whole_objects
 from epochal.sinks.files.backend import Stores, WholeObjectBackend, object_stores
 from epochal.sinks.files.ledger import ledgers
 from epochal.sinks.files.reader import read_manifests
+from epochal.sinks.files.s3 import S3Store
 from epochal.sinks.files.target import storage_options
-from epochal.terms import EpochNumber, Mark, Proof
+from epochal.terms import NO_ROWS, EpochNumber, Fingerprint, Mark, Proof, Receipt
+
+
+class Killed(BaseException):
+    """A driver dies at a call."""
 
 
 class ByObstore(WholeObjectBackend):
@@ -109,3 +121,137 @@ def test_refused_credentials_are_for_a_person_and_not_shown(drive, sink):
         drive(sink("wrong-secret")).committer.check(None)
     assert "credentials" in caught.value.hint
     assert "wrong-secret" not in str(caught.value)
+
+
+# Jobs of Spark's own writer, by what they leave in the bucket
+
+
+def as_by_spark(driver, folder, table: pa.Table, number: int = 1, **changed: int) -> EngineWritten:
+    """Objects of two tasks and of one attempt that does not count, and Spark's log of the first."""
+    handle = driver.identity.job_handle(EpochNumber(0), number)
+    asked = driver.committer.engine_write(handle, table.schema, "parquet")
+    top = asked.folder.removeprefix("s3a://lake/")
+    lines = ["v1"]
+    for at, part in enumerate((table.slice(0, 1), table.slice(1), table)):
+        content = io.BytesIO()
+        pq.write_table(part.drop_columns("p"), content)
+        key = f"{top}/p=1 ü/part-0000{at}-6ad0.c000.snappy.parquet"
+        put(folder, key, content.getvalue())
+        if at < 2:
+            size = len(content.getvalue()) + changed.get("size", 0)
+            lines.append(json.dumps({"path": f"s3a://lake/{quote(key)}", "size": size}))
+    put(folder, f"{top}/_spark_metadata/", b"")
+    if "log" not in changed:
+        put(folder, f"{top}/_spark_metadata/0", "\n".join(lines).encode())
+    fingerprint = Fingerprint(table.num_rows, 7)
+    return EngineWritten(handle=handle, schema=table.schema, fingerprint=fingerprint)
+
+
+def put(folder, key: str, content: bytes) -> None:
+    folder.server.client.put_object(Bucket="lake", Key=key, Body=content)
+
+
+def engine_sink(folder):
+    return folder.sink(uploads="manifest", partition_by=["p"])
+
+
+def read(folder) -> list[int]:
+    found = read_epochs(folder.url, storage_options=folder.server.options()).to_table()
+    return sorted(found["n"].to_pylist()) if found.num_columns else []
+
+
+def test_objects_of_a_job_are_shown_by_the_manifest_where_spark_has_put_them(drive, folder):
+    driver = drive(engine_sink(folder))
+    receipt = driver.committer.gather(as_by_spark(driver, folder, rows(1, 3, 5)))
+    assert read(folder) == []
+    assert [one.handle for one in driver.committer.in_doubt()] == [receipt.handle]
+    driver.commit(0, [receipt])
+    assert read(folder) == [1, 3, 5]
+    assert driver.committer.in_doubt() == []
+    data = [key for key in folder.ours() if key.startswith("data/")]
+    assert [key for key in data if "_spark_metadata" in key] == []
+    driver.commit(1, [driver.committer.gather(as_by_spark(driver, folder, rows(), 2))])
+    assert driver.committer.in_doubt() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"log": 0}, Misconfigured, "does not show it"),
+        ({"size": 1}, TryAgain, "and it has"),
+    ],
+)
+def test_objects_that_are_not_as_spark_has_put_them_are_refused(
+    drive, folder, changed, error, text
+):
+    driver = drive(engine_sink(folder))
+    written = as_by_spark(driver, folder, rows(1, 3), **changed)
+    with pytest.raises(error, match=text):
+        driver.committer.gather(written)
+    assert read(folder) == []
+
+
+def test_what_tasks_of_an_aborted_job_put_late_is_found_by_a_later_sweep(
+    drive, folder, monkeypatch
+):
+    driver = drive(engine_sink(folder))
+    written = as_by_spark(driver, folder, rows(1, 3))
+    receipt = Receipt(handle=written.handle, fingerprint=NO_ROWS)
+    driver.committer.abort(EpochNumber(0), [receipt])
+    assert [key for key in folder.ours() if key.startswith("data/")] == []
+    put(folder, f"{folder.name}.epochal/data/{written.handle}/p=1/part-00007-late.parquet", b"late")
+    assert [one.handle for one in driver.committer.in_doubt()] == [written.handle]
+    monkeypatch.setattr(whole_objects, "LATE_TASKS_S", 0.0)
+    driver.committer.abort(EpochNumber(0), [receipt])
+    assert [key for key in folder.ours() if key.startswith(("data/", "in-doubt/"))] == []
+    assert driver.committer.in_doubt() == []
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_driver_that_dies_at_any_call_while_it_gathers_objects_shows_no_row_twice(
+    drive, s3, monkeypatch, after_effect
+):
+    monkeypatch.setattr(whole_objects, "LATE_TASKS_S", 0.0)
+
+    def folder_at(number: int) -> Folder:
+        return Folder(s3, f"gathered {after_effect} {number}")
+
+    def driver_at(number: int):
+        return drive(engine_sink(folder_at(number)))
+
+    for number in range(1, 40):
+        written = as_by_spark(driver_at(number), folder_at(number), rows(1, 3))
+        left = number
+        with monkeypatch.context() as patched:
+
+            def dying(verb, /):
+                def call(store, *given):
+                    nonlocal left
+                    left -= 1
+                    if left or after_effect:
+                        result = verb(store, *given)
+                    if not left:
+                        raise Killed
+                    return result
+
+                return call
+
+            for name in ("read", "entry", "delete", "put", "put_if_absent", "entries", "folders"):
+                patched.setattr(S3Store, name, dying(getattr(S3Store, name)))
+            with suppress(Killed):
+                driver_at(number).committer.gather(written)
+        driver, folder = driver_at(number), folder_at(number)
+        assert read(folder) == []
+        again = driver.committer.gather(as_by_spark(driver, folder, rows(1, 3), 9))
+        driver.commit(0, [again])
+        for found in driver.committer.in_doubt():
+            bare = Receipt(handle=found.handle, fingerprint=NO_ROWS)
+            driver.committer.abort(EpochNumber(0), [bare])
+        assert driver.committer.in_doubt() == []
+        assert read(folder) == [1, 3]
+        owners = {key.split("/")[1] for key in folder.ours() if key.startswith("data/")}
+        assert owners == {str(again.handle)}
+        if left > 0:
+            break
+    else:
+        raise AssertionError("the calls of gather are more than were tried")

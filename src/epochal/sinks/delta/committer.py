@@ -177,6 +177,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     # Jobs of the engine's own writer
 
     engine_formats = ("parquet",)
+    engine_location = "file:///"
     tasks_refusal = None
 
     def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:  # noqa: ARG002

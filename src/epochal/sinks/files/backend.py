@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
+from epochal.contract import EngineWritten
 from epochal.errors import Misconfigured
 from epochal.sinks.files import layout
 from epochal.sinks.files.target import Options, Target
@@ -103,15 +104,27 @@ class EngineAttempt(Attempt, Protocol):
     """Where one job of the engine's own writer prepares its files."""
 
     @property
-    def folder(self) -> Path:
-        """Where its files wait for the decision, under their final names."""
-
-    @property
-    def job_folder(self) -> Path:
+    def job_url(self) -> str:
         """Where the engine writes them: made by the engine."""
 
+    @property
+    def has_log(self) -> bool:
+        """Whether the files stay there, and a log of the engine names those that count."""
+
     def make(self) -> None:
-        """Make the attempt's own folder, before the job."""
+        """Make the attempt's marker, before the job."""
+
+    def gather(
+        self,
+        written: EngineWritten,
+        name: Callable[[int], str],
+        footer_of: Callable[[Path], tuple[Any, int]] | None,
+        has_rows: Callable[[Path], bool],
+    ) -> dict[str, int | None]:
+        """
+        The files of a job that succeeded, as they wait for the decision, each with its rows where
+        they are counted. `name`: that of the file with a number; for the rest see `engine_files`.
+        """
 
 
 class Staging(Protocol):
@@ -163,6 +176,10 @@ class Staging(Protocol):
 
     def clear_listed(self, found: InDoubt) -> None:
         """Remove what is listed of an attempt whose files are all in their place."""
+
+    @property
+    def engine_location(self) -> str:
+        """The URL below which jobs of the engine's own writer prepare."""
 
     def engine_refusal(self) -> str | None:
         """Why only tasks can prepare here, and no job of the engine's own writer."""

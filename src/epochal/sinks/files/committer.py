@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, Refused
-from epochal.kit.engine_files import engine_files, orc_footer, parquet_footer, rising
+from epochal.kit.engine_files import orc_footer, parquet_footer, rising
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
@@ -31,7 +31,6 @@ from epochal.sinks.files.ledger import Ledger, LedgerView, Manifest, manifest_of
 from epochal.sinks.files.row_counts import ROW_COUNTS
 from epochal.sinks.files.spark_log import SparkLog
 from epochal.sinks.files.writer import receipt_of
-from epochal.storage.local import make_folder
 from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Receipt
 
 
@@ -125,6 +124,10 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return (FORMATS[self._format].engine.name,)
 
     @property
+    def engine_location(self) -> str:
+        return self._staging.engine_location
+
+    @property
     def tasks_refusal(self) -> str | None:
         return self._engine.tasks_refusal
 
@@ -132,14 +135,15 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return self._engine.refusal or self._staging.engine_refusal()
 
     def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:  # noqa: ARG002
-        """The attempt's folder is its marker, and is there before the first task."""
+        """The attempt's marker is there before the first task."""
         attempt = self._engine_attempt(handle)
         with attempt.errors():
             attempt.make()
         return EngineWrite(
             handle=handle,
             format=form,
-            folder=f"file://{attempt.job_folder}",
+            folder=attempt.job_url,
+            has_log=attempt.has_log,
             partition_by=self._partition_by,
             sort_by=[rising(name) for name in self._sorted_by],
             options=FORMATS[self._format].engine.writer_options(
@@ -153,22 +157,15 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return (*self._partition_by, *sort_by) if sort_by else ()
 
     def gather(self, written: EngineWritten) -> Receipt:
-        """Give the files their final names: from here on they are like those of a task."""
+        """Look at what the engine has written: from here on it is like the files of a task."""
         attempt = self._engine_attempt(written.handle)
         suffix = FORMATS[self._format].suffix(self._engine.compression)
-        rows: dict[str, int | None] = {}
-        files = engine_files(
-            attempt.job_folder,
+        rows = attempt.gather(
             written,
-            footer_of=_FOOTERS.get(self._format),
-            has_rows=partial(_has_rows, form=self._format),
+            lambda number: layout.file_name(written.handle, number, suffix),
+            _FOOTERS.get(self._format),
+            partial(_has_rows, form=self._format),
         )
-        for file in files:
-            name = layout.file_name(written.handle, len(rows), suffix)
-            relative = f"{file.partition}/{name}" if file.partition else name
-            make_folder((attempt.folder / relative).parent, is_durable=False)
-            file.move_to(attempt.folder / relative)
-            rows[relative] = file.rows
         return receipt_of(
             attempt, written.handle, written.schema, rows, fingerprint=written.fingerprint
         )

@@ -349,4 +349,9 @@ FORMATS: Mapping[str, Format] = {
 def format_of(path: str) -> str:
     """The format of a file, by its name."""
     name = path.rpartition("/")[2]
-    return next(kind for kind, form in FORMATS.items() if form.extension in name)
+    return next(
+        kind
+        for kind, form in FORMATS.items()
+        # Where files keep the names that Spark's writer gives them, its extension.
+        if form.extension in name or f".{form.engine.name}" in name
+    )

@@ -27,14 +27,16 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from epochal.contract import EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
@@ -90,6 +92,7 @@ class LocalAttempt:
     """`<root>.epochal/<handle>`: files under their final names, not in their place."""
 
     held_bytes = 0
+    has_log = False
 
     def __init__(self, root: Path, handle: Handle) -> None:
         self._beside = folder_beside(root)
@@ -97,13 +100,31 @@ class LocalAttempt:
         self._path = self._beside / layout.prepared(handle)
 
     @property
-    def folder(self) -> Path:
-        return self._path
-
-    @property
     def job_folder(self) -> Path:
         """Inside, as the engine makes it with rights of its own."""
         return self._path / "job"
+
+    @property
+    def job_url(self) -> str:
+        return f"file://{self.job_folder}"
+
+    def gather(
+        self,
+        written: EngineWritten,
+        name: Callable[[int], str],
+        footer_of: Callable[[Path], tuple[Any, int]] | None,
+        has_rows: Callable[[Path], bool],
+    ) -> dict[str, int | None]:
+        """Under their final names: from here on the files are like those of a task."""
+        from epochal.kit.engine_files import engine_files  # noqa: PLC0415  not for tasks
+
+        rows: dict[str, int | None] = {}
+        for file in engine_files(self.job_folder, written, footer_of=footer_of, has_rows=has_rows):
+            relative = f"{file.partition}/{name(len(rows))}" if file.partition else name(len(rows))
+            make_folder((self._path / relative).parent, is_durable=False)
+            file.move_to(self._path / relative)
+            rows[relative] = file.rows
+        return rows
 
     def make(self) -> None:
         """The attempt's marker, and what keeps other users from looking at its rows."""
@@ -379,6 +400,8 @@ class LocalStaging:
 
     def clear_listed(self, found: InDoubt) -> None:
         self._discard(self._beside / found.name)
+
+    engine_location = "file:///"
 
     def engine_refusal(self) -> str | None:
         """Driver and executors may be two users there, and Spark makes folders for one only."""

@@ -30,6 +30,7 @@ from epochal.sinks.files.formats import FORMATS, format_of
 from epochal.sinks.files.ledger import Manifest, ledgers
 from epochal.sinks.files.target import parse
 from epochal.sinks.files.target import storage_options as checked_options
+from epochal.sinks.files.whole_objects import hadoop_url
 from epochal.storage import FileStore
 from epochal.storage.local import LocalStore
 
@@ -257,7 +258,7 @@ def _spark_read(
 ) -> Rows:
     hidden = [file for file in files if layout.is_data(file)]
     shown = [file for file in files if not layout.is_data(file)]
-    root, ours = (_spark_root(store.location) for store in (stores.shown, stores.ours))
+    root, ours = (hadoop_url(store.location) for store in (stores.shown, stores.ours))
     reader = spark.read.options(**_SPARK_OPTIONS[form]).format(FORMATS[form].engine.name)
     read_as = _avro_types(schema) if form == "avro" else schema
     frames = [_spark_hidden(reader, ours, some, read_as) for some in _by_folder(hidden)]
@@ -307,11 +308,6 @@ def _by_folder(files: Iterable[str]) -> list[list[str]]:
     for file in files:
         groups[tuple(values_of(file).items())].append(file)
     return list(groups.values())
-
-
-def _spark_root(root: str) -> str:
-    """The root as Spark writes it."""
-    return root.replace("s3://", "s3a://", 1) if root.startswith("s3://") else root
 
 
 def read_lines(

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import Enum
 from functools import lru_cache
 from threading import Semaphore
 from typing import Any, BinaryIO, Protocol, cast
@@ -47,6 +48,14 @@ class PartReceiver(Protocol):
     def begin_upload(self, key: str) -> str: ...
 
     def put_part(self, key: str, upload: str, number: int, content: bytes) -> str: ...
+
+
+class Completion(Enum):
+    """What became of a request to complete an upload."""
+
+    DONE = "this request did it"
+    GONE = "there was no such upload: it was completed before, or thrown away"
+    UNSURE = "there is no such upload, and the request was sent more than once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,17 +351,23 @@ class S3Store:
         )
         return str(answer["ETag"]).strip('"')
 
-    def complete(self, key: str, upload: str, parts: Sequence[str]) -> bool:
-        """False where there is no such upload any more: it was completed, or thrown away."""
+    def complete(self, key: str, upload: str, parts: Sequence[str]) -> Completion:
         listed = [{"ETag": f'"{tag}"', "PartNumber": at} for at, tag in enumerate(parts, start=1)]
-        answer = self._call(
-            "complete_multipart_upload",
-            key,
-            missing=("NoSuchUpload",),
-            UploadId=upload,
-            MultipartUpload={"Parts": listed},
-        )
-        return answer is not None
+        verb, whole = "complete_multipart_upload", {"Parts": listed}
+        with self._errors(verb):
+            try:
+                self._client.complete_multipart_upload(
+                    Bucket=self._bucket.name,
+                    Key=self._key(key),
+                    UploadId=upload,
+                    MultipartUpload=whole,
+                )
+            except ClientError as error:
+                if code_of(error) != "NoSuchUpload":
+                    raise
+                is_repeated = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)
+                return Completion.UNSURE if is_repeated else Completion.GONE
+        return Completion.DONE
 
     def abort_upload(self, key: str, upload: str) -> None:
         self._call("abort_multipart_upload", key, missing=("NoSuchUpload",), UploadId=upload)

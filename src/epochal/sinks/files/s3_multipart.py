@@ -25,7 +25,7 @@ from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
 from epochal.sinks.files.local import half_published
-from epochal.sinks.files.s3 import PartSender, PartStream, S3Store, Upload
+from epochal.sinks.files.s3 import Completion, PartSender, PartStream, S3Store, Upload
 from epochal.sinks.files.whole_objects import check_put_if_absent, remove_old_objects
 from epochal.terms import (
     NO_ROWS,
@@ -162,6 +162,10 @@ class MultipartStaging:
         if found.receipt is not None:
             self.discard(found.receipt)
 
+    @property
+    def engine_location(self) -> str:
+        return self.stores.shown.location
+
     def engine_refusal(self) -> str:
         return "objects are uploaded by tasks"
 
@@ -180,9 +184,16 @@ class MultipartStaging:
     def _complete(self, handle: Handle, file: PreparedFile) -> bool | None:
         """True where this call did it, False where it was done, None where it can't be."""
         key = layout.require_inside(file.path)
-        is_mine = self.store.complete(key, file.upload, file.parts)
+        completion = self.store.complete(key, file.upload, file.parts)
+        is_mine = completion is Completion.DONE
         if self.store.is_object_of(key, handle, file.bytes):
             return is_mine
+        if completion is Completion.UNSURE:
+            # Not lost: the repeat finds the note that it may have been shown, and taken away since.
+            raise TryAgain(
+                f"{self.store.location} may have completed the upload of {key} before its answer "
+                "was lost, and does not show its object"
+            )
         if is_mine:
             raise TryAgain(
                 f"{self.store.location} reports the upload of {key} as complete, and does not show "

@@ -8,19 +8,25 @@ attempt whose data no manifest names yet (see `kit.marked_files`).
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from epochal.contract import EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
 from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
 from epochal.storage import FileStore, Output, Store
 from epochal.terms import (
+    JOB_PARTITION,
     Ability,
     EpochNumber,
     Handle,
@@ -31,12 +37,17 @@ from epochal.terms import (
 )
 
 _SCRATCH_AGE_S = 600.0
+_ENGINE_LOG = "_spark_metadata"
+_ENGINE_LOG_VERSION = "v1"
+LATE_TASKS_S = 300.0
+"""How long tasks of a job that is over may still write: more than spark.network.timeout."""
 
 
 class WholeObjectAttempt:
     """One attempt's files below a folder of its own."""
 
     held_bytes = 0
+    has_log = True
 
     def __init__(self, ours: FileStore, handle: Handle) -> None:
         self.ours = ours
@@ -73,6 +84,61 @@ class WholeObjectAttempt:
         for output in self._outputs:
             output.discard()
         _discard(self.ours, self._handle)
+
+    # A job of the engine's own writer
+
+    @property
+    def job_url(self) -> str:
+        return f"{hadoop_url(self.ours.location)}/{layout.data(self._handle)}"
+
+    def make(self) -> None:
+        self._markers.put(self._handle)
+
+    def gather(
+        self,
+        written: EngineWritten,
+        name: Callable[[int], str],  # noqa: ARG002  nothing is renamed here
+        footer_of: Callable[[Path], tuple[Any, int]] | None,  # noqa: ARG002  see below
+        has_rows: Callable[[Path], bool],  # noqa: ARG002
+    ) -> dict[str, int | None]:
+        """
+        The files that the engine's log names, which is removed: nothing reads it any more.
+
+        Each has a name of its own, which no other attempt can write to, so that sizes tell enough.
+        """
+        log = f"{layout.data(self._handle)}/{_ENGINE_LOG}"
+        sizes = self._logged_sizes(log) if written.fingerprint.rows else {}
+        entries = at_once(self.ours.entry, [self._key(relative) for relative in sizes])
+        for (relative, size), entry in zip(sizes.items(), entries, strict=True):
+            if entry is None or entry.size != size:
+                found = "is not there" if entry is None else f"has {entry.size} bytes"
+                raise TryAgain(
+                    f"Spark has put {relative} with {size} bytes below {self.job_url}, and it "
+                    f"{found}",
+                    "somebody removes or changes objects there",
+                )
+        if not sizes:
+            self.ours.delete(list(_keys_below(self.ours, layout.data(self._handle))))
+            self._markers.delete([self._handle])
+        _delete_engine_log(self.ours, self._handle)
+        return dict.fromkeys(sizes)
+
+    def _logged_sizes(self, log: str) -> dict[str, int]:
+        content = self.ours.read(f"{log}/0")
+        if content is None:
+            raise Misconfigured(
+                f"Spark has written to {self.job_url}, and {self.ours.location} does not show it",
+                "Spark's settings (spark.hadoop.fs.s3a.…) and storage_options must lead to the "
+                "same bucket of the same server",
+            )
+        version, *lines = content.decode().splitlines()
+        if version != _ENGINE_LOG_VERSION:
+            raise InvariantBroken(f"{log}/0 below {self.ours.location} begins with {version!r}")
+        listed = [json.loads(line) for line in lines]
+        top = f"{urlsplit(self.job_url).path}/"
+        return {
+            unquote(urlsplit(one["path"]).path).removeprefix(top): one["size"] for one in listed
+        }
 
     def _key(self, relative: str) -> str:
         return f"{layout.data(self._handle)}/{relative}"
@@ -179,11 +245,17 @@ class WholeObjectStaging:
     def clear_listed(self, found: InDoubt) -> None:
         self._ours.delete([f"{layout.IN_DOUBT}/{found.name}"])
 
-    def engine_refusal(self) -> str:
-        return "objects are uploaded by tasks"
+    @property
+    def engine_location(self) -> str:
+        return hadoop_url(self._ours.location)
 
-    def engine_attempt(self, handle: Handle) -> None:
-        """Only tasks upload."""
+    def engine_refusal(self) -> str | None:
+        if self._ours.location.startswith("az://"):
+            return "Hadoop knows this store as abfss://container@account.dfs.core.windows.net/…"
+        return None
+
+    def engine_attempt(self, handle: Handle) -> WholeObjectAttempt:
+        return WholeObjectAttempt(self._ours, handle)
 
     def remove_old_scratch(self) -> None:
         remove_old_objects(self._ours, self._identity)
@@ -235,11 +307,33 @@ def remove_old_objects(store: Store, identity: Identity) -> None:
 
 
 def _discard(store: FileStore, handle: Handle) -> None:
-    """The data first: as long as some is left, its marker must be listed."""
+    """
+    The data first: as long as some is left, its marker must be listed.
+
+    Tasks of a job that failed or was cancelled write on for a while, as Spark kills them later. So
+    the marker of a job is kept until it is old, and a later sweep finds what such tasks leave.
+    """
     # Uploads first: one that is completed meanwhile is an object by the time they are listed.
     store.discard_unfinished(layout.data(handle))
     store.delete(list(_keys_below(store, layout.data(handle))))
+    if handle.partition == JOB_PARTITION:
+        _delete_engine_log(store, handle)
+        marker = store.entry(f"{layout.IN_DOUBT}/{handle}")
+        if marker is not None and time.time() - marker.modified_at < LATE_TASKS_S:
+            return
     Markers(store, layout.IN_DOUBT).delete([handle])
+
+
+def _delete_engine_log(store: FileStore, handle: Handle) -> None:
+    log = f"{layout.data(handle)}/{_ENGINE_LOG}"
+    # Hadoop's s3a keeps an empty object in the place of a folder.
+    folders = [f"{log}/"] if store.location.startswith("s3://") else []
+    store.delete([*_keys_below(store, log), *folders])
+
+
+def hadoop_url(location: str) -> str:
+    """A place as Hadoop's file systems name it."""
+    return location.replace("s3://", "s3a://", 1) if location.startswith("s3://") else location
 
 
 def _keys_below(store: Store, folder: str) -> Iterator[str]:

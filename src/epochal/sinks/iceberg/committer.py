@@ -197,6 +197,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     # Jobs of the engine's own writer
 
     engine_formats = (ICEBERG, "parquet")
+    engine_location = "file:///"
     tasks_refusal = None
 
     def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:
