@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -68,6 +68,18 @@ def stopwatch() -> Iterator[Callable[[], float]]:
     """Seconds since the block was entered."""
     started_s = time.perf_counter()
     yield lambda: time.perf_counter() - started_s
+
+
+def cpu_seconds(*roots: int) -> dict[str, float]:
+    """CPU time so far of this process, of these, and of all they started, by the program's name."""
+    found: dict[str, float] = {}
+    for root in [psutil.Process(), *map(psutil.Process, roots)]:
+        for process in [root, *_children(root)]:
+            with suppress(psutil.Error):
+                times, name = process.cpu_times(), process.name()
+                used = times.user + times.system + times.children_user + times.children_system
+                found[name] = found.get(name, 0.0) + used
+    return found
 
 
 class PeakMemory:

@@ -1,19 +1,27 @@
-"""[postgres_append_spark, postgres_upsert_spark] From Spark to PostgreSQL, against what people use.
+"""
+[postgres_append_spark, postgres_append_pk_spark, postgres_heavy_spark, postgres_heavy_spark_wide,
+postgres_upsert_spark, postgres_small_epochs] From Spark to PostgreSQL, against what people use.
 
-Both sides read the same stream of parquet files, two tasks an epoch. The peers are at-least-once.
+Both sides read the same stream of parquet files, two tasks an epoch. The peers are at-least-once,
+with their best settings; beside them is what they do by default. CPU is counted by process: of the
+server, of Java, and of Python, in microseconds per row.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 
-from bench.harness import Comparison, say
-from bench.postgres import execute, make_table, postgres_server, some_rows
+from bench.harness import Comparison, cpu_seconds, say
+from bench.postgres import COLUMNS, execute, postgres_server, some_rows
 from bench.streams import Stream, each_batch, streaming
 from epochal.sinks.postgres import Postgres
 from epochal.spark.pipeline import Pipeline
@@ -24,21 +32,27 @@ APPEND_ROWS = 4_000_000
 APPEND_EPOCHS = 8
 UPSERT_ROWS = 400_000
 UPSERT_EPOCHS = 4
+KEYED_ROWS = 2_000_000
+TEXT_ROWS = 200_000
+WIDE_ROWS = 100_000
+WIDE_COLUMNS = 100
+HEAVY_EPOCHS = 4
+SMALL_ROWS = 100
+SMALL_EPOCHS = 60
+_WARM_UP_EPOCHS = 20
 ROUNDS = 3
 
 
-def _jdbc(batch: Any, server: Any, table: str, mode: str = "append") -> None:
-    url = f"jdbc:postgresql://127.0.0.1:{server.port}/postgres?reWriteBatchedInserts=true"
-    (
-        batch.write.format("jdbc")
-        .option("url", f"{url}&user=postgres")
-        .option("driver", "org.postgresql.Driver")
-        .option("dbtable", table)
-        .option("batchsize", 10_000)
-        .option("truncate", "true")
-        .mode(mode)
-        .save()
-    )
+def _jdbc(
+    batch: Any, server: Any, table: str, mode: str = "append", *, is_tuned: bool = True
+) -> None:
+    url = f"jdbc:postgresql://127.0.0.1:{server.port}/postgres?user=postgres"
+    writer = batch.write.format("jdbc").option("driver", "org.postgresql.Driver")
+    writer = writer.option("dbtable", table).option("truncate", "true").mode(mode)
+    if is_tuned:
+        url += "&reWriteBatchedInserts=true"
+        writer = writer.option("batchsize", 10_000)
+    writer.option("url", url).save()
 
 
 def _ours(server: Any, **options: Any) -> Callable[[Any, str], Any]:
@@ -69,45 +83,147 @@ def _bare_copy(batch: Any, server: Any) -> None:
     batch.mapInArrow(copy, "rows long").collect()
 
 
-def append_spark() -> Comparison:
+Start = Callable[[Any, str], Any]
+
+
+class Measured:
+    """One stream into tables of one server: rates, and CPU by process."""
+
+    def __init__(self, server: Any, stream: Stream) -> None:
+        self._server = server
+        self._stream = stream
+        self.cpu: dict[str, Mapping[str, float]] = {}
+        """Of the last run of each."""
+        (folder,) = execute(server, "SHOW data_directory")
+        self._pid = int((Path(folder) / "postmaster.pid").read_text().split()[0])
+
+    def rate(self, name: str, start: Start, table: str) -> float:
+        execute(self._server, f"TRUNCATE {table}")
+        rows, before = self._stream.rows, cpu_seconds(self._pid)
+        found = self._stream.rate(start)
+        after = cpu_seconds(self._pid)
+        self.cpu[name] = {
+            of: round((after[of] - before.get(of, 0.0)) / rows * 1e6, 2) for of in after
+        }
+        assert execute(self._server, f"SELECT count(*) FROM {table}") == (rows,)  # noqa: S608  our own
+        return found
+
+
+def _append(
+    name: str, rows: pa.Table, *, epochs: int, columns: str, has_bare_copy: bool = False
+) -> Comparison:
+    """Prepared, with staged beside it, against JDBC, with its defaults beside it."""
     comparison = Comparison(
-        name="postgres_append_spark",
+        name=name,
         peer_name="foreachBatch with Spark's JDBC append, reWriteBatchedInserts",
         unit="rows/s",
         is_rate=True,
     )
-    beside: dict[str, list[float]] = {"staged": [], "bare_copy": []}
-    rows = some_rows(APPEND_ROWS)
-    with (
-        postgres_server() as server,
-        streaming(rows, epochs=APPEND_EPOCHS, packages=JDBC) as stream,
-    ):
+    beside: dict[str, list[float]] = {"staged": [], "jdbc_defaults": []}
+    with postgres_server() as server, streaming(rows, epochs=epochs, packages=JDBC) as stream:
         for table in ("ours", "theirs"):
-            make_table(server, table)
-
-        def rate(start: Callable[[Any, str], Any], table: str = "ours") -> float:
-            execute(server, f"TRUNCATE {table}")
-            found = stream.rate(start)
-            assert execute(server, f"SELECT count(*) FROM {table}") == (stream.rows,)  # noqa: S608  our own
-            return found
+            execute(server, f"CREATE TABLE {table} ({columns})")
+        measured = Measured(server, stream)
 
         def ours() -> float:
-            beside["staged"].append(rate(_ours(server)))
-            beside["bare_copy"].append(rate(each_batch(lambda batch: _bare_copy(batch, server))))
-            say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items()))
-            return rate(_ours(server, strategy="prepared"))
+            beside["staged"].append(measured.rate("staged", _ours(server), "ours"))
+            if has_bare_copy:
+                bare = each_batch(lambda batch: _bare_copy(batch, server))
+                beside.setdefault("bare_copy", []).append(measured.rate("bare", bare, "ours"))
+            say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items() if some))
+            return measured.rate("prepared", _ours(server, strategy="prepared"), "ours")
 
         def theirs() -> float:
-            return rate(each_batch(lambda batch: _jdbc(batch, server, "theirs")), "theirs")
+            plain = each_batch(lambda batch: _jdbc(batch, server, "theirs", is_tuned=False))
+            beside["jdbc_defaults"].append(measured.rate("jdbc_defaults", plain, "theirs"))
+            tuned = each_batch(lambda batch: _jdbc(batch, server, "theirs"))
+            return measured.rate("jdbc", tuned, "theirs")
 
         comparison.run(ours, theirs, rounds=ROUNDS)
+        comparison.beside = {"cpu_us_per_row": measured.cpu}
     medians = {name: statistics.median(some[1:]) for name, some in beside.items()}
-    of_bare = statistics.median(comparison.ours) / medians["bare_copy"]
+    comparison.beside |= {name: round(median) for name, median in medians.items()}
+    if has_bare_copy:
+        of_bare = statistics.median(comparison.ours) / medians["bare_copy"]
+        comparison.beside["of_bare_copy"] = round(of_bare, 3)
+    return comparison
+
+
+def append_spark() -> Comparison:
+    rows = some_rows(APPEND_ROWS)
+    return _append(
+        "postgres_append_spark", rows, epochs=APPEND_EPOCHS, columns=COLUMNS, has_bare_copy=True
+    )
+
+
+def append_pk_spark() -> Comparison:
+    columns, rows = f"{COLUMNS}, PRIMARY KEY (id)", some_rows(KEYED_ROWS)
+    return _append("postgres_append_pk_spark", rows, epochs=APPEND_EPOCHS, columns=columns)
+
+
+def heavy_text_spark() -> Comparison:
+    """Texts of 1 KB, no two alike, which a server would not compress well."""
+    chance = np.random.default_rng(7)
+    letters = chance.integers(97, 123, (TEXT_ROWS, 1000), dtype=np.uint8)
+    texts = [row.tobytes().decode() for row in letters]
+    rows = pa.table({"id": np.arange(TEXT_ROWS, dtype=np.int64), "title": texts})
+    return _append(
+        "postgres_heavy_spark", rows, epochs=HEAVY_EPOCHS, columns="id bigint, title text"
+    )
+
+
+def heavy_wide_spark() -> Comparison:
+    numbers = np.arange(WIDE_ROWS, dtype=np.int64)
+    kinds = {
+        "bigint": pa.array(numbers),
+        "double precision": pa.array(numbers / 7),
+        "text": pa.array([f"value {number}" for number in numbers]),
+        "int": pa.array(numbers.astype(np.int32)),
+    }
+    chosen = [[*kinds][at % len(kinds)] for at in range(WIDE_COLUMNS)]
+    rows = pa.table({f"c{at}": kinds[kind] for at, kind in enumerate(chosen)})
+    columns = ", ".join(f"c{at} {kind}" for at, kind in enumerate(chosen))
+    return _append("postgres_heavy_spark_wide", rows, epochs=HEAVY_EPOCHS, columns=columns)
+
+
+def small_epochs() -> Comparison:
+    comparison = Comparison(
+        name="postgres_small_epochs",
+        peer_name="foreachBatch with Spark's JDBC append, reWriteBatchedInserts",
+        unit="ms/epoch",
+        is_rate=False,
+    )
+    beside: dict[str, list[float]] = {"prepared": [], "jdbc_defaults": []}
+    rows = some_rows(SMALL_ROWS * SMALL_EPOCHS)
+    with postgres_server() as server, streaming(rows, epochs=SMALL_EPOCHS, packages=JDBC) as stream:
+        for table in ("ours", "theirs"):
+            execute(server, f"CREATE TABLE {table} ({COLUMNS})")
+
+        def ours() -> float:
+            prepared = _ours(server, strategy="prepared")
+            beside["prepared"].append(_epoch_ms(stream, prepared))
+            return _epoch_ms(stream, _ours(server))
+
+        def theirs() -> float:
+            plain = each_batch(lambda batch: _jdbc(batch, server, "theirs", is_tuned=False))
+            beside["jdbc_defaults"].append(_epoch_ms(stream, plain))
+            return _epoch_ms(stream, each_batch(lambda batch: _jdbc(batch, server, "theirs")))
+
+        comparison.run(ours, theirs, rounds=ROUNDS)
     comparison.beside = {
-        **{name: round(median) for name, median in medians.items()},
-        "of_bare_copy": round(of_bare, 3),
+        name: round(statistics.median(some[1:]), 1) for name, some in beside.items()
     }
     return comparison
+
+
+def _epoch_ms(stream: Stream, start: Start) -> float:
+    """The median time of an epoch, from its trigger to the next, once all is warm."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+        query = start(stream.frame(), checkpoint)
+        query.awaitTermination()
+        progress = [p if isinstance(p, dict) else json.loads(p.json) for p in query.recentProgress]
+    took = [float(one["durationMs"]["triggerExecution"]) for one in progress if one["numInputRows"]]
+    return statistics.median(took[_WARM_UP_EPOCHS:])
 
 
 def upsert_spark() -> Comparison:
@@ -117,26 +233,33 @@ def upsert_spark() -> Comparison:
         unit="rows/s",
         is_rate=True,
     )
-    rows = some_rows(UPSERT_ROWS)
+    # Keys of a change stream come in any order.
+    rows = some_rows(UPSERT_ROWS).take(np.random.default_rng(7).permutation(UPSERT_ROWS))
+    sorted_by_hand: list[float] = []
     with (
         postgres_server() as server,
         streaming(rows, epochs=UPSERT_EPOCHS, packages=JDBC) as stream,
     ):
         for table in ("ours", "theirs"):
-            make_table(server, table, ", PRIMARY KEY (id)")
-        make_table(server, "by_hand")
+            execute(server, f"CREATE TABLE {table} ({COLUMNS}, PRIMARY KEY (id))")
+        execute(server, f"CREATE TABLE by_hand ({COLUMNS})")
 
-        def by_hand(batch: Any) -> None:
-            _jdbc(batch, server, "by_hand", mode="overwrite")
-            with psycopg.connect(server.url()) as connection:
-                connection.execute(_ON_CONFLICT)
+        def by_hand(order: str) -> Start:
+            def write(batch: Any) -> None:
+                _jdbc(batch, server, "by_hand", mode="overwrite")
+                with psycopg.connect(server.url()) as connection:
+                    connection.execute(_ON_CONFLICT.format(order=order).encode())
+
+            return each_batch(write)
+
+        def theirs() -> float:
+            ordered = by_hand("ORDER BY id")
+            sorted_by_hand.append(_upsert_rate(server, stream, "theirs", ordered))
+            return _upsert_rate(server, stream, "theirs", by_hand(""))
 
         ours = _ours(server, mode="upsert", keys="id")
-        comparison.run(
-            lambda: _upsert_rate(server, stream, "ours", ours),
-            lambda: _upsert_rate(server, stream, "theirs", each_batch(by_hand)),
-            rounds=ROUNDS,
-        )
+        comparison.run(lambda: _upsert_rate(server, stream, "ours", ours), theirs, rounds=ROUNDS)
+    comparison.beside = {"by_hand_in_key_order": round(statistics.median(sorted_by_hand[1:]))}
     return comparison
 
 
@@ -155,10 +278,17 @@ def _upsert_rate(
 _BEFORE = f"SELECT n * 2, 'before' FROM generate_series(0, {UPSERT_ROWS // 2 - 1}) n"  # noqa: S608  constants
 """Every second row is there already."""
 _ON_CONFLICT = """
-INSERT INTO theirs SELECT * FROM by_hand
+INSERT INTO theirs SELECT * FROM by_hand {order}
 ON CONFLICT (id) DO UPDATE SET customer = excluded.customer, amount = excluded.amount,
   title = excluded.title, paid = excluded.paid, price = excluded.price, at = excluded.at,
   day = excluded.day
 """
 
-RUNS = {"postgres_append_spark": append_spark, "postgres_upsert_spark": upsert_spark}
+RUNS = {
+    "postgres_append_spark": append_spark,
+    "postgres_append_pk_spark": append_pk_spark,
+    "postgres_heavy_spark": heavy_text_spark,
+    "postgres_heavy_spark_wide": heavy_wide_spark,
+    "postgres_upsert_spark": upsert_spark,
+    "postgres_small_epochs": small_epochs,
+}
