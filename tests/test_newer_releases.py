@@ -21,6 +21,7 @@ from epochal.receiver.store import Database
 from epochal.sinks.files.ledger import Manifest
 from epochal.sinks.iceberg.ledger import Ledger
 from epochal.storage.memory import MemoryStore
+from epochal.storage.sqlite import SqliteStore
 from epochal.telemetry.history import History
 from epochal.terms import NO_ROWS, EpochNumber, Generation, Identity, Uid
 
@@ -72,6 +73,14 @@ def receiver(folder: Path) -> None:
     Database(folder / "rows.db")
 
 
+def sqlite_store(folder: Path) -> None:
+    store = SqliteStore(folder / "log.db")
+    store.put("1", b"a record")
+    with closing(sqlite3.connect(folder / "log.db")) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    store.read("1")
+
+
 def history(_: Path) -> None:
     store = MemoryStore()
     name = f"{0:020d}-{1:010d}-0000.jsonl"
@@ -80,7 +89,8 @@ def history(_: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [record, receipts, manifest, spool, iceberg, iceberg_marks, receiver, history]
+    "read",
+    [record, receipts, manifest, spool, iceberg, iceberg_marks, receiver, sqlite_store, history],
 )
 def test_a_newer_format_is_refused_with_its_number(
     read: Callable[[Path], None], tmp_path: Path

@@ -125,7 +125,9 @@ def imported(target: str) -> Any:
             "run from the folder that holds it, or put that folder on PYTHONPATH",
         ) from error
     except AttributeError as error:
-        raise Misconfigured(f"{target}: {error}") from error
+        raise Misconfigured(
+            f"{target}: {error}", "name something that the module defines"
+        ) from error
     except EpochalError:
         raise
     except Exception as error:

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from epochal import __version__, cli
 from epochal.cli.output import show_table
@@ -339,3 +342,75 @@ def test_debug_shows_the_stack_trace(place):
 def test_help_teaches_with_an_example(epochal, verb):
     code, out, _ = epochal(*verb.split(), "--help")
     assert (code, "Example: epochal" in textwrap.dedent(out)) == (0, True)
+
+
+CHANGING = {
+    "recover": (),
+    "resolve finish": ("--sink", "orders", "--epoch", "2"),
+    "resolve give-up": ("--sink", "orders", "--epoch", "2", "--kept-at", "x", "--because", "y"),
+    "resolve abort": ("--sink", "orders", "--name", "{handle}"),
+    "resolve accept": ("--sink", "orders", "--because", "y"),
+    "repair": ("--sink", "orders"),
+    "compact": (),
+    "drop": (),
+}
+"""Verbs that commit or remove something, with what they need to do so for a killed driver."""
+OTHERS = {
+    "demo": "in a folder of its own",
+    "init": "writes a file, if there is none",
+    "validate": "reads",
+    "run": "is the pipeline itself",
+    "broker": "a server",
+    "receiver": "a server",
+    "status": "reads",
+    "epochs": "reads",
+    "visible": "reads",
+    "doctor": "reads",
+    "verify": "reads",
+    "pause": "is undone by resume",
+    "resume": "is undone by pause",
+    "adopt": "changes the log alone; no row and no prepared work",
+    "fork": "changes the log alone; no row and no prepared work",
+    "rename": "changes the log alone; no row and no prepared work",
+    "grants": "prints",
+    "log export": "reads",
+    "metrics": "prints",
+    "console": "a server that reads",
+}
+
+
+def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+def test_every_verb_that_commits_or_removes_has_a_dry_run() -> None:
+    verbs = dict(commands(typer.main.get_command(cli.application())))
+    assert verbs.keys() == CHANGING.keys() | OTHERS.keys()
+    dry = {
+        verb
+        for verb, command in verbs.items()
+        if any("--dry-run" in one.opts for one in command.params)
+    }
+    assert set(CHANGING) <= dry
+
+
+@pytest.mark.parametrize("verb", CHANGING)
+def test_a_dry_run_changes_no_file(killed, epochal, verb):
+    """Neither of the log nor of a target; whether there is anything to do or not."""
+    before = contents(killed)
+    handle = next(found.name for found in before if "-e2-" in found.name)
+    given = [one.replace("{handle}", handle) for one in CHANGING[verb]]
+    epochal(*verb.split(), "jobs:pipeline", *given, "--dry-run")
+    assert contents(killed) == before
+
+
+def contents(place: Path) -> dict[Path, bytes]:
+    return {
+        found: found.read_bytes()
+        for found in place.rglob("*")
+        if found.is_file() and "__pycache__" not in found.parts
+    }

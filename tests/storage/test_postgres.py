@@ -10,7 +10,7 @@ import pytest
 from servers.postgres import PostgresServer
 from servers.tcp_proxy import Proxy
 
-from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
+from epochal.errors import CorruptRecord, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.storage.postgres import PostgresStore
 
 SECRET = "hunter2-s3cret"
@@ -49,6 +49,18 @@ def test_stores_of_one_table_do_not_meet(postgres):
     assert list(other.names()) == ["k"]
     one.close()
     other.close()
+
+
+def test_a_table_of_a_newer_release_is_refused_with_its_number(postgres):
+    store = PostgresStore(f"{postgres.url()}#one", schema="of_the_future")
+    store.put("k", b"content")
+    store.close()
+    run(postgres, "COMMENT ON TABLE of_the_future.store IS 'epochal, format 7'")
+    with pytest.raises(CorruptRecord, match="format 7, this release reads up to 1"):
+        store.read("k")
+    run(postgres, "COMMENT ON TABLE of_the_future.store IS NULL")
+    assert store.read("k") == b"content"
+    store.close()
 
 
 def test_looking_creates_neither_schema_nor_table(postgres):

@@ -245,7 +245,7 @@ def test_alert_rules_use_only_exported_metrics_and_labels():
         assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= labels
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         text = (pages / page).with_suffix(".md").read_text(encoding="utf-8")
-        assert not anchor or f"## {anchor.replace('-', ' ')}\n" in text
+        assert not anchor or f"## {anchor.replace('-', ' ')}\n" in text.lower()
 
 
 def test_the_console_exports_the_same_names_for_drivers_that_are_gone(tmp_path):

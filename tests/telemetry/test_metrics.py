@@ -106,3 +106,14 @@ def test_gauges_end_with_the_driver_and_counters_stay(tracker, kept):
     tracker.close()
     assert kept.gauges == {}
     assert kept.sums["epochal_epochs_total", ("p", "committed")] == 1
+
+
+def test_what_log_and_history_keep_is_shown_beside_their_limits(tracker, kept):
+    assert kept.gauge("kept", "p", "log") == kept.gauge("kept_limit", "p", "history") == 0
+    tracker.keeps("log", 200, limit=64)
+    tracker.keeps("history", 3, limit=200)
+    assert (kept.gauge("kept", "p", "log"), kept.gauge("kept_limit", "p", "log")) == (200, 64)
+    assert (kept.gauge("kept", "p", "history"), kept.gauge("kept_limit", "p", "history")) == (
+        3,
+        200,
+    )

@@ -49,7 +49,9 @@ class BrokerProcess:
             code = self._process.wait()
             _close_pipes(self._process)
             self._process = None
-            raise Misconfigured(f"the broker did not start (exit code {code})")
+            raise Misconfigured(
+                f"the broker did not start (exit code {code})", "its own message on stderr says why"
+            )
         self._options["port"] = int(self.address.rpartition(":")[2])
         return self.address
 

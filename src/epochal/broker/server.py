@@ -52,7 +52,9 @@ class Listener:
         """Raise where everyone could connect."""
         for mechanism in self.mechanisms:
             if mechanism not in MECHANISMS:
-                raise Misconfigured(f"{mechanism} is none of {', '.join(MECHANISMS)}")
+                raise Misconfigured(
+                    f"{mechanism} is no mechanism of this broker", f"one of {', '.join(MECHANISMS)}"
+                )
         if self.users or self.certificate_file or _is_loopback(self.host):
             return
         raise Misconfigured(
@@ -70,7 +72,9 @@ class Listener:
                 context.load_verify_locations(self.client_ca_file)
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
-            raise Misconfigured(f"TLS files can't be used: {error}") from None
+            raise Misconfigured(
+                f"TLS files can't be used: {error}", "PEM files that this process can read"
+            ) from None
         return context
 
 
@@ -141,7 +145,9 @@ async def _metrics(
     try:
         return await serve_metrics(host, port, lambda: render(ticks, acceptor))
     except OSError as error:
-        raise Misconfigured(f"no metrics on {host}:{port}: {error.strerror}") from error
+        raise Misconfigured(
+            f"no metrics on {host}:{port}: {error.strerror}", "give another port"
+        ) from error
 
 
 def _ignore(_: BaseException) -> None:

@@ -66,7 +66,9 @@ def _read_users(file: Path | None) -> dict[str, str]:
         raise Misconfigured(f"--users: {file}: {error.strerror}", "name a readable file") from error
     pairs = [line.partition(":") for line in lines]
     if not pairs or not all(name and colon and password for name, colon, password in pairs):
-        raise Misconfigured(f"--users: {file} has a line that is not name:password")
+        raise Misconfigured(
+            f"--users: {file} has a line that is not name:password", "write one pair per line"
+        )
     return {name: password for name, _, password in pairs}
 
 

@@ -127,7 +127,10 @@ def gates_of(parts: Sequence[GatePart], stream: DataFrame) -> list[Gate]:
 def _function(path: str) -> Gate:
     gate: Gate = imported(path)
     if not callable(gate):
-        raise Misconfigured(f"gates: {path} is a {type(gate).__name__}, not a function")
+        raise Misconfigured(
+            f"gates: {path} is a {type(gate).__name__}, not a function",
+            "name a function of the prepared epoch: python: module:function",
+        )
     return gate
 
 

@@ -31,7 +31,13 @@ from epochal.protocol.admission import (
     after_unfinished,
     require_not_back,
 )
-from epochal.protocol.recovery import Judgement, Verdict, judge
+from epochal.protocol.recovery import (
+    Judgement,
+    Verdict,
+    finish_command,
+    give_up_command,
+    judge,
+)
 from epochal.protocol.state import (
     Accepted,
     GivenUp,
@@ -224,8 +230,8 @@ def finish(
             raise Unsettled(
                 f"epoch {epoch}: sink {sink.name!r} threw prepared rows of the decided epoch away: "
                 f"{', '.join(lost[sink.name])}",
-                "start the pipeline, which writes them again where sums prove them equal; or give "
-                "them up: `epochal resolve give-up`",
+                "start the pipeline, which writes them again where sums prove them equal; or keep "
+                f"them elsewhere and record it: {give_up_command(sink.name, epoch)}",
             )
 
         def follow(before: State | None) -> State:
@@ -265,10 +271,12 @@ def require_abortable(state: State, sink: SinkName, committer: Committer, name: 
     """What the target lists under a name, if it may be thrown away."""
     if sink in state.pending:
         # Some targets list names that don't tell attempts apart: only a commit can.
+        epoch = state.expected - 1
         raise Refused(
-            f"epoch {state.expected - 1} is decided and not carried out on sink {sink!r}: until it "
-            "is, nothing there may be aborted (I5)",
-            "`epochal resolve finish` commits it; `epochal resolve give-up` gives it up, on record",
+            f"epoch {epoch} is decided and not carried out on sink {sink!r}: until it is, nothing "
+            "there may be aborted (I5)",
+            f"commit it: {finish_command(sink, epoch)}; if that never works, keep its rows "
+            f"elsewhere and record it: {give_up_command(sink, epoch)}",
         )
     listed = {one.name: one for one in committer.in_doubt()}
     require_not_back(state, sink, committer.newest())

@@ -483,6 +483,7 @@ class Coordinator:
             # Nothing was written, and nothing will be: the epoch is not decided.
             self.abort(receipts, because=error)
             raise
+        self.tracker.keeps("log", self._journal.records, limit=self._journal.records_max)
         self._move(Move.DECIDE)
         self._environment.on_step("decided", decision.epoch)
 

@@ -166,7 +166,7 @@ class Journal:
         """Lists that the newest record names."""
         self._stale_lists: frozenset[str] = frozenset()
         """Lists that an earlier record names, and the newest does not."""
-        self._records = 0
+        self.records = 0
         """How many records there were when they were last listed."""
         self._state: State | None = None
         self._fenced_by: Fenced | None = None
@@ -294,12 +294,17 @@ class Journal:
         """Raise `Fenced` where another driver has claimed since (I7); learn of a pause."""
         self._number, self._state = self._above_pauses(self._number, self.state)
 
+    @property
+    def records_max(self) -> int:
+        """So many records are there at most, where old ones can be deleted."""
+        return 2 * max(self._limits.log_records_kept, 1)
+
     def tidy_if_many(self) -> None:
         """
         Delete what has become too much since the last sweep: an epoch may end 50 times a second,
         or name lists of many megabytes.
         """
-        if self._stale_lists or self._records > 2 * max(self._limits.log_records_kept, 1):
+        if self._stale_lists or self.records > self.records_max:
             self.tidy()
 
     def tidy(self, *, with_strays: bool = False) -> None:
@@ -316,7 +321,7 @@ class Journal:
             stale = [number for number in self._log.numbers() if number < kept_from]
             if len(stale) >= self._limits.log_records_kept:
                 self._log.delete(stale)
-                self._records = self._limits.log_records_kept
+                self.records = self._limits.log_records_kept
             lists = self._stale_lists | (self._stray_lists() if with_strays else frozenset())
             if lists:
                 self._log.delete_lists(sorted(lists))
@@ -415,7 +420,7 @@ class Journal:
             if not has_put:
                 raise
             raise OutcomeUnknown(error.message, _UNKNOWN) from error
-        self._records = len(numbers)
+        self.records = len(numbers)
         if self._number and self._number not in numbers:
             raise InvariantBroken(
                 f"{self.place}: record {self._number}, which this driver goes on from, is gone: "

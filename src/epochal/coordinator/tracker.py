@@ -111,6 +111,14 @@ class InDoubtFigures:
     """How many of them only a person can settle."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFigures:
+    """How much one place beside the pipeline keeps, and how much it keeps while all is well."""
+
+    count: int
+    limit: int
+
+
 class Listener(Protocol):
     """Receives what one driver does. Called on the driver's thread: quick, and never waits."""
 
@@ -196,6 +204,7 @@ class Tracker:
         self._entered_s = 0.0
         self._commits = self._aborts = self._commit_failures = self._rows = self._bytes = 0
         self._in_doubt: dict[SinkName, InDoubtFigures] = {}
+        self._kept: dict[str, KeptFigures] = {}
         self._listeners: list[Listener] = []
         self._last_error: BaseException | None = None
         self._trouble: Trouble | None = None
@@ -294,6 +303,10 @@ class Tracker:
         oldest = self._clock.now() - max(ages) if ages else None
         self._in_doubt[sink] = InDoubtFigures(count=len(judged), oldest_since=oldest, left=left)
 
+    def keeps(self, place: str, count: int, *, limit: int) -> None:
+        """How much a place keeps that is cleared from time to time. Called on any thread."""
+        self._kept[place] = KeptFigures(count=count, limit=limit)
+
     def close(self) -> None:
         self._notify(lambda listener: listener.close())
         self._listeners = []
@@ -323,6 +336,10 @@ class Tracker:
     def in_doubt(self) -> Mapping[SinkName, InDoubtFigures]:
         """What the last sweep left in doubt at the targets."""
         return dict(self._in_doubt)
+
+    def kept(self) -> Mapping[str, KeptFigures]:
+        """What the log and the history keep, by place."""
+        return dict(self._kept)
 
     @property
     def trouble(self) -> Trouble | None:

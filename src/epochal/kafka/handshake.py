@@ -135,7 +135,8 @@ def _authenticate(link: Link, mechanism: Mechanism, clock: Clock, timeout_s: flo
     offered = ask(SaslHandshakeRequest(mechanism=mechanism.name))
     if offered.error_code == Code.UNSUPPORTED_SASL_MECHANISM:
         raise Misconfigured(
-            f"{peer} does not offer {mechanism.name}, only {', '.join(offered.mechanisms)}"
+            f"{peer} does not offer {mechanism.name}, only {', '.join(offered.mechanisms)}",
+            "choose one of these, or enable it on the brokers (sasl.enabled.mechanisms)",
         )
     errors.require_ok(offered.error_code, f"SASL handshake with {peer}")
     exchange = mechanism.exchange()
@@ -149,7 +150,10 @@ def _authenticate(link: Link, mechanism: Mechanism, clock: Clock, timeout_s: flo
         except StopIteration:
             break
         except UnicodeDecodeError:
-            raise Misconfigured(f"{about}: the broker's answer can't be read") from None
+            raise Misconfigured(
+                f"{about}: the broker's answer can't be read",
+                "is this the address of a Kafka listener with SASL?",
+            ) from None
     if answer.session_lifetime_ms > 0:
         lifetime_s = answer.session_lifetime_ms / 1000
         link.expires_at = clock.monotonic() + lifetime_s * _SESSION_PART_USED

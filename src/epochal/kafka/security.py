@@ -63,7 +63,10 @@ class Tls:
                 context.load_cert_chain(self.certificate_file, self.key_file, password or "")
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(filter(None, (self.ca_file, self.certificate_file, self.key_file)))
-            raise Misconfigured(f"TLS files can't be used ({files}): {error}") from None
+            raise Misconfigured(
+                f"TLS files can't be used ({files}): {error}",
+                "PEM files that this process can read, on the driver and on every executor",
+            ) from None
         return context
 
 
@@ -102,7 +105,9 @@ class Scram:
 
     def __post_init__(self) -> None:
         if self.mechanism not in _SCRAM_HASHES:
-            raise Misconfigured(f"{self.mechanism} is none of {', '.join(_SCRAM_HASHES)}")
+            raise Misconfigured(
+                f"{self.mechanism} is no mechanism of SCRAM", f"one of {', '.join(_SCRAM_HASHES)}"
+            )
 
     @property
     def name(self) -> str:
@@ -143,7 +148,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _scram_failed(because: str) -> Misconfigured:
-    return Misconfigured(f"SCRAM authentication failed: {because}")
+    return Misconfigured(f"SCRAM authentication failed: {because}", "check username and password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +166,10 @@ class OAuthBearer:
     def __post_init__(self) -> None:
         for key, value in self.extensions.items():
             if not _EXTENSION.fullmatch(key) or key == "auth" or "\x01" in value:
-                raise Misconfigured(f"{key!r} is no name of a SASL extension")
+                raise Misconfigured(
+                    f"{key!r} is no name of a SASL extension, or its value can't be sent",
+                    "letters only, and not auth",
+                )
 
     @property
     def name(self) -> str:

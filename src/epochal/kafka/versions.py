@@ -48,5 +48,8 @@ def choose(
     best = min(limits)
     if best < max(low, request.VERSIONS[0]):
         ours = f"{request.VERSIONS[0]} to {min(limits)}"
-        raise Misconfigured(f"the broker supports {name} {low} to {high}, this client {ours}")
+        raise Misconfigured(
+            f"the broker supports {name} {low} to {high}, this client {ours}",
+            "brokers of 2.5 or newer; a newer release of epochal for newer ones",
+        )
     return best

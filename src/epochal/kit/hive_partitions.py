@@ -34,7 +34,8 @@ def check_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
         )
     if len(partition_by) == len(schema.names):
         raise Misconfigured(
-            f"partition_by names every column {list(partition_by)}: no column is left for the files"
+            f"partition_by names every column {list(partition_by)}: none is left for the files",
+            "leave one of them out of partition_by",
         )
     for name in partition_by:
         kind = schema.field(name).type

@@ -148,6 +148,11 @@ def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Finge
     )
 
 
+def finish_command(sink: SinkName, epoch: int) -> str:
+    """The way out where one sink of the decided epoch can be committed by itself (I4)."""
+    return f"`epochal resolve finish PIPELINE --sink {sink} --epoch {epoch}`"
+
+
 def give_up_command(sink: SinkName, epoch: int | str = "…") -> str:
     """The way out where a target will never carry the decided epoch out (I4)."""
     return (

@@ -18,7 +18,7 @@ from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
 from epochal.kit.sink_base import Dropped, Operable
-from epochal.protocol.recovery import Verdict, judge
+from epochal.protocol.recovery import Verdict, give_up_command, judge
 from epochal.protocol.state import State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, lease_for_tool, require_no_driver
@@ -65,7 +65,8 @@ def _require_nothing_decided(state: State) -> None:
         raise Refused(
             f"epoch {state.unsettled.epoch} is decided and not committed on "
             f"{', '.join(state.pending)}: to drop it would lose rows (I4)",
-            "`epochal recover` commits it; `epochal resolve give-up` gives it up, on record",
+            "commit it: `epochal recover PIPELINE`; if that never works, keep its rows elsewhere "
+            f"and record it: {give_up_command(next(iter(state.pending)), state.unsettled.epoch)}",
         )
 
 

@@ -16,7 +16,7 @@ from epochal.coordinator.journal import EpochLog
 from epochal.coordinator.targets import described
 from epochal.errors import Unsettled
 from epochal.protocol.admission import Start
-from epochal.protocol.recovery import Verdict
+from epochal.protocol.recovery import Verdict, give_up_command
 from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, count_proofs, inspect_sinks
 from epochal.reports.liveness import driver_report, require_no_driver, under_lease
@@ -68,7 +68,8 @@ def recover(
             f"epoch {state.expected - 1} is decided, and targets have discarded prepared "
             f"receipts: {', '.join(f'{sink} ({count})' for sink, count in lost.items())}",
             "start the pipeline: the epoch is replayed and its rows are written again if sums "
-            "prove them equal; `epochal resolve give-up` gives them up, on record",
+            "prove them equal; if that never works, keep them elsewhere and record it: "
+            f"{give_up_command(next(iter(lost)), state.expected - 1)}",
         )
     after = require_record(log).record.state
     return _report(

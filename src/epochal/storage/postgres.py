@@ -5,20 +5,28 @@
 One table holds any number of stores; the part behind `#` names one. A put is one INSERT, durable
 when it is answered, as `synchronous_commit` is never weaker than `on` here; reads go to the primary
 only. Passwords come from the URL, which is never shown, or from where libpq looks: PGPASSWORD, a
-pgpass or a service file. Nothing is created before the first put.
+pgpass or a service file. Nothing is created before the first put. The format of the table is in its
+comment; a table without one has format 1.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import unquote
 
-from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.errors import (
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    TryAgain,
+    require_known_format,
+)
 from epochal.storage.store import Entry, checked, gone
 
 try:
@@ -35,6 +43,8 @@ T = TypeVar("T")
 
 _SCHEMA = "epochal"
 _TABLE = "store"
+_FORMAT = 1
+_FORMAT_COMMENT = re.compile(r"format (\d+)")
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_S = 30
 _DEAD_HOST_S = 10
@@ -53,6 +63,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   store text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, content bytea NOT NULL,
   modified_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (store, key))
 """
+_COMMENT = "SELECT obj_description(to_regclass(%s), 'pg_class')"
 _PUT = """
 INSERT INTO {table} (store, key, content) VALUES (%s, %s, %s) ON CONFLICT (store, key)
 DO UPDATE SET content = EXCLUDED.content, modified_at = EXCLUDED.modified_at
@@ -260,9 +271,17 @@ class PostgresStore:
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            return self._opened()
+            connection = self._opened()
+            ((comment,),) = connection.execute(_COMMENT, [self._table.as_string()]).fetchall()
         except psycopg.Error as error:
             raise unreachable(error, self.location, self._parameters) from None
+        found = _FORMAT_COMMENT.search(comment or "")
+        try:
+            require_known_format(self.location, int(found[1]) if found else _FORMAT, _FORMAT)
+        except EpochalError:
+            connection.close()
+            raise
+        return connection
 
     def _opened(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(

@@ -5,7 +5,8 @@ commit, is not synced, and a power cut may undo a decision that was reported as 
 write-ahead log would be quicker, and be corrupted by two drivers on two machines that share a disk.
 
 Every call opens the file anew. That costs a fraction of a sync, and a store may be used from any
-thread and after a fork without rules. Nothing is created before the first put.
+thread and after a fork without rules. Nothing is created before the first put. The format of the
+table is SQLite's `user_version`; 0, of a file that nobody has marked, stands for 1.
 """
 
 from __future__ import annotations
@@ -18,11 +19,19 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.errors import (
+    CorruptRecord,
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    TryAgain,
+    require_known_format,
+)
 from epochal.storage.leases import FileLease
 from epochal.storage.store import Entry, checked, gone
 
 _BUSY_TIMEOUT_S = 10.0
+_FORMAT = 1
 _CREATE = """
 CREATE TABLE IF NOT EXISTS store (
   key TEXT PRIMARY KEY, content BLOB NOT NULL, modified_at REAL NOT NULL)
@@ -153,6 +162,8 @@ class SqliteStore:
         with closing(connection):
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA fullfsync = ON")
+            ((found,),) = connection.execute("PRAGMA user_version")
+            require_known_format(self.location, found or _FORMAT, _FORMAT)
             yield connection
 
     @contextmanager

@@ -181,6 +181,7 @@ class Recorder:
 
     def _forget_old(self) -> None:
         segments = History(store=self._store).segments()
+        self._tracker.keeps("history", len(segments), limit=self._segments_kept)
         if len(segments) >= self._segments_kept:
             self._store.delete(segments[: len(segments) - self._segments_kept + 1])
 

@@ -112,6 +112,17 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
             labels=("pipeline", "sink"),
             description="Age of the oldest of them; 0 if there is none.",
         ),
+        "epochal_kept": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "place"),
+            description="Records of the epoch log (place log), segments of the history (place "
+            "history); from drivers only.",
+        ),
+        "epochal_kept_limit": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "place"),
+            description="How many of them are kept while old ones can be deleted.",
+        ),
         "epochal_decided_unsettled": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline",),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, Tracker, Trouble
-from epochal.coordinator.tracker import ENDS
+from epochal.coordinator.tracker import ENDS, KeptFigures
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.health import Condition, Facts, Health, Liveness, Pending, health_of
@@ -49,6 +50,11 @@ class MetricsListener:
         self._watch("epochal_decided_unsettled", (), self._unsettled)
         self._watch("epochal_last_epoch", (), self._last_epoch)
         self._watch("epochal_last_decided_timestamp_seconds", (), self._last_decided)
+        for place in ("log", "history"):
+            self._watch("epochal_kept", (place,), self._kept_gauge(place, attrgetter("count")))
+            self._watch(
+                "epochal_kept_limit", (place,), self._kept_gauge(place, attrgetter("limit"))
+            )
         for health in Health:
             self._watch("epochal_health", (health.value,), self._health_gauge(health))
         for phase in Phase:
@@ -169,6 +175,13 @@ class MetricsListener:
             if found is None or found.retry is None:
                 return 0.0
             return max(0.0, self._now() - found.retry.since)
+
+        return read
+
+    def _kept_gauge(self, place: str, value: Callable[[KeptFigures], int]) -> Callable[[], float]:
+        def read() -> float:
+            found = self._tracker.kept().get(place)
+            return 0.0 if found is None else float(value(found))
 
         return read
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from epochal.contract import Begin, Task
-from epochal.errors import EpochalError, PreparedLost, Refused, TryAgain
+from epochal.errors import CorruptRecord, EpochalError, PreparedLost, Refused, TryAgain
 from epochal.kit.sql.ledger import Ledger
 from epochal.kit.sql.names import staging_name
 from epochal.terms import EpochNumber, Limits, Proof, Uid
@@ -212,3 +212,15 @@ def test_a_sleeping_rehearsal_keeps_no_staging_table_from_being_dropped(orders, 
     orders.keep(zombie.fresh(generation=2)).committer.abort(EpochNumber(0), [receipt])
     assert orders.leftovers() == []
     assert orders.rows() == []
+
+
+def test_a_ledger_of_a_newer_release_is_refused_with_its_number(orders, some):
+    life = orders.life()
+    life.write(0, some(1))
+    columns = "uid, sink, epoch, part, generation, attempt, claim, owner, pipeline, sink_name"
+    row = "'format', 'format', 7, -1, 0, 0, '-', '-', '-', '-', 0"
+    orders.sql(f"INSERT INTO {orders.meta}.ledger ({columns}, row_count) VALUES ({row})")
+    after = orders.keep(life.fresh(generation=2))
+    with pytest.raises(CorruptRecord, match="format 7, this release reads up to 1"):
+        after.committer.check(some(1).schema)
+    assert orders.leftovers() == []

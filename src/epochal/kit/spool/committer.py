@@ -30,6 +30,7 @@ from epochal.errors import (
 from epochal.kit.sink_base import Dropped, Operable
 from epochal.kit.spool.ledger import Delivered, SpoolLedger
 from epochal.kit.spool.rows import RowSpool
+from epochal.protocol.recovery import give_up_command
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -213,7 +214,8 @@ class SpoolCommitter(Operable):
         return InvariantBroken(
             f"epoch {epoch}: the spool {self._spool.store.location} no longer holds {list(lost)}, "
             "and their delivery had begun",
-            "put the files back; or deliver the rows by hand, then `epochal resolve give-up`",
+            "put the files back; or deliver the rows by hand and record it: "
+            f"{give_up_command(self._identity.sink, epoch)}",
         )
 
     def _is_pruned(self, epoch: EpochNumber) -> bool:

@@ -66,7 +66,10 @@ def column_map(
             f"{kind}: columns={columns!r}", 'columns={"field": "column"}, or a list of names'
         )
     if len(set(pairs.values())) < len(pairs):
-        raise Misconfigured(f"{kind}: columns={pairs} fills one column from two fields")
+        raise Misconfigured(
+            f"{kind}: columns={pairs} fills one column from two fields",
+            "name another column for one of them",
+        )
     for column in pairs.values():
         require_name(column, "column")
     return pairs

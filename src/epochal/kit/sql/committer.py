@@ -11,12 +11,19 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from epochal.errors import EpochalError, Refused, TryAgain, copy_at_work, require_still_committed
+from epochal.errors import (
+    EpochalError,
+    Refused,
+    TryAgain,
+    copy_at_work,
+    require_known_format,
+    require_still_committed,
+)
 from epochal.kit.sink_base import Dropped, Operable, Recount
 from epochal.kit.sql.check import Checker
 from epochal.kit.sql.client import Pool, Session
 from epochal.kit.sql.dialect import Dialect
-from epochal.kit.sql.ledger import Ledger
+from epochal.kit.sql.ledger import FORMAT, Ledger
 from epochal.kit.sql.staging_tables import Staging
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import (
@@ -104,6 +111,8 @@ class SqlCommitter(Operable):
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         self._checker.is_ready = False
+        written = self._ask("read the ledger", self._ledger.format, missing=FORMAT)
+        require_known_format(f"the ledger {self._ledger.table}", written, FORMAT)
         return self._ask("check", lambda session: self._checker.check(session, schema))
 
     def newest(self) -> Sequence[Mark]:

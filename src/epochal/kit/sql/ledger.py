@@ -25,6 +25,10 @@ ledger. So an epoch is only taken where the one that was committed before it is 
     … 6 7            taken(8) ok
     … 6              taken(8) refused: the server went back in time, 7 is not there
     … 6 7 8          these very handles are 8: committed, the reply was lost
+
+A release that writes rows which this one would read wrongly marks the table by a row of no
+pipeline: uid and sink are "format", and the epoch is its number. Without such a row it is 1. Every
+start asks, before it claims.
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ from epochal.terms import (
 
 _TAKEN = -1
 _ALL = -2
+FORMAT = 1
+_OF_FORMAT = "format"
+"""Uid and sink of the row that holds the format's number; shorter than those of any pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +190,14 @@ class Ledger(LedgerRows):
         return len(keys)
 
     # Reading
+
+    def format(self, session: Session) -> int:
+        """The number of the format that the ledger is marked with."""
+        whole = self._mine(uid=_OF_FORMAT, tag=_OF_FORMAT)
+        ((found,),) = session.query(
+            f"SELECT MAX({self._name('epoch')}) FROM {self.table} WHERE {whole}"
+        )
+        return FORMAT if found is None else int(found)
 
     def count(self, session: Session) -> int:
         ((found,),) = session.query(f"SELECT COUNT(*) FROM {self.table} WHERE {self._mine()}")

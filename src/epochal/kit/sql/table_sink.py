@@ -259,7 +259,10 @@ def session_statements(called: str, given: Sequence[object]) -> tuple[str, ...]:
     for statement in given:
         words = statement.split() if isinstance(statement, str) else []
         if not isinstance(statement, str) or not words or "\0" in statement:
-            raise Misconfigured(f"{called}: session_sql has {statement!r}, which is no statement")
+            raise Misconfigured(
+                f"{called}: session_sql has {statement!r}, which is no statement",
+                "a list of SQL statements",
+            )
         statements.append(statement)
         if words[0].strip(";").upper() in _TRANSACTION_WORDS:
             raise Misconfigured(

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from epochal.contract import Task
-from epochal.errors import Misconfigured
+from epochal.errors import InvariantBroken, Misconfigured
 from epochal.kit import parquet
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
 from epochal.kit.hive_partitions import values_of
@@ -72,7 +72,7 @@ class _File:
     @property
     def data_file(self) -> DataFile:
         if self.footer is None:
-            raise Misconfigured(f"{self.path} was not closed")
+            raise InvariantBroken(f"{self.path} was not closed")
         return DataFile(path=self.path, footer=self.footer, statistics=self.statistics)
 
 

@@ -63,7 +63,9 @@ def _parsed_path(path: str | PathLike[str]) -> Target:
     is_url = "://" in url or url.startswith("file:")
     if not is_url:
         if not url:
-            raise Misconfigured("Files needs a folder, and the path is empty")
+            raise Misconfigured(
+                "Files needs a folder, and the path is empty", "Files('/data/orders')"
+            )
         return Target(scheme="file", text=normpath(Path(url).absolute()))
     scheme = urlsplit(url).scheme.lower()
     if scheme == "file":
@@ -124,7 +126,10 @@ def storage_options(scheme: str, given: Mapping[str, str | Secret] | str) -> Opt
     """Checked and sorted; a value with the name of a secret is held as one."""
     options = _parsed(given)
     if options and scheme == "file":
-        raise Misconfigured("storage_options are for object stores, and the path is a folder")
+        raise Misconfigured(
+            "storage_options are for object stores, and the path is a folder",
+            "leave them out, or give a URL: s3://bucket/folder",
+        )
     unknown = sorted(set(options) - set(S3_OPTIONS)) if scheme == "s3" else []
     if unknown:
         raise Misconfigured(

@@ -292,7 +292,10 @@ def check_schema(sink: Kafka, schema: pa.Schema) -> None:
         else:
             accepts, wanted = _ACCEPTED[name]
             if not accepts(kind):
-                raise Misconfigured(f"Kafka: {option} must be {wanted}, and {given!r} is {kind}")
+                raise Misconfigured(
+                    f"Kafka: {option} must be {wanted}, and {given!r} is {kind}",
+                    "cast it in the query, or name another column",
+                )
 
 
 def _is_headers(kind: pa.DataType) -> bool:

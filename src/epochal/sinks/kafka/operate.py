@@ -89,8 +89,9 @@ def _delete(client: Client, group: str) -> None:
     code = answer.results[0].error_code
     if code == Code.GROUP_AUTHORIZATION_FAILED:
         raise Misconfigured(
-            f"no right to delete the group {group}: `epochal drop` needs the operation Delete on "
-            "it; without, brokers forget it by themselves (offsets.retention.minutes)"
+            f"no right to delete the group {group}",
+            "grant the operation Delete on it; without, brokers forget it by themselves "
+            "(offsets.retention.minutes)",
         )
     if code not in _GONE:
         require_ok(code, f"deleting the group {group}")

@@ -100,7 +100,10 @@ class Json:
         for name in names:
             why = refusal(schema.field(column_index(schema, "value", name)).type)
             if why:
-                raise Misconfigured(f"column {name!r} can't be written as JSON: {why}")
+                raise Misconfigured(
+                    f"column {name!r} can't be written as JSON: {why}",
+                    "cast it in the query, or name the columns to be written: json('a', 'b')",
+                )
 
 
 def json(*columns: str) -> Json:

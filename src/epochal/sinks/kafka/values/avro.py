@@ -68,7 +68,9 @@ def _asked(
         found = client.get_latest_version(subject)
         kind = found.schema.schema_type or "AVRO"
         if kind != "AVRO":
-            raise Misconfigured(f"the latest schema of {subject} is {kind}, not Avro")
+            raise Misconfigured(
+                f"the latest schema of {subject} is {kind}, not Avro", "name another subject="
+            )
         return int(found.schema_id or 0), str(found.schema.schema_str)
     if is_registering:
         return client.register_schema(subject, _schema(text)), text
@@ -133,9 +135,14 @@ def _parsed(text: str) -> str:
         schema = json.loads(text)
         fastavro.parse_schema(schema)
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
-        raise Misconfigured(f"avro: schema= is not a schema of Avro: {error!r}") from None
+        raise Misconfigured(
+            f"avro: schema= is not a schema of Avro: {error!r}", "a schema as JSON text"
+        ) from None
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise Misconfigured("avro: schema= must be a record: columns are its fields")
+        raise Misconfigured(
+            "avro: schema= must be a record: columns are its fields",
+            '{"type": "record", "name": …, "fields": […]}',
+        )
     return text
 
 

@@ -111,7 +111,10 @@ class _Compiler:
     def _reference(self, name: str, kind: pa.DataType, path: str) -> Encode:
         known = self._named.get(_full(name, self._space)) or self._named.get(name)
         if known is None:
-            raise Misconfigured(f"the Avro schema of {path} names no known type: {name!r}")
+            raise Misconfigured(
+                f"the Avro schema of {path} names no known type: {name!r}",
+                "define the type in the schema before it is named",
+            )
         schema, space = known
         outer, self._space = self._space, space
         found = self._of_type(schema, kind, path)

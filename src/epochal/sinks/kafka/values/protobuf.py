@@ -143,7 +143,10 @@ def _described(message: Any, descriptors: str | os.PathLike[str] | None) -> tupl
         return found
     described = getattr(message, "DESCRIPTOR", None)
     if described is None:
-        raise Misconfigured(f"protobuf: {message!r} is no generated message class")
+        raise Misconfigured(
+            f"protobuf: {message!r} is no generated message class",
+            "a class of a module that protoc has made; or a name, with descriptors=",
+        )
     try:
         from google.protobuf.descriptor_pb2 import FileDescriptorSet  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError as error:
@@ -185,7 +188,10 @@ def message_class(files: bytes, name: str) -> Any:
 def plan(message: Any, kind: pa.DataType, path: str) -> list[Json]:
     """How columns are written as fields; raises `Misconfigured` where they don't fit."""
     if not pa.types.is_struct(kind):
-        raise Misconfigured(f"{path} is {kind}, and {message.full_name} is a message")
+        raise Misconfigured(
+            f"{path} is {kind}, and {message.full_name} is a message",
+            "make a struct of it in the query, or change the message",
+        )
     given = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
     unknown = sorted(given.keys() - message.fields_by_name.keys())
     if unknown:

@@ -116,10 +116,15 @@ class Registry:
                 "keep to the subject's compatibility, or name another subject=",
             )
         if status == _UNPROCESSABLE:
-            return Misconfigured(f"{place} refuses the schema {about} as invalid: {message}")
+            return Misconfigured(
+                f"{place} refuses the schema {about} as invalid: {message}", "correct the schema"
+            )
         if status >= _SERVER_FAULT:
             return TryAgain(f"{place} failed {about}: {message} (HTTP {status})")
-        return Misconfigured(f"{place} refused {about}: {message} (HTTP {status})")
+        return Misconfigured(
+            f"{place} refused {about}: {message} (HTTP {status})",
+            "registry=… names its address: is this a schema registry?",
+        )
 
 
 def _is_unanswered(error: Exception) -> bool:
