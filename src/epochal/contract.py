@@ -68,7 +68,10 @@ class Task:
 
 
 class Writer(Protocol):
-    """Prepares the rows of one attempt of one task. Runs on an executor, in one thread."""
+    """
+    Prepares the rows of one attempt of one task. Runs in one thread, on an executor; for rejected
+    rows, and where the sink allows it for epochs of few rows, on the driver.
+    """
 
     def write(self, batch: pa.RecordBatch) -> None:
         """
@@ -430,7 +433,7 @@ class Sink(Protocol):
         """Kind, target and mode for the log and the operator: never a secret."""
 
     def writer(self, task: Task) -> Writer:
-        """Called on an executor, once per attempt."""
+        """Called once per attempt, where the rows are: see `Writer`."""
 
     def committer(self, identity: Identity, limits: Limits) -> Committer:
         """Called on the driver, once per start, and by tools that reach a target without Spark."""
@@ -441,7 +444,7 @@ def prepare_rows(sink: Sink, task: Task, batches: Iterable[pa.RecordBatch]) -> R
     Write the rows of one attempt and prepare them; the writer is aborted where that fails.
 
     Every row that is prepared goes through this: in tasks, and on the driver those that a target
-    rejects.
+    rejects and those of small epochs.
     """
     writer = sink.writer(task)
     rows = 0

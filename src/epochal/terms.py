@@ -41,6 +41,8 @@ _HANDLE = re.compile(
 )
 JOB_PARTITION = 8_999_999
 """In the place of a partition in the handle of a whole job; above all partitions of an engine."""
+DRIVER_ATTEMPTS = 10**13
+"""Attempts that the driver makes in the place of a task count from here, above all of an engine."""
 UNCLAIMED = Claim("a" * 8)
 """The claim of tools and checks, which claim nothing."""
 FINGERPRINT_MODULUS = 1 << 64
@@ -324,6 +326,11 @@ class Limits:
     """Waits between attempts, each with jitter; the last one repeats."""
     buffer_rows: int = 100_000
     """Rows a writer holds before it flushes them inside the transaction."""
+    driver_rows_max: int = 2_000
+    """
+    Rows of one sink that the driver writes itself, where the epoch before had no more: a task in
+    Python takes longer than so few rows. 0 leaves all rows to tasks.
+    """
     in_doubt_alarm_s: float = 3600.0
     """Prepared work without a decision that is older than this is reported loudly."""
     sweep_every_s: float = 60.0

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from epochal.sinks.files import Files
 from epochal.spark.pipeline import Pipeline
+from epochal.terms import Limits
 
 EPOCHS, FILES, ROWS = 5, 2, 20
 """Each epoch has two files, and each file is a partition."""
@@ -213,7 +214,9 @@ def main(root: Path, master: str, hold: str, writer: str) -> None:
     spark = connect(root, master, speculation=hold == "speculated")
     reader = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", FILES)
     df = reader.json(str(root / "in"))
-    pipeline = Pipeline("cluster", sinks(root, hold, writer))
+    # The sinks take note of each task.
+    limits = Limits(driver_rows_max=0)
+    pipeline = Pipeline("cluster", sinks(root, hold, writer), limits=limits)
     errors: list[str] = []
     while not _is_at_the_end(pipeline, df, root / "checkpoint", errors):
         if len(errors) == STARTS_MAX:

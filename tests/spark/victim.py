@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from epochal.sinks.files import Files
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.postgres import Postgres
 from epochal.spark.pipeline import Pipeline
-from epochal.terms import SinkName
+from epochal.terms import Limits, SinkName
 
 ROWS = 20
 GAP = ROWS + 1
@@ -160,6 +161,8 @@ def run(
             sinks_of(root, name),
             gates=[_are_equal(sinks_of(root, name))],
             watch=watch_for(name),  # type: ignore[arg-type]
+            # Tasks write in some lives, the driver itself in others.
+            limits=Limits(driver_rows_max=random.choice((0, 2_000))),
         ).start(query(df), root / name, availableNow=True)
         for name, query in queries.items()
     ]

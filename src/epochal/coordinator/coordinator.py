@@ -36,6 +36,7 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
 from epochal.coordinator.journal import EpochLog, Journal
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
+from epochal.coordinator.retry import prepare_on_driver
 from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
 from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled, WentBack
@@ -71,6 +72,7 @@ from epochal.terms import (
     Json,
     Limits,
     Offsets,
+    Receipt,
     Receipts,
     SinkName,
     Uid,
@@ -281,6 +283,16 @@ class Coordinator:
         """Rows are on their way to the sinks."""
         self._cleanup.expect_prepared()
         self._move(Move.PREPARE)
+
+    def prepare_here(self, prepare: Callable[[bool], Receipt]) -> Receipt:
+        """Prepare few rows of the open epoch without a task: see `retry.prepare_on_driver`."""
+        return prepare_on_driver(
+            prepare,
+            limits=self._limits,
+            clock=self._environment.clock,
+            random=self._environment.random,
+            note_late=self.note_late_tasks,
+        )
 
     def note_late_tasks(self) -> None:
         """

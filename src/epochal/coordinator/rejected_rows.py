@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from epochal.contract import Committer, Rejecting, Sink, Task, prepare_rows
 from epochal.coordinator.environment import Environment
-from epochal.coordinator.retry import backoff
-from epochal.errors import OutcomeUnknown, TryAgain, Unsettled
+from epochal.coordinator.retry import prepare_on_driver
+from epochal.errors import Unsettled
 from epochal.protocol.invariants import broken
 from epochal.protocol.recovery import give_up_command
 from epochal.terms import (
@@ -109,8 +109,8 @@ class RejectedRows:
         if named is None or rows is None:
             return
         to = self._sinks[named.name]
-        waits = backoff(self._limits.retry_backoff_ms, self._environment.random)
-        for attempts_left in reversed(range(len(self._limits.retry_backoff_ms) + 1)):
+
+        def prepare(_is_first: bool) -> Receipt:
             self._attempts += 1
             handle = identity(to.name).handle(
                 epoch, partition=partition_of(sink), attempt=self._attempts
@@ -118,19 +118,17 @@ class RejectedRows:
             task = Task(
                 handle=handle, schema=rows.schema, handout=handout(to.name), limits=self._limits
             )
-            try:
-                batches = rows.to_batches(max_chunksize=self._limits.buffer_rows)
-                receipt = prepare_rows(to, task, batches)
-            except (TryAgain, OutcomeUnknown, OSError) as error:
-                # What a lost attempt left is cleared like that of any other task (I5).
-                if not isinstance(error, TryAgain):
-                    self._note_late()
-                if not attempts_left:
-                    raise
-                self._environment.clock.sleep(next(waits))
-            else:
-                self.receipts[to.name] += (replace(receipt, fingerprint=fingerprint_of(rows)),)
-                return
+            batches = rows.to_batches(max_chunksize=self._limits.buffer_rows)
+            return prepare_rows(to, task, batches)
+
+        receipt = prepare_on_driver(
+            prepare,
+            limits=self._limits,
+            clock=self._environment.clock,
+            random=self._environment.random,
+            note_late=self._note_late,
+        )
+        self.receipts[to.name] += (replace(receipt, fingerprint=fingerprint_of(rows)),)
 
 
 def fingerprint_of(rows: pa.Table | None) -> Fingerprint:

@@ -1,4 +1,7 @@
-"""Waits between attempts (`backoff`), and calls to several targets at once (`in_threads`)."""
+"""
+Waits between attempts (`backoff`), rows that the driver itself prepares (`prepare_on_driver`), and
+calls to several targets at once (`in_threads`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Protocol
 
-from epochal.errors import OutcomeUnknown, TaskFailed
+from epochal.clock import Clock
+from epochal.errors import OutcomeUnknown, TaskFailed, TryAgain
+from epochal.terms import Limits, Receipt
 
 Result = BaseException | None
 OnEnd = Callable[[int, Result], None]
@@ -53,6 +58,34 @@ def backoff(waits_ms: Sequence[int], random: Callable[[], float]) -> Iterator[fl
         wait_s = waits_ms[min(at, len(waits_ms) - 1)] / 1000
         yield wait_s / 2 + wait_s / 2 * random()
         at += 1
+
+
+def prepare_on_driver(
+    prepare: Callable[[bool], Receipt],
+    *,
+    limits: Limits,
+    clock: Clock,
+    random: Callable[[], float],
+    note_late: Callable[[], None],
+) -> Receipt:
+    """
+    Prepare rows in the driver's process, with one attempt more than there are waits. `prepare` is
+    given whether it is the first. Each attempt has a handle of its own, and what a failed one left
+    is cleared like that of any task (I5). `note_late` is called where one was not answered, and may
+    still prepare.
+    """
+    waits = backoff(limits.retry_backoff_ms, random)
+    failed = 0
+    while True:
+        try:
+            return prepare(failed == 0)
+        except (TryAgain, OutcomeUnknown, OSError) as error:
+            if not isinstance(error, TryAgain):
+                note_late()
+            failed += 1
+            if failed > len(limits.retry_backoff_ms):
+                raise
+            clock.sleep(next(waits))
 
 
 def in_threads(

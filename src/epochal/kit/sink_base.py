@@ -123,6 +123,11 @@ class SinkBase(ABC):
 
     kind: ClassVar[str]
     """What the sink is called in YAML, in the log and in messages."""
+    writes_on_driver: ClassVar[bool] = False
+    """
+    Whether `writer` may also be called in the driver's process, for epochs of few rows (see
+    `Limits.driver_rows_max`): it runs no code of its user, and its target is in reach there.
+    """
 
     name: SinkName = SinkName("")
     """Unique within a pipeline; kind and target where it is not given."""

@@ -22,6 +22,7 @@ from epochal.coordinator import Coordinator
 from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
+from epochal.spark.driver_write import DriverWrites
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
@@ -50,6 +51,9 @@ class EpochWriter:
     writer: SessionWriter
     """Spark's own writer in this session."""
     job_numbers: Iterator[int] = field(default_factory=count)
+    driver_writes: DriverWrites
+    is_speculating: bool
+    """Spark copies slow tasks: of two copies, the one that is killed may go on for a while."""
 
     def write(
         self,
@@ -79,7 +83,7 @@ class EpochWriter:
         offsets: Callable[[], Offsets],
     ) -> None:
         self.coordinator.preparing()
-        if _speculates(batch):
+        if self.is_speculating:
             self.coordinator.note_late_tasks()
         is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
         try:
@@ -136,17 +140,8 @@ class EpochWriter:
         is_narrow: bool,
         by_tasks: Collection[SinkName] = (),
     ) -> Receipts:
-        """`by_tasks`: the sinks whose rows must not be prepared by Spark's own writer."""
-        parts = [
-            Part(
-                sink=sink,
-                identity=self.coordinator.identity(sink.name),
-                handout=self.coordinator.handout(sink.name),
-                engine=None if sink.name in by_tasks else self.coordinator.engine_writes(sink.name),
-                job_number=next(self.job_numbers),
-            )
-            for sink in sinks
-        ]
+        """`by_tasks`: the sinks whose rows only tasks may prepare, partition by partition."""
+        parts = [self._part(sink, frame, is_by_tasks=sink.name in by_tasks) for sink in sinks]
         prepared = prepare_all(
             frame,
             epoch,
@@ -160,7 +155,22 @@ class EpochWriter:
         if prepared.error is not None:
             self.coordinator.note_late_tasks()
             raise _PrepareFailed(prepared.receipts, prepared.error)
+        self.driver_writes.note(prepared.receipts)
         return prepared.receipts
+
+    def _part(self, sink: Sink, frame: DataFrame, *, is_by_tasks: bool) -> Part:
+        engine = None if is_by_tasks else self.coordinator.engine_writes(sink.name)
+        is_by_engine = engine is not None and engine.tasks_refusal is not None
+        return Part(
+            sink=sink,
+            identity=self.coordinator.identity(sink.name),
+            handout=self.coordinator.handout(sink.name),
+            engine=engine,
+            job_number=next(self.job_numbers),
+            on_driver=None
+            if is_by_tasks or is_by_engine
+            else self.driver_writes.expected(sink, frame),
+        )
 
     def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
         """The rows are decided: write none again but those that a target lost."""
@@ -192,11 +202,6 @@ class EpochWriter:
 
 def _to_raise(error: BaseException, doing: str) -> BaseException:
     return error if is_interrupt(error) else stop_or_error(error, doing)
-
-
-def _speculates(frame: DataFrame) -> bool:
-    """Whether Spark copies slow tasks: of two copies, the one that is killed may go on a while."""
-    return str(frame.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
 
 
 class _PrepareFailed(Exception):

@@ -2,7 +2,8 @@
 The Spark jobs of one epoch: one per sink, in parallel; when one fails, all are cancelled.
 
 A job hands the sink's rows to tasks in Python (`task`), or is one of Spark's own writer
-(`engine_write`), where the sink's committer and the session have nothing against it.
+(`engine_write`), where the sink's committer and the session have nothing against it, or collects
+rows that are few for the driver itself (`driver_write`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
 from epochal.spark.arrow_transfer import for_transfer
+from epochal.spark.driver_write import DriverWrite
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
@@ -61,6 +63,8 @@ class Part:
     """The committer, where Spark's own writer may prepare the rows."""
     job_number: int = 0
     """Given once by a driver: it names the job of Spark's own writer (I6)."""
+    on_driver: DriverWrite | None = None
+    """Where few rows are expected, which the driver may write itself."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,6 +180,22 @@ def _prepare(
     """Run the job of one sink."""
     frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
+    as_tasks = cache(
+        partial(
+            _task_job,
+            frame,
+            schema,
+            part,
+            epoch,
+            limits=limits,
+            fingerprint=fingerprint,
+            is_narrow=is_narrow,
+        )
+    )
+    if part.on_driver is not None:
+        receipt = part.on_driver.prepare(*as_tasks())
+        if receipt is not None:
+            return (receipt,)
     if part.engine is not None:
         could_write = partial(writer.ability, schema=frame.schema)
         form, ability = engine_choice(part.engine, schema, could_write)
@@ -184,15 +204,7 @@ def _prepare(
             asked = part.engine.engine_write(handle, schema, form)
             written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
             return (part.engine.gather(written),)
-    rows, job = _task_job(
-        frame,
-        schema,
-        part,
-        epoch,
-        limits=limits,
-        fingerprint=fingerprint,
-        is_narrow=is_narrow,
-    )
+    rows, job = as_tasks()
     collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 

@@ -1,12 +1,13 @@
-"""Spark's internal expressions that have no name in SQL, built through the JVM."""
+"""Spark's internal expressions and plans that have no name in SQL, built through the JVM."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, SparkSession, functions
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.types import DataType
 
 # py4j takes a class that a release lacks for a package, which can't be called.
@@ -95,3 +96,21 @@ class JvmExpressions:
 
     def _type(self, written: str) -> Any:
         return self._types.DataType.fromDDL(written)
+
+
+def limited(frame: DataFrame, rows: int) -> DataFrame:
+    """The first rows of each partition; `DataFrame.limit` would move them to one partition."""
+    session = frame.sparkSession
+    local_limit, datasets, number = _limit_by(session._jvm, rows)
+    plan = local_limit(number, frame._jdf.queryExecution().analyzed())
+    made: Any = type(frame)
+    few: DataFrame = made(datasets.ofRows(session._jsparkSession, plan), session)
+    return few
+
+
+@lru_cache(maxsize=4)
+def _limit_by(jvm: Any, rows: int) -> tuple[Any, Any, Any]:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    sql = jvm.org.apache.spark.sql
+    number = sql.catalyst.expressions.Literal(rows, sql.types.DataType.fromDDL("int"))
+    return sql.catalyst.plans.logical.LocalLimit, sql.classic.Dataset, number

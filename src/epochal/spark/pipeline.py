@@ -9,6 +9,7 @@ One row, from `start` to a COMMIT at its target:
     jobs.py           prepare_all: one Spark job per sink
     task.py           PrepareTask, on an executor: the sink's writer takes the rows and prepares
     engine_write.py   or, for files: a job of Spark's own writer, and the sink's committer gathers
+    driver_write.py   or, for few rows: a job collects them, and the writer runs on the driver
     coordinator/      conclude: rehearse, gates, decide, then the sink's committer commits
 
 Importable without pyspark, so that tools reach the targets of a declared pipeline without Spark.
@@ -46,6 +47,7 @@ from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
 from epochal.spark.checkpoint import open_checkpoint
 from epochal.spark.display import CheckReport, Written, in_html, in_text
+from epochal.spark.driver_write import DriverWrites
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
@@ -488,6 +490,8 @@ class Pipeline:
             fingerprint=self._fingerprint,
             plan=query.plan,
             writer=SessionWriter(query.spark),
+            driver_writes=DriverWrites(coordinator, rows_max=self.limits.driver_rows_max),
+            is_speculating=_is_speculating(query.spark),
         )
 
     # Looking
@@ -655,6 +659,10 @@ def _safe(run: str) -> str:
     """A run's key as a folder's name; a digest tells apart what had to be changed or cut."""
     plain = _RUN_KEY_SAFE.sub("-", run)[:_RUN_KEY_CHARS_MAX].lstrip(".")
     return plain if plain == run else f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+
+
+def _is_speculating(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.speculation", "false")).lower() == "true"
 
 
 def _active_session() -> SparkSession:

@@ -110,7 +110,9 @@ def arrow_schema(sink: Sink, schema: StructType) -> pa.Schema:
             "name its columns apart: select=[…] on the sink, or .alias(…) in the query",
         )
     if not names:
-        raise Misconfigured(f"sink {sink.name!r} would get rows without columns")
+        raise Misconfigured(
+            f"sink {sink.name!r} would get rows without columns", "select at least one"
+        )
     try:
         return _to_arrow(schema)
     except (TypeError, PySparkException) as error:

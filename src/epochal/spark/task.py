@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,17 +102,7 @@ def prepare(
 ) -> Receipt:
     """Write a partition's rows and prepare them. Every error is raised as one line of text."""
     try:
-        task = Task(
-            handle=job.identity.handle(job.epoch, partition=partition, attempt=attempt),
-            schema=job.schema,
-            handout=job.handout,
-            is_first=is_first,
-            is_packed=job.is_packed,
-            limits=job.limits,
-        )
-        arriving = _Arriving(job, batches)
-        receipt = prepare_rows(job.sink, task, arriving)
-        return replace(receipt, fingerprint=arriving.fingerprint)
+        return prepared(job, batches, partition=partition, attempt=attempt, is_first=is_first)
     except EpochalError as error:
         raise CarriedError(error.to_line()) from None
     except Exception as error:
@@ -120,10 +110,32 @@ def prepare(
         raise CarriedError(TaskFailed(fact).to_line()) from error
 
 
+def prepared(
+    job: PrepareTask,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    partition: int,
+    attempt: int,
+    is_first: bool,
+) -> Receipt:
+    """The same, with errors as they are."""
+    task = Task(
+        handle=job.identity.handle(job.epoch, partition=partition, attempt=attempt),
+        schema=job.schema,
+        handout=job.handout,
+        is_first=is_first,
+        is_packed=job.is_packed,
+        limits=job.limits,
+    )
+    arriving = _Arriving(job, batches)
+    receipt = prepare_rows(job.sink, task, arriving)
+    return replace(receipt, fingerprint=arriving.fingerprint)
+
+
 class _Arriving:
     """The batches of one task under the sink's schema; sums up rows and hashes as they pass."""
 
-    def __init__(self, job: PrepareTask, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, job: PrepareTask, batches: Iterable[pa.RecordBatch]) -> None:
         self._is_hashed = job.is_hashed
         self._schema = PACKED if job.is_packed else job.schema
         self._batches = batches

@@ -11,6 +11,7 @@ reads at most a few rows an epoch.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from client_jars import spark_jars  # noqa: E402  found by the lines above
 
 import epochal as ep  # noqa: E402  the same
 from epochal.spark.local_session import local_builder  # noqa: E402
+from epochal.terms import Limits  # noqa: E402
 
 SOURCE, TAKEN, GROUP = "moves", "taken", "lag-of-moves"
 ROWS_AN_EPOCH = 40
@@ -82,7 +84,9 @@ def run(spark: Any, root: Path, bootstrap: str, death: str) -> None:
             "timestamp AS at",
         )
     )
-    pipeline = ep.Pipeline("moves", sinks(root, bootstrap), watch=watch)
+    # Tasks write in some lives, the driver itself in others.
+    limits = Limits(driver_rows_max=random.choice((0, 2_000)))
+    pipeline = ep.Pipeline("moves", sinks(root, bootstrap), watch=watch, limits=limits)
     pipeline.start(moves, root / "checkpoint", availableNow=True).awaitTermination()
 
 

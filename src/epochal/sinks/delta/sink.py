@@ -62,6 +62,7 @@ class Delta(SinkBase):
     """
 
     kind: ClassVar[str] = "delta"
+    writes_on_driver: ClassVar[bool] = True
 
     table: str | PathLike[str]
     """A folder, or a URL that deltalake knows: s3://bucket/path, gs://…, abfss://…"""
@@ -195,7 +196,7 @@ def _address(table: str | PathLike[str]) -> str:
     """Absolute from here on: executors have a working directory of their own."""
     given = fspath(table)
     if not given:
-        raise Misconfigured("Delta needs a table, and its path is empty")
+        raise Misconfigured("Delta needs a table, and its path is empty", "Delta('/data/orders')")
     parts = urlsplit(given)
     if "://" in given and (parts.username or parts.password):
         raise Misconfigured(

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from epochal.contract import Task
-from epochal.errors import InvariantBroken, Misconfigured
+from epochal.errors import InvariantBroken
 from epochal.kit import parquet
 from epochal.kit.file_buffer import BufferLimits, FileBuffer
 from epochal.kit.hive_partitions import values_of

@@ -71,6 +71,7 @@ class Files(SinkBase):
     """
 
     kind: ClassVar[str] = "files"
+    writes_on_driver: ClassVar[bool] = True
 
     path: str | PathLike[str]
     """
@@ -173,7 +174,9 @@ class Files(SinkBase):
                 f'rename the column: select=["*", "{hidden[0]} as part"]',
             )
         if len(set(self.partition_by)) < len(self.partition_by):
-            raise Misconfigured(f"partition_by={list(self.partition_by)} names a column twice")
+            raise Misconfigured(
+                f"partition_by={list(self.partition_by)} names a column twice", "name each once"
+            )
 
     def _check_writer(self) -> None:
         """Refuse what no writer has together."""

@@ -59,6 +59,7 @@ class Iceberg(SinkBase):
     """
 
     kind: ClassVar[str] = "iceberg"
+    writes_on_driver: ClassVar[bool] = True
 
     catalog: str
     """`lake.shop.orders`; or the catalog alone, with the table apart."""

@@ -58,6 +58,7 @@ class Kafka(SinkBase):
     """
 
     kind: ClassVar[str] = "kafka"
+    writes_on_driver: ClassVar[bool] = True
 
     bootstrap: str = field(kw_only=False)
     """`host:port` of one or more brokers, separated by commas."""

@@ -70,6 +70,7 @@ class Memory(SinkBase):
     """
 
     kind: ClassVar[str] = "memory"
+    writes_on_driver: ClassVar[bool] = True
 
     name: SinkName = SinkName("memory")
     mode: Literal["append", "complete"] = "append"

@@ -39,6 +39,7 @@ class MySQL(TableSink):
     """
 
     kind: ClassVar[str] = "mysql"
+    writes_on_driver: ClassVar[bool] = True
     called: ClassVar[str] = "MySQL"
     names: ClassVar[NameRule] = NAMES
 

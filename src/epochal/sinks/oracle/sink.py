@@ -42,6 +42,7 @@ class Oracle(TableSink):
     """
 
     kind: ClassVar[str] = "oracle"
+    writes_on_driver: ClassVar[bool] = True
     called: ClassVar[str] = "Oracle"
     names: ClassVar[NameRule] = NAMES
 

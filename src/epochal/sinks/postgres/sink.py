@@ -62,6 +62,7 @@ class Postgres(TableSink):
     """
 
     kind: ClassVar[str] = "postgres"
+    writes_on_driver: ClassVar[bool] = True
     called: ClassVar[str] = "Postgres"
     names: ClassVar[NameRule] = NAMES
     stages_late: ClassVar[bool] = True
