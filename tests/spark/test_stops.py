@@ -24,6 +24,7 @@ from epochal.coordinator.journal import read_state
 from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
+from epochal.spark.engine_write import SessionWriter
 from epochal.spark.jobs import Part, prepare_all
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.progress import Progress
@@ -331,6 +332,7 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
             cast("Any", batch),
             EpochNumber(0),
             some,
+            writer=SessionWriter(cast("Any", batch).sparkSession),
             limits=Limits(),
             fingerprint=True,
             is_narrow=False,
