@@ -16,13 +16,15 @@ from pathlib import Path
 
 import setup
 
-MINORS = ("4.0", "4.1", "4.2", "4.3")
+MINORS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 ICEBERG_RUNTIMES = {"4.1": "iceberg-spark-runtime-4.1_2.13"}
 ICEBERG_RELEASE = "1.12.0"
 VENVS = setup.ROOT / ".venvs"
 CONSTRAINTS = VENVS / "constraints.txt"
 # PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
 LEAKS = ("-W", "ignore:unclosed <socket.socket:ResourceWarning")
+# PySpark 3.5 uses it, and Python 3.12 has it only where setuptools is installed.
+DISTUTILS = ("-W", "ignore:The distutils package:DeprecationWarning")
 
 
 def write_constraints() -> None:
@@ -46,10 +48,16 @@ def make_environment(uv: Path, minor: str) -> Path:
     setup.run(
         f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
         "--python", python, "--constraints", CONSTRAINTS,
-        "--editable", f"{setup.ROOT}[spark,postgres,iceberg,testing]", f"pyspark=={minor}.*",
-        "pytest-timeout", "pytest-xdist", "psutil", env=env,
+        "--editable", f"{setup.ROOT}[spark,postgres,delta,iceberg,testing]", f"pyspark=={minor}.*",
+        "pytest-timeout", "pytest-xdist", "psutil", "setuptools", env=env,
     )  # fmt: skip
     return python
+
+
+def marked_files() -> list[str]:
+    """The files with such tests: others need packages that these environments lack."""
+    files = sorted((setup.ROOT / "tests" / "spark").glob("test_*.py"))
+    return [str(one) for one in files if "pytest.mark.compat" in one.read_text(encoding="utf-8")]
 
 
 def iceberg_runtime(minor: str) -> Path | None:
@@ -68,7 +76,7 @@ def iceberg_runtime(minor: str) -> Path | None:
 
 
 def passes(python: Path, arguments: list[str], *, runtime: Path | None) -> bool:
-    suite = ("tests/spark", "-m", "compat", *LEAKS, *arguments)
+    suite = (*marked_files(), "-m", "compat", *LEAKS, *DISTUTILS, *arguments)
     env = {**os.environ, "PYSPARK_PYTHON": str(python), "VIRTUAL_ENV": str(python.parent.parent)}
     if runtime is not None:
         env["PYSPARK_SUBMIT_ARGS"] = f"--jars {runtime} pyspark-shell"

@@ -169,6 +169,8 @@ def test_spark_hashes_the_same_thousands_of_values_to_the_same_numbers(
             for name, column in columns.items()
         }
     )
+    if spark.version.startswith("3."):
+        pytest.skip("Spark 3.5 makes no DataFrame of an Arrow table")
     frame = spark.createDataFrame(table)
     whole = row_hash(frame)
     each = [row_hash(frame.select(name)) for name in columns]

@@ -9,6 +9,7 @@ import string
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from row_layout_reference import laid_out
@@ -53,7 +54,8 @@ def both_ways(frame: DataFrame) -> tuple[list[bytes], list[bytes]]:
     assert layout is not None
     there = packed(frame, SINK, schema, None, extra_column=None)
     assert there is not None
-    table = frame.toArrow().cast(schema)
+    # toArrow() came with Spark 4.
+    table = pa.Table.from_batches(frame._collect_as_arrow()).cast(schema)
     here = [row for batch in table.to_batches() for row in laid_out(batch, layout)["row"]]
     return sorted(bytes(row.row) for row in there.collect()), sorted(row.as_py() for row in here)
 

@@ -69,7 +69,7 @@ class CalledSecret:
         self._last = ""
         try:
             self._pickled = pickle.dumps(function)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  picklers of other types raise anything
             raise Misconfigured(
                 f"the function that is to return a secret can't be pickled: {type(error).__name__}",
                 "it is called on the driver and on every executor: define it in a module, by def",

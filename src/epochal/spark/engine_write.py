@@ -88,7 +88,8 @@ class SessionWriter:
     def ability(self, form: str, location: str, schema: StructType | None = None) -> Ability:
         """Whether it can write rows with these columns in this format to this place, and why."""
         refusal = (
-            self._committer_refusal
+            self._release_refusal
+            or self._committer_refusal
             or self._format_refusal(form)
             or self._location_refusal(location)
         )
@@ -96,6 +97,12 @@ class SessionWriter:
             refusal = type_refusal(schema, form)
         because = _WAYS.get(form, _WAY) if refusal is None else refusal
         return Ability(name=ABILITY, granted=refusal is None, because=because)
+
+    @cached_property
+    def _release_refusal(self) -> str | None:
+        if self._spark.version.startswith("3."):
+            return "Spark 3.5 runs a write at once, and can't be asked afterwards what it counted"
+        return None
 
     @cached_property
     def _committer_refusal(self) -> str | None:

@@ -21,8 +21,9 @@ class JvmExpressions:
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
         self._jvm = jvm
+        self._is_before_4 = spark.version.startswith("3.")
         sql = jvm.org.apache.spark.sql
-        self._utils = sql.classic.ExpressionUtils
+        self._sql = sql
         self._expressions = sql.catalyst.expressions
         self._types = sql.types
 
@@ -73,6 +74,7 @@ class JvmExpressions:
         return self._column(integer, divided)
 
     def _called(self, column: Column, owner: str, method: str, returns: str) -> Column:
+        newer = () if self._is_before_4 else (self._jvm.scala.Option.empty(),)
         call = self._expressions.objects.StaticInvoke(
             self._jvm.java.lang.Class.forName(owner),
             self._type(returns),
@@ -82,16 +84,22 @@ class JvmExpressions:
             True,  # propagates null
             False,  # returns null for nothing else
             True,  # deterministic
-            self._jvm.scala.Option.empty(),
+            *newer,
         )
         return self._column(column, call)
 
     def _inside(self, column: Any) -> Any:
-        return self._utils.expression(column._jc)
+        if self._is_before_4:
+            return column._jc.expr()
+        return self._sql.classic.ExpressionUtils.expression(column._jc)
 
     def _column(self, like: Column, expression: Any) -> Column:
         made: Any = type(like)
-        column: Column = made(self._utils.column(expression))
+        if self._is_before_4:
+            jvm_column = self._sql.Column(expression)
+        else:
+            jvm_column = self._sql.classic.ExpressionUtils.column(expression)
+        column: Column = made(jvm_column)
         return column
 
     def _type(self, written: str) -> Any:

@@ -23,7 +23,8 @@ def fast_checkpoints(version: str) -> str:
     The class that writes Spark's checkpoint in half the time on a local disk: the default renames
     through checksummed files. It moved with Spark 4.1.
     """
-    folder = _STREAMING if version.startswith("4.0.") else f"{_STREAMING}.checkpointing"
+    is_before = version.startswith(("3.", "4.0."))
+    folder = _STREAMING if is_before else f"{_STREAMING}.checkpointing"
     return f"{folder}.FileSystemBasedCheckpointFileManager"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-OLDEST = (4, 0)
+OLDEST = (3, 5)
 NEWEST = (4, 3)
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 """From Spark 4.1 on: without it rows cross to Python by TCP, which waits for acknowledgements."""
@@ -137,7 +137,7 @@ def require_streaming(frame: DataFrame) -> None:
 def faster_settings(spark: SparkSession) -> tuple[str, ...]:
     """What would make epochs faster, and is not set in this session."""
     is_set = spark.sparkContext.getConf().get(UNIX_SOCKETS, "false").lower() == "true"
-    if is_set or spark.version.startswith("4.0."):
+    if is_set or spark.version.startswith(("3.", "4.0.")):
         return ()
     return (f"{UNIX_SOCKETS}=true, when Spark is started, takes a third off a small epoch",)
 
