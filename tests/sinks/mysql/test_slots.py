@@ -7,11 +7,12 @@ import random
 import subprocess
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from kit.sql.fence import Storm, Wrong, pauses
 
+from epochal.errors import EpochalError
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.mysql import slots
@@ -20,6 +21,9 @@ from epochal.sinks.mysql.pool import MySQLSession
 from epochal.sinks.mysql.slots import Pool, Slots
 
 pytestmark = pytest.mark.products("mariadb", "mysql")
+
+
+remove_idle = Slots.remove_idle
 
 
 def tables(place) -> list[str]:
@@ -116,18 +120,31 @@ def storm(orders, monkeypatch):
         (TableWriter, ["_run", "_ask"]),
         (MySQLConnection, ["load"]),
     )
-    # Every start removes what is free, and some attempts are large.
+    # Some attempts are large, and another pipeline's starts remove what is free.
     monkeypatch.setattr(slots, "_IDLE_DAYS", 0)
+    monkeypatch.setattr(Slots, "remove_idle", lambda *_: None)
+    starts, over = orders.keep(orders.life().fresh(uid="zyxwvuts2342")), threading.Event()
+
+    def remove() -> None:
+        while not over.wait(chance.random()):
+            with suppress(EpochalError):
+                starts.committer._ask("remove", lambda one: remove_idle(Slots(starts.sink), one))
+
+    thread = threading.Thread(target=remove)
     monkeypatch.setattr("epochal.sinks.mysql.writer.ROWS_MAX", 4)
     other = orders.other_connection()
     with closing(other.admin):
+        thread.start()
         yield Storm(orders, chance, other)
+        over.set()
+        thread.join()
 
 
 def test_attempts_drivers_and_removals_in_any_order_leave_each_row_once(storm, some, monkeypatch):
     storm.run(6)
     # Tables of tasks that were killed before they had a row in the registry.
     monkeypatch.setattr(slots, "_ORPHAN_DAYS", 0)
+    monkeypatch.setattr(Slots, "remove_idle", remove_idle)
     time.sleep(1.1)
     place = storm.place
     place.keep(storm.life.fresh(generation=999)).write(999, some(1))
