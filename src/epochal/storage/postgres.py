@@ -63,7 +63,10 @@ CREATE TABLE IF NOT EXISTS {table} (
   store text COLLATE "C" NOT NULL, key text COLLATE "C" NOT NULL, content bytea NOT NULL,
   modified_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (store, key))
 """
-_COMMENT = "SELECT obj_description(to_regclass(%s), 'pg_class')"
+_COMMENT = """
+SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n
+ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
+"""
 _PUT = """
 INSERT INTO {table} (store, key, content) VALUES (%s, %s, %s) ON CONFLICT (store, key)
 DO UPDATE SET content = EXCLUDED.content, modified_at = EXCLUDED.modified_at
@@ -272,16 +275,23 @@ class PostgresStore:
     def _connect(self) -> psycopg.Connection[Any]:
         try:
             connection = self._opened()
-            ((comment,),) = connection.execute(_COMMENT, [self._table.as_string()]).fetchall()
         except psycopg.Error as error:
             raise unreachable(error, self.location, self._parameters) from None
-        found = _FORMAT_COMMENT.search(comment or "")
         try:
-            require_known_format(self.location, int(found[1]) if found else _FORMAT, _FORMAT)
-        except EpochalError:
+            self._require_format(connection)
+        except BaseException:
             connection.close()
             raise
         return connection
+
+    def _require_format(self, connection: psycopg.Connection[Any]) -> None:
+        """From the catalog, which every role may read."""
+        try:
+            rows = connection.execute(_COMMENT, [self._schema_name, self._table_name]).fetchall()
+        except psycopg.Error as error:
+            raise self._error(error, "read from", is_put=False) from error
+        found = _FORMAT_COMMENT.search(rows[0][0] or "") if rows else None
+        require_known_format(self.location, int(found[1]) if found else _FORMAT, _FORMAT)
 
     def _opened(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(

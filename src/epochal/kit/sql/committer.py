@@ -111,9 +111,11 @@ class SqlCommitter(Operable):
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
         self._checker.is_ready = False
+        abilities = self._ask("check", lambda session: self._checker.check(session, schema))
+        # After it: a right that is missing is reported there, with the grant.
         written = self._ask("read the ledger", self._ledger.format, missing=FORMAT)
         require_known_format(f"the ledger {self._ledger.table}", written, FORMAT)
-        return self._ask("check", lambda session: self._checker.check(session, schema))
+        return abilities
 
     def newest(self) -> Sequence[Mark]:
         return self._ask("read the ledger", self._ledger.newest, missing=[])
