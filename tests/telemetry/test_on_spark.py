@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from epochal.reports.epochs import epochs
 from epochal.reports.recover import plan_recovery
 from epochal.reports.status import pipeline_status
 from epochal.reports.verify import verify
+from epochal.spark.active_runs import source_figures
 from epochal.spark.progress import Progress
 from epochal.telemetry import exporters, prometheus
 
@@ -60,6 +63,7 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     log = pipeline.log_of()
     assert [one.outcome for one in epochs(log).epochs] == ["committed", "committed"]
     assert pipeline_status(log).driver.liveness.value == "stopped"
+    assert pipeline_status(log).behind == {}, "Spark's file source does not tell"
     opened = OpenedTarget(target="x", log=log, pipeline="watched", sinks=pipeline.sinks)
     for one in verify(opened, spark=spark).sinks:
         assert (one.verdict, one.visible_hash) == ("agrees", one.decided_hash)
@@ -80,3 +84,19 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     (every, few) = verify(opened, spark=spark).sinks
     assert (every.verdict, few.verdict) == ("agrees", "differs")
     assert "rows were changed" in few.differences[0]
+
+
+def test_how_far_sources_are_behind_is_read_from_sparks_progress():
+    progress = {
+        "inputRowsPerSecond": 12.5,
+        "sources": [
+            {"description": "KafkaV2[a]", "metrics": {"maxOffsetsBehindLatest": "41"}},
+            {"description": "rate", "metrics": {}},
+            {"description": "files", "metrics": {"numFilesOutstanding": "3"}},
+        ],
+    }
+    query = SimpleNamespace(lastProgress=SimpleNamespace(json=json.dumps(progress)))
+    found = source_figures(query)
+    assert (found.rows_per_s, found.behind) == (12.5, {"KafkaV2[a]": 41, "files": 3})
+    assert source_figures(SimpleNamespace(lastProgress=None)) is None
+    assert source_figures(SimpleNamespace()) is None, "the JVM is gone"

@@ -119,6 +119,16 @@ class KeptFigures:
     limit: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFigures:
+    """What the engine says of the sources of a query, as of its last batch."""
+
+    rows_per_s: float
+    """Rows that arrived, per second."""
+    behind: Mapping[str, int] = field(default_factory=dict)
+    """By source that can tell: records, or files, that are there and not read yet."""
+
+
 class Listener(Protocol):
     """Receives what one driver does. Called on the driver's thread: quick, and never waits."""
 
@@ -208,6 +218,7 @@ class Tracker:
         self._listeners: list[Listener] = []
         self._last_error: BaseException | None = None
         self._trouble: Trouble | None = None
+        self._read_sources: Callable[[], SourceFigures | None] = lambda: None
         self._lost: tuple[SinkName, ...] = ()
         self._pipeline = ""
 
@@ -216,6 +227,10 @@ class Tracker:
     def listen(self, listener: Listener) -> None:
         """Call `listener` from here on, until `close`."""
         self._listeners.append(listener)
+
+    def watch_sources(self, read: Callable[[], SourceFigures | None]) -> None:
+        """From here on, `read` returns what the engine says of the sources."""
+        self._read_sources = read
 
     def claimed(self, state: State) -> None:
         self._pipeline = state.pipeline
@@ -345,6 +360,10 @@ class Tracker:
     def trouble(self) -> Trouble | None:
         """The last error of this driver; None once an epoch has been committed after it."""
         return self._trouble
+
+    def sources(self) -> SourceFigures | None:
+        """None where no query runs, or it has not finished a batch yet."""
+        return self._read_sources()
 
     @property
     def lost(self) -> Sequence[SinkName]:

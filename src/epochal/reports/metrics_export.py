@@ -110,5 +110,7 @@ _OF_PIPELINE: Mapping[str, Callable[[PipelineReport], float]] = {
     "epochal_heartbeat_timestamp_seconds": lambda one: one.driver.seen_at or 0.0,
     "epochal_last_decided_timestamp_seconds": lambda one: one.decided_at or 0.0,
     "epochal_decided_unsettled": lambda one: one.unsettled is not None and one.health in _PENDING,
+    "epochal_input_rows_per_second": lambda one: one.input_rows_per_s,
+    "epochal_source_behind": lambda one: sum(one.behind.values()),
     "epochal_last_epoch": lambda one: -1 if one.last_epoch is None else one.last_epoch,
 }

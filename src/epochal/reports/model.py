@@ -154,6 +154,9 @@ class PipelineReport:
     rows_per_s: float
     epochs_per_minute: float
     unsettled: UnsettledReport | None
+    input_rows_per_s: float
+    behind: Mapping[str, int]
+    """By source that can tell: records, or files, that are there and not read yet."""
     retrying: Sequence[RetryReport]
     trouble: Mapping[str, str] | None
     """The last error of the driver, until it commits an epoch."""

@@ -63,6 +63,7 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
     own = live if live is not None and live.generation == state.generation else None
     own = None if own is None else _before_the_person(newest, own)
     unsettled = unsettled_report(state, now=now)
+    sources = None if own is None else own.sources
     found = health_of(_facts(log, newest, driver, own), now=now)
     last = state.last
     return PipelineReport(
@@ -88,6 +89,8 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         rows_per_s=_while_alive(driver, 0.0 if own is None else own.rows_per_s),
         epochs_per_minute=_while_alive(driver, 0.0 if own is None else own.epochs_per_minute),
         unsettled=unsettled,
+        input_rows_per_s=_while_alive(driver, 0.0 if sources is None else sources.rows_per_s),
+        behind={} if sources is None else sources.behind,
         retrying=[] if own is None else list(_retries(own)),
         trouble=None if own is None or own.trouble is None else asdict(own.trouble),
         in_doubt=[] if own is None else list(_doubts(own, now)),

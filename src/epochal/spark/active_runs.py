@@ -14,14 +14,16 @@ checkpoint, and a new start ends the earlier run first, as Spark itself does wit
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochal.coordinator import Coordinator, Stopped
+from epochal.coordinator import Coordinator, SourceFigures, Stopped
 from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.protocol.state import Pause
@@ -49,6 +51,8 @@ CALLBACK_WAIT_MAX_S = 120.0
 _EXIT_WAIT_MAX_S = 10.0
 _STOP_WAIT_MAX_S = 5.0
 _LOOK_EVERY_S = 0.01
+_BEHIND = ("maxOffsetsBehindLatest", "numFilesOutstanding")
+"""What Kafka's source, and platforms' file sources, call what is there and not read yet."""
 _RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
 
 
@@ -169,6 +173,7 @@ class Run:
     def end_with(self, query: StreamingQuery) -> None:
         """End when the query does, however it does; sweep while it is idle."""
         self.query = query
+        self.coordinator.tracker.watch_sources(partial(source_figures, query))
         self._idle_sweep = IdleSweep(
             self.coordinator,
             self._lock,
@@ -202,6 +207,25 @@ class Run:
         if running != self._query_id:
             require_query_of(self.checkpoint, running)
             self._query_id = running
+
+
+def source_figures(query: StreamingQuery) -> SourceFigures | None:
+    """By Spark's last progress: how far its sources are behind, and how many rows arrive."""
+    try:
+        progress = query.lastProgress
+        read = None if progress is None else json.loads(progress.json)
+    except Exception as error:
+        logger.debug("no progress of the query", exc_info=error)
+        return None
+    if read is None:
+        return None
+    behind = {}
+    for source in read.get("sources", ()):
+        counted = source.get("metrics") or {}
+        found = next((counted[name] for name in _BEHIND if name in counted), None)
+        if found is not None:
+            behind[str(source["description"])] = int(float(found))
+    return SourceFigures(rows_per_s=float(read.get("inputRowsPerSecond") or 0.0), behind=behind)
 
 
 def _paused(pause: Pause) -> str:

@@ -20,7 +20,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, SinkFigures, Tracker, Trouble
+from epochal.coordinator import (
+    EpochFigures,
+    InDoubtFigures,
+    Retry,
+    SinkFigures,
+    SourceFigures,
+    Tracker,
+    Trouble,
+)
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import CorruptRecord, require_known_format
 from epochal.logs import StoredLog
@@ -102,6 +110,7 @@ class Live:
     """Sinks whose target proved that it threw rows of the decided epoch away."""
     trouble: Trouble | None = None
     """The last error, until an epoch is committed."""
+    sources: SourceFigures | None = None
 
 
 def heartbeat(tracker: Tracker, state: State, *, at: float, every_s: float) -> Live:
@@ -114,6 +123,7 @@ def heartbeat(tracker: Tracker, state: State, *, at: float, every_s: float) -> L
         in_doubt=tracker.in_doubt(),
         lost=tracker.lost,
         trouble=tracker.trouble,
+        sources=tracker.sources(),
     )
     figures = tracker.current()
     if figures is None:
@@ -292,7 +302,9 @@ class History:
             doubts = {name: InDoubtFigures(**figures) for name, figures in read["in_doubt"].items()}
             retrying = {name: _retry(retry) for name, retry in read["retrying"].items()}
             trouble = None if read["trouble"] is None else Trouble(**read["trouble"])
-            return Live(**{**read, "in_doubt": doubts, "retrying": retrying, "trouble": trouble})
+            sources = None if read["sources"] is None else SourceFigures(**read["sources"])
+            parts = {"in_doubt": doubts, "retrying": retrying, "trouble": trouble}
+            return Live(**{**read, **parts, "sources": sources})
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 

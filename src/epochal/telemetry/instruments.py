@@ -112,6 +112,17 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
             labels=("pipeline", "sink"),
             description="Age of the oldest of them; 0 if there is none.",
         ),
+        "epochal_input_rows_per_second": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="Rows per second that arrived at the sources, by Spark's last progress.",
+        ),
+        "epochal_source_behind": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline",),
+            description="Records of Kafka, or files, that are at the sources and not read yet, by "
+            "Spark's last progress; 0 where a source can't tell.",
+        ),
         "epochal_kept": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline", "place"),

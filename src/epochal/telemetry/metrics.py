@@ -55,6 +55,8 @@ class MetricsListener:
             self._watch(
                 "epochal_kept_limit", (place,), self._kept_gauge(place, attrgetter("limit"))
             )
+        self._watch("epochal_input_rows_per_second", (), self._input_rate)
+        self._watch("epochal_source_behind", (), self._behind)
         for health in Health:
             self._watch("epochal_health", (health.value,), self._health_gauge(health))
         for phase in Phase:
@@ -131,6 +133,14 @@ class MetricsListener:
                 return figures.entered_at[Phase.DECIDED]
         last = None if self._state is None else self._state.last
         return 0.0 if last is None else last.decided_at
+
+    def _input_rate(self) -> float:
+        sources = self._tracker.sources()
+        return 0.0 if sources is None else sources.rows_per_s
+
+    def _behind(self) -> float:
+        sources = self._tracker.sources()
+        return 0.0 if sources is None else float(sum(sources.behind.values()))
 
     def _health_gauge(self, health: Health) -> Callable[[], float]:
         return lambda: float(self._condition().health is health)
