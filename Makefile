@@ -31,7 +31,7 @@ bench: ## measure (ONLY=name)
 docs: ## generate the reference pages, check the links, build the site into build/site
 	$(RUN) python tools/docs.py $(ARGS)
 
-proof: ## prove by brute force (ONLY="model simulation mutants kills compat", SEEDS=100000, KILLS=200)
+proof: ## prove by brute force (ONLY="model simulation mutants kills storms compat", SEEDS=100000, KILLS=200)
 	$(RUN) python tools/prove.py --seeds $(SEEDS) --kills $(KILLS) $(ONLY)
 
 lock: ## resolve the dependencies anew

@@ -2,9 +2,10 @@
 Prove by brute force, one part after the other: `make proof`, or `make proof ONLY="model kills"`.
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
-breaks the coordinator, `kills` runs the tests that are marked `proof` (long loops of SIGKILL on
-real servers and real Spark, KILLS of a Spark driver among them), `compat` runs the small suite on
-every supported PySpark.
+breaks the coordinator, `compat` runs the small suite on every supported PySpark. Two parts run
+tests that are marked `proof`: `kills` those of sinks and Spark (loops of SIGKILL on real servers and
+real drivers), `storms` all others (the broker under kills, power cuts and damage, etcd's leaders,
+random schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 
 PYTHON = sys.executable
+_MARKED = ("pytest", "-m", "proof", "-n", "2", "--dist", "loadfile")
 
 
 def parts(seeds: int) -> dict[str, list[str]]:
@@ -23,7 +25,8 @@ def parts(seeds: int) -> dict[str, list[str]]:
         "model": [PYTHON, "-m", "proof.model"],
         "simulation": [PYTHON, "-m", "proof.simulation", "--seeds", str(seeds)],
         "mutants": [PYTHON, "-m", "proof.mutants"],
-        "kills": ["pytest", "tests", "-m", "proof", "-n", "2", "--dist", "loadfile"],
+        "kills": [*_MARKED, "tests/sinks", "tests/spark"],
+        "storms": [*_MARKED, "tests", "--ignore=tests/sinks", "--ignore=tests/spark"],
         "compat": [PYTHON, "tools/compat.py"],
     }
 
