@@ -447,8 +447,9 @@ MUTANTS = (
         "all drivers have one claim",
         (
             COORDINATOR,
-            "self._environment.new_uid(), self._environment.new_claim()",
-            'self._environment.new_uid(), Claim("a" * 8)',
+            "uid, claim = self._environment.new_uid(), self._environment.new_claim()\n"
+            "        before",
+            'uid, claim = self._environment.new_uid(), Claim("a" * 8)\n        before',
         ),
     ),
     mutant(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker.test_kills import Killed, kill_loop
 from conftest_tools import PROOF_KILLS
 from table import Table
 from test_hostile_clients import connected, frame
-from test_kills import Killed, kill_loop
 from test_storage import write
 from wire import produce_request
 

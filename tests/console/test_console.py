@@ -96,6 +96,7 @@ def test_it_is_usable_on_a_phone_by_keyboard_and_in_the_dark(shown, chromium):
     page.focus("tbody a")
     page.keyboard.press("Enter")
     page.wait_for_selector("svg")
+    page.wait_for_load_state("load")  # of the style sheet, too
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 26)"
     context.close()

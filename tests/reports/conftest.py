@@ -32,6 +32,7 @@ class Shop:
     orders: Memory = field(default_factory=lambda: Memory(name="orders"))
     audit: Memory = field(default_factory=lambda: Memory(name="audit"))
     limits: Limits = field(default_factory=Limits)
+    schema: pa.Schema = SCHEMA
     dead: str = DEAD
     elsewhere: str = ELSEWHERE
 
@@ -76,7 +77,7 @@ class Shop:
         return Session(
             "shop",
             sinks=self.sinks,
-            schema=SCHEMA,
+            schema=self.schema,
             log=self.log_path,
             limits=limits or self.limits,
             environment=Environment(on_step=watch),

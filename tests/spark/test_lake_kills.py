@@ -22,11 +22,11 @@ import pytest
 import victim
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from kill_stage import KILLS, SEED, TO_THE_END, lives
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
-from test_kills import KILLS, SEED, TO_THE_END, lives
 
 from epochal.coordinator import read_state
 from epochal.logs import checkpoint_log

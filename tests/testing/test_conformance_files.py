@@ -12,13 +12,18 @@ from epochal.testing.conformance import SinkConformance, Target
 
 
 def hidden(folder: Path):
-    """What undecided work might leave beside the folder: prepared attempts and scratch files."""
+    """
+    What undecided work might leave beside the folder: prepared attempts. The scratch file of a
+    put that was killed is removed by a later one, when it is old enough to be nobody's.
+    """
     beside = folder_beside(folder)
     kept = ("epochs", "schemas")
     return [
         str(path)
         for path in beside.rglob("*")
-        if path.is_file() and path.relative_to(beside).parts[0] not in kept
+        if path.is_file()
+        and path.relative_to(beside).parts[0] not in kept
+        and not (path.parent == beside and path.suffix == ".tmp")
     ]
 
 
