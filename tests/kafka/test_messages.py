@@ -25,7 +25,7 @@ from kafka_model import Field, Schema, parse_schema
 from kafka_schemas import APIS
 
 JAR_SCHEMAS = "common/message/{}.json"
-FEW = {"uint16": (0, 1, 0xFFFF), "float64": (0.0, -1.5, 1e300), "bool": (False, True)}
+VALUES = {"uint16": (0, 1, 0xFFFF), "float64": (0.0, -1.5, 1e300), "bool": (False, True)}
 LIMITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 FEW = settings(
     max_examples=12,
@@ -62,8 +62,8 @@ def plain_value(rng: random.Random, kind: str) -> Any:
             return rng.randbytes(rng.choice((0, 1, 20, 200)))
         case "uuid":
             return rng.choice((bytes(16), rng.randbytes(16)))
-    if kind in FEW:
-        return rng.choice(FEW[kind])
+    if kind in VALUES:
+        return rng.choice(VALUES[kind])
     bits = LIMITS[kind]
     return rng.choice((0, -1, 1, (1 << bits) - 1, -(1 << bits), rng.randrange(1 << bits)))
 
