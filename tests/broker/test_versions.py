@@ -28,6 +28,7 @@ from epochal.kafka.messages.produce import (
 from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
 PLACES = {"name": "known", "partitions": [0, 9]}
+ACLS = {"resource_type_filter": 2, "principal_filter": None, "host_filter": None, "operation": 1}
 
 
 def requests(table: Table) -> list[Any]:
@@ -327,6 +328,133 @@ def requests(table: Table) -> list[Any]:
             transactional_ids=["txn", "unknown"],
         ),
         m("list_transactions", "ListTransactionsRequest", state_filters=["Ongoing", "x"]),
+        m("describe_acls", "DescribeAclsRequest", **ACLS),
+        m(
+            "create_acls",
+            "CreateAclsRequest",
+            creations=[m("create_acls", "AclCreation", resource_type=2, resource_name="known")],
+        ),
+        m(
+            "delete_acls",
+            "DeleteAclsRequest",
+            filters=[m("delete_acls", "DeleteAclsFilter", **ACLS)],
+        ),
+        *(
+            m(
+                "alter_replica_log_dirs",
+                "AlterReplicaLogDirsRequest",
+                dirs=[
+                    m(
+                        "alter_replica_log_dirs",
+                        "AlterReplicaLogDir",
+                        path=path,
+                        topics=[m("alter_replica_log_dirs", "AlterReplicaLogDirTopic", **PLACES)],
+                    )
+                ],
+            )
+            for path in (table.disk.folder, "elsewhere")
+        ),
+        m("describe_log_dirs", "DescribeLogDirsRequest", topics=None),
+        m(
+            "describe_log_dirs",
+            "DescribeLogDirsRequest",
+            topics=[
+                m("describe_log_dirs", "DescribableLogDirTopic", topic=name, partitions=[0, 9])
+                for name in ("known", "unknown")
+            ],
+        ),
+        m(
+            "elect_leaders",
+            "ElectLeadersRequest",
+            topic_partitions=[
+                m("elect_leaders", "TopicPartitions", topic="known", partitions=[0, 9])
+            ],
+        ),
+        m("elect_leaders", "ElectLeadersRequest", topic_partitions=None),
+        m(
+            "alter_partition_reassignments",
+            "AlterPartitionReassignmentsRequest",
+            topics=[
+                m(
+                    "alter_partition_reassignments",
+                    "ReassignableTopic",
+                    name="known",
+                    partitions=[
+                        m(
+                            "alter_partition_reassignments",
+                            "ReassignablePartition",
+                            partition_index=index,
+                            replicas=replicas,
+                        )
+                        for index in (0, 9)
+                        for replicas in (None, [1], [7])
+                    ],
+                )
+            ],
+        ),
+        m("list_partition_reassignments", "ListPartitionReassignmentsRequest", topics=None),
+        m(
+            "list_partition_reassignments",
+            "ListPartitionReassignmentsRequest",
+            topics=[
+                m(
+                    "list_partition_reassignments",
+                    "ListPartitionReassignmentsTopics",
+                    name="known",
+                    partition_indexes=[0, 9],
+                )
+            ],
+        ),
+        *(
+            m(
+                "offset_delete",
+                "OffsetDeleteRequest",
+                group_id=group,
+                topics=[
+                    m(
+                        "offset_delete",
+                        "OffsetDeleteRequestTopic",
+                        name=name,
+                        partitions=[m("offset_delete", "OffsetDeleteRequestPartition", **place)],
+                    )
+                    for name in ("known", "unknown")
+                ],
+            )
+            for group in ("group", "unknown")
+        ),
+        m(
+            "describe_client_quotas",
+            "DescribeClientQuotasRequest",
+            components=[m("describe_client_quotas", "ComponentData", entity_type="user")],
+        ),
+        m(
+            "describe_user_scram_credentials",
+            "DescribeUserScramCredentialsRequest",
+            users=[m("describe_user_scram_credentials", "UserName", name="nobody")],
+        ),
+        m(
+            "describe_quorum",
+            "DescribeQuorumRequest",
+            topics=[
+                m(
+                    "describe_quorum",
+                    "TopicData",
+                    topic_name=name,
+                    partitions=[m("describe_quorum", "PartitionData", **place)],
+                )
+                for name in ("__cluster_metadata", "known")
+            ],
+        ),
+        m("list_config_resources", "ListConfigResourcesRequest"),
+        m(
+            "describe_topic_partitions",
+            "DescribeTopicPartitionsRequest",
+            topics=[
+                m("describe_topic_partitions", "TopicRequest", name=name)
+                for name in ("known", "unknown")
+            ],
+            response_partition_limit=1,
+        ),
     ]
 
 
