@@ -202,25 +202,38 @@ def test_a_process_out_of_descriptors_refuses_connections_and_keeps_its_disk(
         tmp_path, settings={"descriptors_reserved": 60, "connections_max": 1_000}
     )
     server.start()
-    # The kernel refuses before the broker's own count does.
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (120, 120))
+    host, _, port = server.address().rpartition(":")
+    process = psutil.Process(server.pid)
+    _, most = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (120, most))
     try:
         with Client(server.address(), clock=SystemClock()) as client:
             topic = new_topic(client, 3)
             bystander = Bystander(client, topic)
+            used: list[int] = []
 
             def attack() -> None:
                 with contextlib.ExitStack() as stack:
-                    host, _, port = server.address().rpartition(":")
                     for _ in range(300):
                         with contextlib.suppress(OSError):
                             stack.enter_context(
                                 socket.create_connection((host, int(port)), timeout=1)
                             )
+                    until(lambda: process.num_fds() >= 60)
                     time.sleep(1.0)
+                    used.append(process.num_fds())
 
             bystander.judge(attack, 0.5)
+            assert used[0] < 80  # some of those reserved may be in use
             assert produce(client, topic, [bytes(300_000)], partition=2) == Code.NONE
+
+        # Where others leave it none at all, the kernel refuses: clients wait until some are free.
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, most))
+        with socket.create_connection((host, int(port)), timeout=60) as waiting:
+            waiting.sendall(frame(18, 0, b""))
+            time.sleep(0.5)
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (120, most))
+            assert waiting.recv(4)
     finally:
         server.stop()
 

@@ -24,12 +24,17 @@ _TRY_AGAIN_S = 0.1
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
-def raise_descriptor_limit() -> int:
-    """How many files and connections this process may have open: as many as it may ask for."""
+def raise_descriptor_limit() -> None:
+    """This process may have as many files and connections open as it may ask for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+
+
+def _descriptors_above(used: int) -> int:
+    """How many are left at least: a new descriptor is the lowest that is free."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft - 1 - used
 
 
 class Acceptor:
@@ -44,7 +49,7 @@ class Acceptor:
         self._settings = settings
         self._context = context
         self._limit_reached = limit_reached
-        self._descriptors = raise_descriptor_limit()
+        raise_descriptor_limit()
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +104,7 @@ class Acceptor:
                     self._loop.call_later(_TRY_AGAIN_S, self._listen_again, listening)
                 return
             host = peer[0]
-            limit = self._reached(host)
+            limit = self._reached(accepted, host)
             if limit:
                 self._limit_reached(limit)
                 accepted.close()
@@ -115,12 +120,12 @@ class Acceptor:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _reached(self, host: str) -> str:
+    def _reached(self, accepted: socket.socket, host: str) -> str:
         """The limit that is in the way of one more connection."""
         settings = self._settings
         if self.connections >= settings.connections_max:
             return "connections_max"
-        if self.connections >= self._descriptors - settings.descriptors_reserved:
+        if _descriptors_above(accepted.fileno()) < settings.descriptors_reserved:
             return "descriptors_reserved"
         if self._by_address[host] >= settings.connections_per_address_max:
             return "connections_per_address_max"
