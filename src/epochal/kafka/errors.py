@@ -97,7 +97,8 @@ DENIED = frozenset(
     )
 )
 """A right is missing."""
-_FOR_A_PERSON = DENIED | frozenset(
+GRANTS = "Kafka(…).grants() returns the commands that grant what this sink needs"
+_FOR_A_PERSON = frozenset(
     (
         Code.SASL_AUTHENTICATION_FAILED,
         Code.UNSUPPORTED_SASL_MECHANISM,
@@ -141,8 +142,9 @@ def error_for(
         return Fenced(message)
     if code in _ROWS:
         return RowRejected(message)
-    if code in _FOR_A_PERSON:
-        return Misconfigured(message, "brokers refuse it for good: rights, names and settings")
+    if code in DENIED or code in _FOR_A_PERSON:
+        for_good = "brokers refuse it for good: names, settings and logins"
+        return Misconfigured(message, GRANTS if code in DENIED else for_good)
     if is_transient(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
         return TryAgain(message)
     return BrokerRefused(message)

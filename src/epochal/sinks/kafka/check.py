@@ -24,7 +24,7 @@ from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
 from epochal.kafka.record_headers import HEADERS
-from epochal.sinks.kafka.errors import GRANTS, TransactionEnded, require_rights
+from epochal.sinks.kafka.errors import TransactionEnded, require_rights
 from epochal.sinks.kafka.ledger import Ledger
 from epochal.sinks.kafka.receipts import OpenTransaction
 from epochal.sinks.kafka.records import HEADERS as HEADERS_COLUMN
@@ -78,7 +78,7 @@ def read_limits(client: Client, sink: Kafka) -> ClusterLimits:
     try:
         topic = client.await_topic(sink.topic)
     except Misconfigured as error:
-        raise Misconfigured(f"{sink.bootstrap}: {error.message}", error.hint or GRANTS) from None
+        raise Misconfigured(f"{sink.bootstrap}: {error.message}", error.hint) from None
     if not topic.partition_count:
         raise TryAgain(f"{sink.topic}: no partition has a leader: {code_name(topic.error_code)}")
     most_ms = timeout_max_ms(client)
@@ -156,11 +156,8 @@ def check(
     limits = read_limits(client, sink)
     _require_allowed(sink, limits)
     _require_writable(client, sink)
-    try:
-        _require_offsets(client, sink, ids, limits)
-        ledger.owner(client, EpochNumber(0))
-    except Misconfigured as error:
-        raise Misconfigured(error.message, error.hint or GRANTS) from None
+    _require_offsets(client, sink, ids, limits)
+    ledger.owner(client, EpochNumber(0))
     if schema is not None:
         check_schema(sink, schema)
     return [_time(limits), _listing(client), _protocol(client), _proof()]

@@ -6,10 +6,8 @@ from typing import TypeAlias
 
 from epochal.errors import Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kafka.codes import Code
-from epochal.kafka.errors import code_name, require_ok
+from epochal.kafka.errors import GRANTS, code_name, require_ok
 from epochal.sinks.kafka.receipts import OpenTransaction
-
-GRANTS = "Kafka(…).grants() returns the commands that grant what this sink needs"
 
 Right: TypeAlias = tuple[str, str]
 """An operation, by its name in ACLs, and the name of the resource."""
