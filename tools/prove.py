@@ -3,9 +3,9 @@ Prove by brute force, one part after the other: `make proof`, or `make proof ONL
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
 breaks the coordinator, `compat` runs the small suite on every supported PySpark. Two parts run
-tests that are marked `proof`: `kills` those of sinks and Spark (loops of SIGKILL on real servers and
-real drivers), `storms` all others (the broker under kills, power cuts and damage, etcd's leaders,
-random schedules). KILLS says how long their loops are.
+tests that are marked `proof`: `kills` those of sinks and Spark (loops of SIGKILL on real servers
+and real drivers), `storms` all others (the broker under kills, power cuts and damage, etcd's
+leaders, random schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
