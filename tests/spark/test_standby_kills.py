@@ -115,6 +115,8 @@ class Drivers:
         died = [one for one in self.processes if (self.root / f"{one.pid}.died").exists()]
         assert len(died) == 1, f"{order} was carried out by {len(died)}: {self.said()}"
         (self.root / f"{died[0].pid}.died").unlink()
+        if not order.startswith("freeze"):
+            died[0].wait(WITHIN_S)  # its rows may be visible a moment before
         return died[0]
 
     def thaw(self, process: subprocess.Popen[bytes]) -> None:
