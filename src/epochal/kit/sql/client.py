@@ -77,7 +77,10 @@ class Session(Protocol):
     """One of the driver's connections, taken from a `Pool`."""
 
     is_unasked: bool = False
-    """Whether it was taken without a question whether it still answers, as it did just now."""
+    """
+    Whether it was taken without a question whether it still answers, as it did just now, and has
+    not answered since. One that breaks later may have been ended by a later driver.
+    """
 
     def execute(self, statement: str) -> int:
         """Run a statement; the number of rows that it changed."""

@@ -170,7 +170,10 @@ class PostgresSession(Session):
 
     def run_all(self, statements: Sequence[str]) -> list[Answer]:
         waiting, self._deferred = self._deferred, []
-        return run_together(self.connection, [*waiting, *statements])[len(waiting) :]
+        answers = run_together(self.connection, [*waiting, *statements])
+        if answers:
+            self.is_unasked = False
+        return answers[len(waiting) :]
 
     def execute_all(self, statements: Sequence[str]) -> list[int]:
         return [answer.rows_changed for answer in self.run_all(statements)]
