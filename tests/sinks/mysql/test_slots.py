@@ -88,7 +88,12 @@ def test_a_slot_whose_table_somebody_dropped_is_forgotten(orders, some):
     life.write(1, some(2))
     assert len(tables(orders)) == 1
     assert orders.sql(f"SELECT COUNT(*) FROM {orders.staging}.slots") == [(1,)]
-    assert orders.rows(columns="id") == [(1,), (2,)]
+    lost, kept = life.prepare(some(3), 2, 0), life.prepare(some(4), 2, 1)
+    orders.sql(f"DROP TABLE {orders.staging}.{orders.slot(lost.handle)}")
+    orders.keep(life.fresh(generation=2)).write(3, some(5))
+    used = f"SELECT handle FROM {orders.staging}.slots WHERE handle IS NOT NULL"
+    assert orders.sql(used) == [(str(kept.handle),)]
+    assert orders.rows(columns="id") == [(1,), (2,), (5,)]
 
 
 def test_free_slots_go_after_days_and_with_the_last_pipeline(orders, some):

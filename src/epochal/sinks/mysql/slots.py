@@ -4,8 +4,8 @@ The rules are those of PostgreSQL's slots: a slot belongs to a table's pool, the
 of the registry says whose rows it holds, and the lock on that row is the fence. What differs:
 
     DDL commits by itself   a new slot's table comes before its row, an old one's row goes before
-                            its table: a row without a table is never there, a table without a row
-                            is removed once it is old
+                            its table: a row without a table is one that somebody dropped, a table
+                            without a row is removed once it is old
     locks of a search       a locking SELECT waits for rows that it only passes; so it goes by the
                             pool's index and skips locked rows, or by the key of the registry
     TRUNCATE is DDL         and would end dumps: a slot is emptied by DELETE
@@ -189,10 +189,13 @@ class Slots(Staging):
         self._own.throw_away(session, [one for one in handles if one not in found])
 
     def remove_unused(self, session: Session, *, is_dry_run: bool) -> int:
+        if not is_dry_run:
+            self._forget_dropped(session)
         return self._remove(session, "1 = 1", is_dry_run=is_dry_run)
 
     def remove_idle(self, session: Session) -> None:
         """At a start: drop slots that nobody has used for days, and tables without a row."""
+        self._forget_dropped(session)
         self._remove(session, f"since < NOW(6) - INTERVAL {_IDLE_DAYS} DAY", is_dry_run=False)
         rows = session.query(
             f"SELECT table_name FROM information_schema.tables WHERE table_schema ="
@@ -240,6 +243,20 @@ class Slots(Staging):
                 )
                 self._drop_unlisted(session, slot)
         return gone
+
+    def _forget_dropped(self, session: Session) -> None:
+        """
+        Delete rows of slots whose tables somebody dropped, used or not. Rows are read before
+        tables: the table of a new slot is there before its row.
+        """
+        mine = f"SELECT slot FROM {self._registry} WHERE target = {_literal(self._target)}"
+        slots = [slot for (slot,) in session.query(mine)]
+        gone = set(slots) - DIALECT.present(session, self.schema, slots)
+        if gone:
+            session.wait_for_locks(1)
+        for slot in sorted(gone):
+            with suppress(*DIALECT.errors):
+                session.execute(f"DELETE FROM {self._registry} WHERE slot = {_literal(slot)}")
 
     def _drop_unlisted(self, session: Session, slot: str) -> None:
         """DDL commits what is open before it begins: the row is gone for everybody by then."""
