@@ -37,7 +37,7 @@ class Place:
     meta: str
     admin: Any
     kind: type[TableSink]
-    lives: list[Life] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list, repr=False)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         raise NotImplementedError

@@ -25,7 +25,8 @@ def column(ddl: str, arrow: pa.DataType, values: list) -> Column:
     natural = sent_as(arrow).ddl
 
     def literal(value: object) -> str:
-        written = repr(value) if isinstance(value, float) else str(value)
+        # A float has no scale: "1.0" would give one to a numeric column without its own.
+        written = repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
         return f"'{written}'" if is_read else f"'{written}'::{natural}"
 
     # Text is read by the server; so are floats, as the cast to numeric would drop digits.
