@@ -3,9 +3,9 @@ Prove by brute force, one part after the other: `make proof`, or `make proof ONL
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
 breaks the coordinator, `compat` runs the small suite on every supported PySpark. Two parts run
-tests that are marked `proof`: `kills` those of sinks and Spark (loops of SIGKILL on real servers
-and real drivers), `storms` all others (the broker under kills, power cuts and damage, etcd's
-leaders, random schedules). KILLS says how long their loops are.
+tests that are marked `proof`: `kills` those of Spark drivers that write to databases, topics, files
+and tables under one decision, `storms` all others (standbys, executors, servers, the broker under
+kills, power cuts and damage, random schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 
 PYTHON = sys.executable
 _MARKED = ("pytest", "-m", "proof", "-n", "2", "--dist", "loadfile")
+_KILLS = ("tests/spark/test_kills.py", "tests/spark/test_lake_kills.py")
 
 
 def parts(seeds: int) -> dict[str, list[str]]:
@@ -25,8 +26,8 @@ def parts(seeds: int) -> dict[str, list[str]]:
         "model": [PYTHON, "-m", "proof.model"],
         "simulation": [PYTHON, "-m", "proof.simulation", "--seeds", str(seeds)],
         "mutants": [PYTHON, "-m", "proof.mutants"],
-        "kills": [*_MARKED, "tests/sinks", "tests/spark"],
-        "storms": [*_MARKED, "tests", "--ignore=tests/sinks", "--ignore=tests/spark"],
+        "kills": [*_MARKED, *_KILLS],
+        "storms": [*_MARKED, "tests", *(f"--ignore={file}" for file in _KILLS)],
         "compat": [PYTHON, "tools/compat.py"],
     }
 
