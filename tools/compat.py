@@ -49,7 +49,7 @@ def make_environment(uv: Path, minor: str) -> Path:
         f"install PySpark {minor}", uv, "pip", "install", "--quiet", "--upgrade-package", "pyspark",
         "--python", python, "--constraints", CONSTRAINTS,
         "--editable", f"{setup.ROOT}[spark,postgres,delta,iceberg,testing]", f"pyspark=={minor}.*",
-        "pytest-timeout", "pytest-xdist", "psutil", "setuptools", env=env,
+        "pytest-timeout", "pytest-xdist", "psutil", "setuptools", "duckdb", "polars", env=env,
     )  # fmt: skip
     return python
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-pytest.importorskip("pyiceberg", reason="an environment for one PySpark may do without it")
-
+import duckdb
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.expressions import EqualTo, IsNull
 from pyiceberg.manifest import DataFile
@@ -269,7 +268,6 @@ def test_readers_find_rows_by_bounds_and_partitions_of_files_of_spark(
     }.items():
         found = table.scan(row_filter=condition).to_arrow()
         assert sorted(found["id"].to_pylist()) == expected, condition
-    polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     rows = polars.scan_iceberg(table).collect()
     assert sorted(rows["id"].to_list()) == list(range(120))

@@ -142,7 +142,7 @@ class Broker:
         self.limits_reached[limit] += 1
 
     def report_damage(self, error: CorruptRecord) -> Code:
-        """Report a batch that failed its checksum, once; returns what its reader is told."""
+        """Report a batch that failed its checksum, once; returns the answer for its reader."""
         self.damaged_batches += 1
         text = str(error)
         if text not in self._reported:

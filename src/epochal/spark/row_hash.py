@@ -157,7 +157,7 @@ class ObservedRows:
         """
         Of the rows that a job on `frame` has read, by the physical plan that ran.
 
-        Not by an `Observation`: it is told of the end of a job by Spark's listener bus, later.
+        Not by an `Observation`: Spark's listener bus gives it the end of a job later.
         """
         jvm: Any = self._spark._jvm
         metrics = getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$")

@@ -1,6 +1,6 @@
 """Leases: which of several processes is to try first. Nothing is safe because of a lease.
 
-What keeps two drivers apart is the epoch log: a claim fences whoever claimed before (I7). A lease
+What keeps two drivers apart is the epoch log: a claim fences every earlier driver (I7). A lease
 only spares the others the try. One that lies, that two hold or nobody, costs takeovers and never a
 row; so a process that can't ask for its lease goes on, and stops where it learns that another has
 it.

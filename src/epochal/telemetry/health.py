@@ -231,7 +231,7 @@ def _left_for_a_person(live: Live) -> Condition | None:
     ages = [one.oldest_since for one in left.values() if one.oldest_since is not None]
     return Condition(
         health=Health.IN_DOUBT,
-        because=f"a person is needed: prepared work is left at {', '.join(left)}",
+        because=f"only a person may settle the prepared work at {', '.join(left)}",
         since=min(ages, default=None),
     )
 

@@ -113,7 +113,7 @@ class Recorder:
         """The line of the epoch carries the error."""
 
     def retried(self, sink: SinkName, retry: Retry) -> None:  # noqa: ARG002
-        # Whoever asks for the status now must not read that all is well.
+        # A status that is read now must not show that all is well.
         if retry.attempts == 1:
             self._is_woken.set()
 
