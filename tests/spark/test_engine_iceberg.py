@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import polars
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -269,7 +269,7 @@ def test_readers_find_rows_by_bounds_and_partitions_of_files_of_spark(
         found = table.scan(row_filter=condition).to_arrow()
         assert sorted(found["id"].to_pylist()) == expected, condition
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    rows = polars.scan_iceberg(table).collect()
+    rows = pl.scan_iceberg(table).collect()
     assert sorted(rows["id"].to_list()) == list(range(120))
     assert rows["ratio"].is_nan().sum() == 1
     arrow = table.scan(selected_fields=("id", "pair")).to_arrow()

@@ -15,8 +15,8 @@ transaction which demands that all parts are there and takes them off the lease:
     put part 0, part 1, part 2      under a lease: a writer killed here leaves nothing for long
     transaction                     key absent, parts 0 to 2 there: put the key, keep the parts
 
-So a key never names a part that is missing, even if another process deletes. The nonce says whose content
-a key holds when a transaction was sent twice because its first answer was lost.
+So a key never names a part that is missing, even if another process deletes. The nonce says whose
+content a key holds when a transaction was sent twice because its first answer was lost.
 """
 
 from __future__ import annotations
