@@ -220,6 +220,26 @@ def test_folding_that_dies_at_any_call_loses_no_proof(drive, numbers, tmp_path, 
         written(number + 1)
 
 
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_rehearsal_that_dies_at_any_call_leaves_nothing_behind(drive, tmp_path, after_effect):
+    rows = pa.table({"n": list(range(8))})
+    receipts = {}
+
+    def driver_at(number: int):
+        return drive(Files(str(tmp_path / str(number))))
+
+    receipts[1] = driver_at(1).prepare(rows, 0)
+    for number in crashes(
+        lambda number: driver_at(number).committer.rehearse(EpochNumber(0), [receipts[number]]),
+        after_effect=after_effect,
+    ):
+        driver = driver_at(number)
+        driver.committer.abort(EpochNumber(0), [receipts[number]])
+        assert driver.committer.in_doubt() == []
+        assert [*(tmp_path / f"{number}.epochal").rglob("epochal-*")] == []
+        receipts[number + 1] = driver_at(number + 1).prepare(rows, 0)
+
+
 def test_an_abort_that_dies_at_any_call_is_finished_by_its_repeat(drive, tmp_path):
     rows = pa.table({"n": list(range(8)), "p": [n % 4 for n in range(8)]})
     receipts = {}

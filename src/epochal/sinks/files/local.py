@@ -213,7 +213,7 @@ class LocalStaging:
 
     def _try_move(self) -> None:
         """By an empty folder: to a reader of the root it is nothing, also if it is left there."""
-        for old in self._root.glob(f"{_PROBE}*"):
+        for old in (*self._beside.glob(f"{_PROBE}*"), *self._root.glob(f"{_PROBE}*")):
             _remove_empty(old)
         probe = f"{_PROBE}{secrets.token_hex(8)}"
         made, moved = self._beside / probe, self._root / probe
@@ -414,11 +414,13 @@ class LocalStaging:
         return LocalAttempt(self._root, handle)
 
     def remove_old_scratch(self) -> None:
-        """Folders that an abort could not remove, or was killed at; the store removes its own."""
+        """
+        Folders that an abort could not remove, or was killed at, and files of a rehearsal that was
+        killed while one was aside; the store removes its own.
+        """
         scratch = layout.scratch_of(self._identity.uid, self._identity.tag)
         for path in self._beside.glob(f"{scratch}*"):
-            if path.is_dir():
-                _remove(path)
+            _remove(path)
 
     def _prepared(self, receipt: Receipt) -> Path:
         return self._beside / layout.prepared(receipt.handle)
@@ -506,17 +508,17 @@ def _state(source: Path, target: Path, size: int) -> _State:
     return _State.GONE
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, as far as this user may."""
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, as far as this user may."""
     try:
-        if folder.is_symlink():
-            folder.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            shutil.rmtree(folder)
+            path.unlink()
     except FileNotFoundError:
         pass  # another driver removes it, too
     except OSError as error:
-        _warn(folder, error)
+        _warn(path, error)
 
 
 def _warn(path: Path, error: OSError) -> None:
