@@ -1,11 +1,12 @@
 """
 Prove by brute force, one part after the other: `make proof`, or `make proof ONLY="model kills"`.
 
-Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds, `mutants`
-breaks the coordinator, `compat` runs the small suite on every supported PySpark. Two parts run
-tests that are marked `proof`: `kills` those of Spark drivers that write to databases, topics, files
-and tables under one decision, `storms` all others (standbys, executors, servers, the broker under
-kills, power cuts and damage, random schedules). KILLS says how long their loops are.
+Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds,
+`shared-journal` as many of a broker on several machines, `mutants` breaks the coordinator,
+`compat` runs the small suite on every supported PySpark. Two parts run tests that are marked
+`proof`: `kills` those of Spark drivers that write to databases, topics, files and tables under one
+decision, `storms` all others (standbys, executors, servers, the broker under kills, power cuts and
+damage, random schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def parts(seeds: int) -> dict[str, list[str]]:
     return {
         "model": [PYTHON, "-m", "proof.model"],
         "simulation": [PYTHON, "-m", "proof.simulation", "--seeds", str(seeds)],
+        "shared-journal": [PYTHON, "-m", "proof.shared_journal", "--seeds", str(seeds)],
         "mutants": [PYTHON, "-m", "proof.mutants"],
         "kills": [*_MARKED, *_KILLS],
         "storms": [*_MARKED, "tests", *(f"--ignore={file}" for file in _KILLS)],
