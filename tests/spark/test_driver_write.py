@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 from spark_stage import Killer, Source, ids, run_to_end
 
 from epochal.contract import Task
@@ -149,3 +150,22 @@ def test_a_sink_that_does_not_say_so_is_never_written_to_by_the_driver(
     found = by_driver(monkeypatch)
     run_to_end(pipeline, source.stream, checkpoint)
     assert [is_here for _, is_here in found] == [False, False, False]
+
+
+def test_rows_too_large_for_the_driver_go_to_tasks(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(frame: DataFrame) -> None:
+        del frame
+        raise RuntimeError(
+            "Total size of serialized results of 1 tasks (51.8 MiB) is bigger than "
+            "spark.driver.maxResultSize (1024.0 KiB)"
+        )
+
+    source.add_numbers(epochs=2)
+    sink = Memory()
+    found = by_driver(monkeypatch)
+    monkeypatch.setattr(DataFrame, "toArrow", refuse)
+    run_to_end(Pipeline("numbers", [sink]), source.stream, checkpoint)
+    assert found == [(10, False), (10, False)]
+    assert ids(sink) == source.ids

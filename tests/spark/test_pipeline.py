@@ -20,6 +20,7 @@ from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, 
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark.error_text import stop_or_error
+from epochal.spark.jobs import COMPILED
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.versions import UNIX_SOCKETS
 
@@ -65,6 +66,19 @@ def test_garbage_collection_after_a_task_passes_over_what_the_worker_has_loaded(
     # Spark takes the worker that was used last.
     (row,) = source.spark.range(1, numPartitions=1).mapInArrow(spared, "id long").collect()
     assert row.id > 10_000
+
+
+def test_stages_are_cut_where_java_would_interpret_them_while_our_jobs_run(
+    source: Source, checkpoint: Path
+) -> None:
+    (setting,) = COMPILED
+    before = source.spark.conf.get(setting)
+    assert before != COMPILED[setting]
+    seen = []
+    sink = Memory(select=lambda df: (seen.append(df.sparkSession.conf.get(setting)), df)[1])
+    Pipeline("numbers", [sink]).write(source.spark.range(3), run="once", checkpoint=checkpoint)
+    assert seen[-1] == COMPILED[setting]
+    assert source.spark.conf.get(setting) == before
 
 
 def test_nothing_stays_cached_after_an_epoch(source: Source, checkpoint: Path) -> None:

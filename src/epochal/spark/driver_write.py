@@ -38,6 +38,8 @@ _BYTES_MAX = 1 << 20
 _PARTITIONS_MAX = 32
 """More of them could bring many times the limit, and run on many executors at the same time."""
 _ONLY_PARTITION = 0
+_RESULT_BYTES_MAX = "spark.driver.maxResultSize"
+"""Named by the error of a job whose rows are few and larger than the driver may collect."""
 
 
 @dataclass(slots=True)
@@ -133,6 +135,12 @@ def _collected(frame: DataFrame, rows_max: int) -> pa.Table | None:
     except UNAVAILABLE as error:
         logger.debug("rows are not collected on the driver: %s", error)
         return None
-    rows = few.toArrow()
+    try:
+        rows = few.toArrow()
+    except Exception as error:
+        if _RESULT_BYTES_MAX not in str(error):
+            raise
+        logger.debug("rows are too large to be collected on the driver", exc_info=error)
+        return None
     # Each partition stops at one row more than the limit: not above it, none was cut.
     return rows if rows.num_rows <= rows_max else None

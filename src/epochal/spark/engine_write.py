@@ -12,8 +12,7 @@ itself, and one that then fails leaves them: it is never used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +33,14 @@ _COMMITTER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-_SETTINGS = {
+SETTINGS = {
     # INT96, the default, has no statistics, and many readers take it for nanoseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # As every reader but an old Spark takes them.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.avro.datetimeRebaseModeInWrite": "CORRECTED",
 }
+"""Of the session, while a job of Spark's own writer runs."""
 _COMMITTERS_NEEDED = {
     "spark.sql.sources.commitProtocolClass": (
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
@@ -399,24 +399,3 @@ def _is_null(name: str) -> RowRejected:
         f"column {name} is required, and a row has none",
         f'where="{name} IS NOT NULL" leaves it out',
     )
-
-
-@contextmanager
-def writer_settings(spark: SparkSession) -> Iterator[None]:
-    """
-    Settings of a session, for as long as jobs of its writer run. The session of a streaming query
-    is its own; that of a once-only load is its user's, and gets back what it had.
-    """
-    before = {name: spark.conf.get(name) for name in _SETTINGS}
-    _set(spark, {name: value for name, value in _SETTINGS.items() if before[name] != value})
-    try:
-        yield
-    finally:
-        # A JVM that has exited must not hide the error by which that became known.
-        with suppress(Exception):
-            _set(spark, {name: value for name, value in before.items() if _SETTINGS[name] != value})
-
-
-def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
-    for name, value in settings.items():
-        spark.conf.set(name, str(value))

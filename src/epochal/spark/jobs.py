@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -36,7 +36,7 @@ from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from epochal.contract import Sink
@@ -46,7 +46,12 @@ logger = logging.getLogger("epochal")
 
 _DESCRIPTION = "spark.job.description"
 _RELEASE_WAIT_MAX_S = 5.0
-
+COMPILED = {"spark.sql.codegen.hugeMethodLimit": "8000"}
+"""
+Of the session, while our jobs run. HotSpot compiles no larger method, and by default Spark makes
+one of a whole stage up to eight times that: rows of a hundred columns would be laid out and hashed
+by an interpreter.
+"""
 
 Timing = Callable[[SinkName], AbstractContextManager[None]]
 """Measures the time that one sink takes."""
@@ -131,12 +136,32 @@ def prepare_all(
                 context.cancelJobsWithTag(tag)
 
     is_by_engine = any(part.engine is not None for part in parts)
-    with engine_write.writer_settings(batch.sparkSession) if is_by_engine else nullcontext():
+    settings = COMPILED | (engine_write.SETTINGS if is_by_engine else {})
+    with session_settings(batch.sparkSession, settings):
         if len(parts) == 1:
             run(parts[0])
         else:
             _in_parallel(run, parts, cancel)
     return outcome
+
+
+@contextmanager
+def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """
+    Settings of a session, for as long as our jobs run. The session of a streaming query is its own;
+    that of a once-only load is its user's, and gets back what it had.
+    """
+    before = {name: str(spark.conf.get(name)) for name in wanted}
+    changed = {name: value for name, value in wanted.items() if before[name] != value}
+    for name, value in changed.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        # A JVM that has exited must not hide the error by which that became known.
+        with suppress(Exception):
+            for name in changed:
+                spark.conf.set(name, before[name])
 
 
 def _in_parallel(

@@ -29,6 +29,7 @@ from epochal.sinks.files.reader import spark_type
 from epochal.sinks.files.row_counts import ROW_COUNTS
 from epochal.sinks.memory import Memory
 from epochal.spark import engine_write
+from epochal.spark.jobs import session_settings
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.row_hash import ObservedRows, fingerprint_of
 from epochal.terms import JOB_PARTITION, EpochNumber
@@ -79,7 +80,7 @@ class Jobs:
         (form,) = self._driver.committer.engine_formats
         asked = self._driver.committer.engine_write(handle, rows.schema, form)
         frame = frame_of(self._spark, rows).repartition(parts)
-        with engine_write.writer_settings(self._spark):
+        with session_settings(self._spark, engine_write.SETTINGS):
             return engine_write.write(frame, asked, rows.schema, fingerprint=True)
 
     def prepared(self, rows: pa.Table, epoch: int, parts: int = 2) -> Any:
