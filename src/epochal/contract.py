@@ -238,6 +238,17 @@ class Confirming(Protocol):
 
 
 @runtime_checkable
+class Cramped(Protocol):
+    """A committer whose target has room for a fixed number of attempts (`SinkBase.writers_max`)."""
+
+    def has_leftovers(self) -> bool:
+        """
+        Whether attempts of earlier epochs take up room. Called before each epoch begins; a sweep
+        follows where it is so, whenever the last one was.
+        """
+
+
+@runtime_checkable
 class Identified(Protocol):
     """A committer whose server can say which one it is, and how far its history goes."""
 

@@ -234,6 +234,7 @@ def test_the_log_is_exported_and_a_dropped_pipeline_leaves_its_rows(place, epoch
     assert (code, "holds no epoch log" in err) == (1, True)
     assert rows(place) == 6
     assert epochal("grants", "jobs:pipeline")[0] == 0
+    assert epochal("staging", "jobs:pipeline") == (0, "", "no sink has staging='fixed'\n")
 
 
 def test_a_running_driver_is_not_fenced_unless_requested(place, epochal):
@@ -373,6 +374,7 @@ OTHERS = {
     "fork": "changes the log alone; no row and no prepared work",
     "rename": "changes the log alone; no row and no prepared work",
     "grants": "prints",
+    "staging": "prints",
     "log export": "reads",
     "metrics": "prints",
     "console": "a server that reads",

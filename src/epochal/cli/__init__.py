@@ -46,6 +46,7 @@ VERBS = {
     "compact": ("compact:compact", _MOVE),
     "drop": ("drop:drop", _MOVE),
     "grants": ("grants:grants", _MOVE),
+    "staging": ("grants:staging", _MOVE),
     "console": ("console:console", _SERVE),
     "broker": ("broker:broker", _SERVE),
     "receiver": ("receiver:receiver", _SERVE),

@@ -95,8 +95,10 @@ class Cleanup:
             give_up_s=self._limits.abort_timeout_s,
         )
 
-    def sweep_if_due(self) -> None:
-        if self._clock.monotonic() - self._swept_s < self._limits.sweep_every_s:
+    def sweep_if_due(self, *, is_needed: bool = False) -> None:
+        """`is_needed`: due at once, as what is left behind takes up room."""
+        since_s = self._clock.monotonic() - self._swept_s
+        if since_s < self._limits.sweep_every_s and not is_needed:
             self._journal.tidy_if_many()
             return
         self.sweep_as_far_as_possible()

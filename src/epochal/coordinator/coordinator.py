@@ -257,7 +257,7 @@ class Coordinator:
         try:
             if query_id is not None:
                 self._journal.remember(bound(self.state, query_id))
-            self._cleanup.sweep_if_due()
+            self._cleanup.sweep_if_due(is_needed=self._targets.have_leftovers())
             self._targets.begin(self._begins(epoch, offsets, self._targets.committers))
         except Exception as error:
             self.abort({}, because=error)

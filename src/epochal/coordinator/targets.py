@@ -21,6 +21,7 @@ from epochal.contract import (
     Begin,
     Committer,
     Confirming,
+    Cramped,
     Deadline,
     EngineAbility,
     EngineWrites,
@@ -168,6 +169,23 @@ class Targets:
 
         self.ask_each({sink: partial(ask, sink, one) for sink, one in self.committers.items()})
         return {sink: marks[sink] for sink in self.committers}
+
+    def have_leftovers(self) -> bool:
+        """Whether attempts of earlier epochs take up room where there is little of it."""
+        found: list[bool] = []
+
+        def ask(committer: Cramped) -> None:
+            found.append(committer.has_leftovers())
+
+        self.ask_each(
+            {
+                sink: partial(ask, one)
+                for sink, one in self.committers.items()
+                if getattr(self._sinks[sink], "writers_max", None) is not None
+                and isinstance(one, Cramped)
+            }
+        )
+        return any(found)
 
     def begin(self, begins: Mapping[SinkName, Begin]) -> None:
         """Ask for what the tasks of an epoch need."""

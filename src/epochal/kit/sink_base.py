@@ -177,6 +177,14 @@ class SinkBase(ABC):
     def transaction_key(self) -> str | None:
         return None
 
+    @property
+    def writers_max(self) -> int | None:
+        """
+        How many tasks of an epoch may prepare rows for this sink: the engine puts further
+        partitions together. None: any number. Where it is given, the committer is `Cramped`.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recount:
@@ -259,6 +267,13 @@ class Operable(Protocol):
     def server_time(self) -> float | None:
         """Seconds since 1970 by the target's clock; None where it has none to read."""
         return None
+
+    def missing_ddl(self, schema: pa.Schema) -> Sequence[str]:  # noqa: ARG002
+        """
+        The statements by which somebody else makes what rows of this schema need at the target,
+        where the sink is not to make it itself. Called by `epochal staging`. Changes nothing.
+        """
+        return []
 
 
 class CommitterBase(Operable, ABC):

@@ -2,18 +2,21 @@
 The doctor: queries the log, the driver and every target, and lists problems.
 
 For each target: its abilities, its clock, the handles it holds of this pipeline, their age and what
-they block. Changes nothing that readers see. Also the privileges that sinks need (`grants`).
+they block. Changes nothing that readers see. Also the privileges that sinks need (`grants`), and
+the tables that somebody else makes for them (`staging`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Committer, Identified, Sink
 from epochal.coordinator.environment import new_uid
+from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kit.sink_base import Operable
@@ -29,11 +32,16 @@ from epochal.reports.model import (
     FoundReport,
     GrantsReport,
     SinkDiagnosis,
+    StagingReport,
 )
 from epochal.reports.status import live_of, require_record, standby_reports
+from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.storage import ServedStore
 from epochal.telemetry.health import Liveness
 from epochal.terms import Ability, Limits, Mark, SinkName, quantity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CLOCK_SKEW_MAX_S = 5.0
 
@@ -229,3 +237,42 @@ def grants(opened: OpenedTarget) -> GrantsReport:
         log=[] if store is None else store.grants(),
         unknown=unknown,
     )
+
+
+def staging(opened: OpenedTarget) -> StagingReport:
+    """Return what a DBA has yet to make for sinks that make nothing. Starts Spark for the rows."""
+    declared = by_name(opened.require_sinks())
+    cramped = [sink for sink in declared.values() if getattr(sink, "is_fixed", False)]
+    schemas = _schemas(opened, declared) if cramped else {}
+    state = State(uid=new_uid(), pipeline=opened.pipeline or "", location="")
+    statements: dict[str, Sequence[str]] = {}
+    for sink in cramped:
+        with committer_of(sink, state, opened.limits) as committer:
+            if isinstance(committer, Operable):
+                statements[sink.name] = committer.missing_ddl(schemas[sink.name])
+    return StagingReport(pipeline=opened.pipeline or "", sinks=statements)
+
+
+def _schemas(
+    opened: OpenedTarget, declared: Mapping[SinkName, Sink]
+) -> Mapping[SinkName, pa.Schema]:
+    """The rows of each sink, as Spark analyses the query, and rejected ones."""
+    streaming = opened.require_streaming()
+    session = streaming.session()
+    try:
+        batch = empty_like(streaming.stream(session))
+        schemas = {
+            sink.name: arrow_schema(sink, project(sink, batch).schema)
+            for sink in opened.require_sinks()
+        }
+    finally:
+        session.stop()
+    state = State(uid=new_uid(), pipeline=opened.pipeline or "", location="")
+    with ExitStack() as stack:
+        committers = {
+            name: stack.enter_context(committer_of(sink, state, opened.limits))
+            for name, sink in declared.items()
+            if sink.rejects_to is not None
+        }
+        rejecting = {name: declared[name] for name in committers}
+        return check_schemas(rejecting, committers, schemas)

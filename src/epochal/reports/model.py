@@ -326,6 +326,13 @@ class GrantsReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagingReport:
+    pipeline: str
+    sinks: Mapping[str, Sequence[str]]
+    """The statements that a DBA has yet to run, of each sink whose staging is fixed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropReport:
     location: str
     pipeline: str

@@ -230,6 +230,9 @@ def _prepare(
             written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
             return (part.engine.gather(written),)
     rows, job = as_tasks()
+    writers_max = getattr(part.sink, "writers_max", None)
+    if writers_max is not None:
+        rows = rows.coalesce(writers_max)
     collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 

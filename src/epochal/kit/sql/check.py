@@ -15,6 +15,7 @@ from epochal.kit.sql.client import Session
 from epochal.kit.sql.columns import Table, columns_of, steering_fields
 from epochal.kit.sql.dialect import UNFIT, Dialect, order_copy
 from epochal.kit.sql.names import TableName
+from epochal.kit.sql.staging_tables import Missing
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Ability, Identity, Json
 
@@ -26,6 +27,7 @@ def abilities(sink: TableSink) -> list[Ability]:
     is_staged = sink.strategy == "staged"
     return [
         *_session_sql(sink),
+        *_fixed_staging(sink),
         Ability(
             name="whole epochs",
             granted=is_staged,
@@ -39,6 +41,17 @@ def abilities(sink: TableSink) -> list[Ability]:
             because=f"a ledger row in {sink.meta} is written with the rows",
         ),
     ]
+
+
+def _fixed_staging(sink: TableSink) -> list[Ability]:
+    """By now it was looked for."""
+    if sink.writers_max is None:
+        return []
+    because = (
+        f"{sink.slots} slots are there: at most {sink.writers_max} tasks write an epoch, whatever "
+        "its partitions, and the other slots are for attempts that are tried again"
+    )
+    return [Ability(name="staging without DDL", granted=True, because=because)]
 
 
 def _session_sql(sink: TableSink) -> list[Ability]:
@@ -185,6 +198,13 @@ class Checker(ABC, Generic[T, S]):
     def make_meta(self, session: Session) -> None:
         """Create our schema and ledger where they are missing."""
 
+    def missing(self, session: Session) -> Sequence[Missing]:
+        """
+        What is not there of all that rows need beside the table. Only asked for with
+        staging="fixed", which a sink of Oracle refuses.
+        """
+        raise NotImplementedError
+
     def new_name(self) -> str:
         """The quoted name of a table that is created."""
         return self.dialect.quote(*self._declared.table_name.parts)
@@ -255,17 +275,45 @@ class Checker(ABC, Generic[T, S]):
         Create our schema and ledger, and the table or its columns where that was asked for.
 
         Runs in a transaction where DDL can be part of one; else each statement commits by itself.
+        With staging="fixed" nothing is made: all of it must be there.
         """
+        if self._declared.is_fixed:
+            self.require_made(session)
+            return
         self.make_meta(session)
         if self._expected is not None:
             self._make_table(session, self._expected)
         if self._declared.write_mode.tombstones is not None:
             self._make_tombstones(session, self._declared.write_mode.tombstones)
 
+    def require_made(self, session: Session) -> None:
+        """Refuse to start where a DBA has something to make, with the statements."""
+        found = self.missing(session)
+        if found:
+            sink = self._declared
+            raise Misconfigured(
+                f"{sink.table} on {sink.place}: staging='fixed', and there is no "
+                + ", no ".join(one.what for one in found),
+                "a DBA runs this, as `epochal staging` prints it:\n"
+                + ";\n".join(statement for one in found for statement in one.ddl),
+            )
+
+    def missing_tombstones(self, session: Session, grant: str) -> Sequence[Missing]:
+        """The table of deleted keys; `grant`: a statement for `{rights}` on `{table}`."""
+        name = self._declared.write_mode.tombstones
+        if name is None or self.read_named(session, name) is not None:
+            return []
+        table, rights = self.dialect.quote(*name.parts), "SELECT, INSERT, UPDATE, DELETE"
+        ddl = [self._tombstones_ddl(session, name), grant.format(rights=rights, table=table)]
+        return [Missing(what=f"table {name} of tombstones", ddl=ddl)]
+
     def _make_tombstones(self, session: Session, name: TableName) -> None:
-        """The table of deleted keys, where it is missing: its columns are those of the table."""
-        if self.read_named(session, name) is not None:
-            return
+        """Where it is missing."""
+        if self.read_named(session, name) is None:
+            self._create(session, self._tombstones_ddl(session, name))
+
+    def _tombstones_ddl(self, session: Session, name: TableName) -> str:
+        """The table of deleted keys: its columns are those of the table."""
         mode, there, quote = self._declared.write_mode, self.must_read(session), self.dialect.quote
         columns = self._declared.column_map or {}
         keys = [columns.get(key, key) for key in mode.keys]
@@ -275,7 +323,7 @@ class Checker(ABC, Generic[T, S]):
             f"deleted_at {self.dialect.moment}",
             f"PRIMARY KEY ({', '.join(map(quote, keys))})",
         ]
-        self._create(session, self.dialect.create_table(quote(*name.parts), definitions))
+        return self.dialect.create_table(quote(*name.parts), definitions)
 
     def _make_table(self, session: Session, expected: ExpectedColumns[S]) -> None:
         sink, dialect, table = self._declared, self.dialect, self.read_table(session)

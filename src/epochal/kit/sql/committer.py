@@ -117,6 +117,14 @@ class SqlCommitter(Operable):
         require_known_format(f"the ledger {self._ledger.table}", written, FORMAT)
         return abilities
 
+    def has_leftovers(self) -> bool:
+        """`Cramped`: no epoch is open when it is asked, so whatever is listed is left over."""
+        return self.sink.is_fixed and bool(
+            self._ask(
+                "list staged attempts", lambda session: self.staging.listed(session, self.identity)
+            )
+        )
+
     def newest(self) -> Sequence[Mark]:
         return self._ask("read the ledger", self._ledger.newest, missing=[])
 
@@ -193,6 +201,14 @@ class SqlCommitter(Operable):
             return Dropped(removed=[text for number, text in counted if number])
 
         return self._in_transaction("forget", forget, missing=Dropped())
+
+    def missing_ddl(self, schema: pa.Schema) -> Sequence[str]:
+        def ask(session: Session) -> list[str]:
+            self._checker.expect(schema)
+            found = self._checker.missing(session) if self.sink.is_fixed else []
+            return [statement for one in found for statement in one.ddl]
+
+        return self._ask("look for what is missing", ask)
 
     def server_time(self) -> float:
         def read(session: Session) -> float:

@@ -8,15 +8,74 @@ was ever run there.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from epochal.errors import TryAgain
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import OwnTablesDialect
 from epochal.kit.sql.names import staging_name
-from epochal.terms import Handle, Identity, InDoubt, Receipt
+from epochal.terms import Handle, Identity, InDoubt, Receipt, quantity
+
+T = TypeVar("T")
+_CLAIM_WAITS_S = (0.02, 0.1, 0.5)
+"""Between two looks for a free slot, the last one again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Something that a DBA is to make, with staging="fixed"."""
+
+    what: str
+    ddl: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsInUse:
+    """The slots of a fixed number that rows of one attempt could use."""
+
+    place: str
+    """The schema and the table that they are for, for people."""
+    slots: int
+    held: int
+    """Those that hold an attempt, not decided yet or of a pipeline that does not run any more."""
+    oldest_s: float
+
+    def error(self) -> TryAgain:
+        if not self.slots:
+            return TryAgain(
+                f"no slot in {self.place} has the columns of these rows",
+                "the table was altered: the next start says what a DBA is to make",
+            )
+        return TryAgain(
+            f"none of {quantity(self.slots, 'slot')} in {self.place} is free: "
+            f"{self.held} hold attempts, the oldest for {self.oldest_s:.0f} s, and the others are "
+            "in use",
+            "more slots (slots=…, and `epochal staging` prints what a DBA is to make): all sinks "
+            "that write to this table share them; attempts of dead pipelines are removed by "
+            "`epochal drop`",
+        )
+
+
+def claim_in_time(
+    claim: Callable[[], T | None], in_use: Callable[[], SlotsInUse], *, wait_max_s: float
+) -> T:
+    """
+    In a task: claim one of a fixed number of slots. Copies of tasks that are about to be killed,
+    and attempts that fail, let theirs go: so one that finds none waits for a while.
+    """
+    ends_s, waits = time.monotonic() + wait_max_s, iter(_CLAIM_WAITS_S)
+    while True:
+        claimed = claim()
+        if claimed is not None:
+            return claimed
+        used = in_use()
+        if not used.slots or time.monotonic() >= ends_s:
+            raise used.error()
+        time.sleep(next(waits, _CLAIM_WAITS_S[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,7 @@ PREPARED = Promises(
 """The promises of both strategies; a database replaces what differs."""
 
 
+_SLOTS_MIN, _SLOTS_MAX = 2, 999
 _TRANSACTION_WORDS = frozenset(
     {"ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "ROLLBACK", "SAVEPOINT", "START", "XA"}
 )
@@ -93,6 +94,16 @@ class TableSink(SinkBase):
     columns: Mapping[str, str] | Sequence[str] | None = None
     """Which field goes into which column, and only these; if not given, each by its own name."""
     strategy: Strategy = "staged"
+    staging: Literal["managed", "fixed"] = "managed"
+    """
+    Whether staging tables are made as tasks need them, or are there already: then no statement of
+    DDL is run, and `epochal staging` prints those for a DBA.
+    """
+    slots: int = 8
+    """
+    With staging="fixed": how many staging tables there are. A quarter is kept for attempts that are
+    tried again; as many tasks as the others write an epoch.
+    """
     create_table: Literal["never", "if_missing"] = "never"
     types: Mapping[str, str] | None = None
     """The types of columns that we create, in the database's SQL; else they follow the fields."""
@@ -136,6 +147,7 @@ class TableSink(SinkBase):
         require_choice(self.called, "create_table", self.create_table, ("never", "if_missing"))
         require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
         require_created(self)
+        require_fixed(self)
         require_reject(self.called, self.on_reject, self.strategy)
         self._set("session_sql", session_statements(self.called, self.session_sql))
         self._read_url()
@@ -191,6 +203,21 @@ class TableSink(SinkBase):
     def staging_schema(self) -> str:
         """The schema that holds staging tables."""
         return self.meta
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.staging == "fixed"
+
+    @property
+    def uses_slots(self) -> bool:
+        """Whether attempts stage their rows, all or some."""
+        return self.strategy == "staged" or self.stages_late
+
+    @property
+    def writers_max(self) -> int | None:
+        if not self.is_fixed or not self.uses_slots:
+            return None
+        return self.slots - max(1, self.slots // 4)
 
     @property
     def rejects_to(self) -> Sink | None:
@@ -285,3 +312,21 @@ def require_created(sink: TableSink) -> None:
             f"{sink.called}: types with create_table='never' and evolve='never': no column is made",
             "create_table='if_missing' or evolve='add_columns'",
         )
+
+
+def require_fixed(sink: TableSink) -> None:
+    """Where no DDL may be run, nothing can be made."""
+    require_choice(sink.called, "staging", sink.staging, ("managed", "fixed"))
+    if not _SLOTS_MIN <= sink.slots <= _SLOTS_MAX:
+        raise Misconfigured(
+            f"{sink.called}: slots={sink.slots}", f"a number from {_SLOTS_MIN} to {_SLOTS_MAX}"
+        )
+    if not sink.is_fixed:
+        return
+    made = {"create_table": sink.create_table, "evolve": sink.evolve}
+    for option, value in made.items():
+        if value != "never":
+            raise Misconfigured(
+                f"{sink.called}: {option}={value!r} with staging='fixed', which runs no DDL",
+                f"{option}='never'",
+            )

@@ -19,9 +19,10 @@ from epochal.kit.sql.check import (
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
+from epochal.kit.sql.staging_tables import Missing
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.slots import REGISTRY, Slots, create_registry
+from epochal.sinks.mysql.slots import REGISTRY, Slots, create_registry, missing_slots, pool_of
 from epochal.sinks.mysql.types import Column, Planned, Table, plan, sent_fields
 from epochal.terms import Ability, Identity, Json
 
@@ -33,7 +34,8 @@ _XA_REFUSED = 1401
 """What MySQL answers to XA RECOVER without the right to it."""
 _KEY_CHARS = 255
 _NAMED_IN_FULL = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
-_META_RIGHTS = "CREATE, SELECT, INSERT, UPDATE, DELETE"
+_ROW_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
+_META_RIGHTS = f"CREATE, {_ROW_RIGHTS}"
 _STAGING_RIGHTS = f"{_META_RIGHTS}, DROP"
 
 
@@ -68,6 +70,9 @@ class MySQLChecker(Checker[Table, Sent]):
                 self._require_listing(session)
             if there is not None:
                 self._require_no_unique(there)
+        if sink.is_fixed:
+            about.require_skipping(sink)
+            self.require_made(session)
         return [*self._abilities(about), exact_values(planned)]
 
     def _abilities(self, about: _About) -> list[Ability]:
@@ -203,12 +208,37 @@ class MySQLChecker(Checker[Table, Sent]):
         )
         return self.no_such_table(rows)
 
+    def _meta_tables(self) -> dict[tuple[str, str], list[str]]:
+        """Our own tables by database and name, with the statements that make them."""
+        meta, staging = self._sink.meta, self._sink.staging_schema
+        return {
+            (meta, DIALECT.ledger): DIALECT.create_ledger(meta),
+            (staging, REGISTRY): [create_registry(staging)],
+        }
+
+    def missing(self, session: Session) -> Sequence[Missing]:
+        sink, expected = self._sink, self._expected
+        found = {
+            table: Missing(
+                what=f"table {DIALECT.quote(schema, table)} that this account sees",
+                ddl=[f"CREATE DATABASE IF NOT EXISTS {DIALECT.quote(schema)}", *statements],
+            )
+            for (schema, table), statements in self._meta_tables().items()
+            if not DIALECT.present(session, schema, [table])
+        }
+        grant = f"GRANT {{rights}} ON {{table}} TO {sink.account}"
+        tombstones = self.missing_tombstones(session, grant)
+        if expected is None or not sink.uses_slots:
+            return [*found.values(), *tombstones]
+        pool = pool_of(sink, plan(expected.sent, self.must_read(session), sink))
+        slots = missing_slots(session, sink, pool, may_read=REGISTRY not in found)
+        return [*found.values(), *tombstones, *slots]
+
     def make_meta(self, session: Session) -> None:
         """Only where it is missing: an account without the right to make it may still use it."""
-        meta, staging = self._sink.meta, self._sink.staging_schema
         try:
-            self._make_in(session, meta, DIALECT.ledger, DIALECT.create_ledger(meta))
-            self._make_in(session, staging, REGISTRY, [create_registry(staging)])
+            for (schema, table), statements in self._meta_tables().items():
+                self._make_in(session, schema, table, statements)
             Slots(self._sink).remove_idle(session)
             self._has_slots = _About(session).skips_locked
         except DIALECT.errors as error:
@@ -264,6 +294,14 @@ class _About:
             raise Misconfigured(
                 f"{sink.place} writes its binary log by statements, which READ COMMITTED forbids",
                 "binlog_format=ROW or MIXED",
+            )
+
+    def require_skipping(self, sink: MySQL) -> None:
+        if not self.skips_locked:
+            raise Misconfigured(
+                f"staging='fixed' on {sink.place}, version {self._version}, which knows no SKIP "
+                "LOCKED: tasks would wait for each other's slots",
+                "MariaDB 10.6 or MySQL 8.0 or newer",
             )
 
     def require_detachable(self, sink: MySQL) -> None:
@@ -412,17 +450,20 @@ def grants(sink: MySQL, account: str) -> list[str]:
     name = sink.table_name
     table = DIALECT.quote(name.schema or sink.server.database, name.table)
     meta, staging = map(DIALECT.quote, (sink.meta, sink.staging_schema))
+    in_meta, in_staging = (
+        (_ROW_RIGHTS, _ROW_RIGHTS) if sink.is_fixed else (_META_RIGHTS, _STAGING_RIGHTS)
+    )
     statements = [
         f"CREATE DATABASE IF NOT EXISTS {meta}",
-        f"GRANT {_META_RIGHTS} ON {meta}.* TO {account}",
+        f"GRANT {in_meta} ON {meta}.* TO {account}",
         f"CREATE DATABASE IF NOT EXISTS {staging}",
-        f"GRANT {_STAGING_RIGHTS} ON {staging}.* TO {account}",
+        f"GRANT {in_staging} ON {staging}.* TO {account}",
         f"GRANT {rights_on_table(sink)} ON {table} TO {account}",
     ]
     buried = sink.write_mode.tombstones
-    if buried is not None:
+    if buried is not None and not sink.is_fixed:
         named = DIALECT.quote(buried.schema or sink.server.database, buried.table)
-        statements.append(f"GRANT CREATE, SELECT, INSERT, UPDATE, DELETE ON {named} TO {account}")
+        statements.append(f"GRANT {_META_RIGHTS} ON {named} TO {account}")
     if sink.strategy == "prepared":
         statements.append(f"GRANT XA_RECOVER_ADMIN ON *.* TO {account} /* MySQL, not MariaDB */")
     return statements

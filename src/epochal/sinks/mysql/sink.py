@@ -78,7 +78,12 @@ class MySQL(TableSink):
         """Statements that give an account the least this sink needs; the url's user by default."""
         from epochal.sinks.mysql.check import grants  # noqa: PLC0415  for people only
 
-        return grants(self, account or f"{DIALECT.literal(self.server.user)}@'%'")
+        return grants(self, account or self.account)
+
+    @property
+    def account(self) -> str:
+        """The url's user, as statements name it."""
+        return f"{DIALECT.literal(self.server.user)}@'%'"
 
     # What only the driver or only a task needs is imported there.
 

@@ -17,6 +17,9 @@ of the registry says whose rows it holds, and the lock on that row is the fence.
     commit      COMMIT; tables of their own are dropped after it
     abort       free the handles, drop tables of their own
 
+With `staging="fixed"` a DBA has made the slots: large attempts use them, too, none is made or
+dropped here, and an attempt that finds none free waits.
+
 Staging is a database of its own, so that a dump of the ledger's meets no table that comes or goes.
 Servers without SKIP LOCKED (MariaDB before 10.6) have tables of their own for all epochs.
 """
@@ -25,18 +28,28 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from epochal.kit.sql.client import Session
-from epochal.kit.sql.staging_tables import Held, OwnTables, Staging
-from epochal.sinks.mysql.dialect import DIALECT
+from epochal.kit.sql.dialect import UNFIT
+from epochal.kit.sql.staging_tables import (
+    Held,
+    Missing,
+    OwnTables,
+    SlotsInUse,
+    Staging,
+    claim_in_time,
+)
+from epochal.sinks.mysql.dialect import AT, DIALECT
 from epochal.terms import Handle, Identity, InDoubt, handle_prefix
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
+    from epochal.sinks.mysql.types import Planned
 
 REGISTRY = "slots"
 ROWS_MAX = 10_000
@@ -57,6 +70,7 @@ class Pool:
 
     schema: str
     target: str
+    names: tuple[str, ...]
     columns: str
     """The definition of a slot's columns: only attempts of one shape use the same slots."""
 
@@ -89,19 +103,88 @@ class Pool:
             f"INSERT INTO {self.registry} (slot, pool, target, handle) VALUES ({', '.join(values)})"
         )
 
-    def create_slot(self, slot: str) -> str:
+    def create_slot(self, slot: str, *, is_new: bool = True) -> str:
         table = _quote(self.schema, slot)
-        return f"CREATE TABLE {table} ({self.columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
+        create = "CREATE TABLE" if is_new else "CREATE TABLE IF NOT EXISTS"
+        return f"{create} {table} ({self.columns}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"
+
+    def fixed_slots(self) -> Iterator[str]:
+        """The names of slots that a DBA makes."""
+        digests = (hashlib.sha256(f"{self.digest}\0{number}".encode()) for number in count())
+        return (f"{_PREFIX}{digest.hexdigest()[:16]}" for digest in digests)
 
 
-def claim_slot(pool: Pool, handle: Handle, ask: Ask, run: Callable[..., None]) -> str:
+def pool_of(sink: MySQL, planned: Sequence[Planned]) -> Pool:
+    """The slots for rows that are written so."""
+    columns = {one.field: one.staging_ddl for one in planned}
+    # Where rows may be set apart, each is sent with its number.
+    numbering = " AUTO_INCREMENT" if sink.rejects_to is None else ""
+    if sink.rejects_to is not None:
+        columns |= dict.fromkeys(UNFIT, "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+    listed = ", ".join(f"{_quote(name)} {ddl} NULL" for name, ddl in columns.items())
+    return Pool(
+        schema=sink.staging_schema,
+        target=str(sink.table_name),
+        names=(AT, *columns),
+        columns=f"{DIALECT.place} BIGINT NOT NULL{numbering} PRIMARY KEY, {listed}",
+    )
+
+
+def missing_slots(session: Session, sink: MySQL, pool: Pool, *, may_read: bool) -> list[Missing]:
+    """
+    The slots that a DBA has yet to make for rows of this pool. Without a registry that the account
+    may read: all of them.
+    """
+    mine = f"SELECT slot, pool FROM {pool.registry} WHERE target = {_literal(pool.target)}"
+    found = dict(session.query(mine)) if may_read else {}
+    there = DIALECT.present(session, pool.schema, list(found))
+    same = [slot for slot, digest in found.items() if slot in there and digest == pool.digest]
+    columns = {slot: DIALECT.columns(session, pool.schema, slot) for slot in same}
+    fitting = [slot for slot in same if columns[slot] == list(pool.names)]
+    altered = [slot for slot in same if slot not in fitting]
+    lacking = max(0, sink.slots - len(fitting))
+    if not (lacking or altered):
+        return []
+    what = f"slot for {lacking} of {sink.slots} attempts in {_quote(pool.schema)}"
+    what += " (there are some for other columns)" if set(found.values()) - {pool.digest} else ""
+    forgotten = [*altered, *sorted(found.keys() - there)]
+    new = list(islice((one for one in pool.fixed_slots() if one not in fitting), lacking))
+    ddl = [f"DROP TABLE {_quote(pool.schema, slot)}" for slot in altered]
+    if forgotten:
+        ddl.append(f"DELETE FROM {pool.registry} WHERE {_among('slot', forgotten)}")
+    if new:
+        ddl += [pool.create_slot(slot, is_new=False) for slot in new]
+        named = (", ".join(map(_literal, (slot, pool.digest, pool.target))) for slot in new)
+        rows = DIALECT.values(list(named))
+        ddl.append(f"INSERT IGNORE INTO {pool.registry} (slot, pool, target) {rows}")
+    return [Missing(what=what, ddl=ddl)]
+
+
+def claim_slot(sink: MySQL, pool: Pool, handle: Handle, ask: Ask, run: Callable[..., None]) -> str:
     """
     In a task: begin a transaction that has an empty slot to itself until it ends; its table.
 
     Nothing is a key there but the number of a row, which MySQL gives: all checks stay on, as
     MariaDB would else fill an empty table without undo for single rows.
     """
-    run("SET SESSION unique_checks = 1, foreign_key_checks = 1", "START TRANSACTION")
+    run("SET SESSION unique_checks = 1, foreign_key_checks = 1")
+    if sink.is_fixed:
+        return claim_in_time(
+            lambda: _claimed(pool, handle, ask, run),
+            lambda: _in_use(pool, ask),
+            wait_max_s=sink.lock_timeout_s,
+        )
+    claimed = _claimed(pool, handle, ask, run)
+    if claimed is not None:
+        return claimed
+    slot = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
+    run(pool.create_slot(slot), "START TRANSACTION", pool.add(slot, handle))
+    return slot
+
+
+def _claimed(pool: Pool, handle: Handle, ask: Ask, run: Callable[..., None]) -> str | None:
+    """In a transaction that has begun; None where no slot is free, and it is over."""
+    run("START TRANSACTION")
     while found := ask(pool.claim()):
         ((slot,),) = found
         try:
@@ -114,9 +197,18 @@ def claim_slot(pool: Pool, handle: Handle, ask: Ask, run: Callable[..., None]) -
             run("COMMIT", "START TRANSACTION")
         else:
             return str(slot)
-    slot = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
-    run("ROLLBACK", pool.create_slot(slot), "START TRANSACTION", pool.add(slot, handle))
-    return slot
+    run("ROLLBACK")
+    return None
+
+
+def _in_use(pool: Pool, ask: Ask) -> SlotsInUse:
+    ((slots, held, oldest_s),) = ask(
+        "SELECT COUNT(*), COUNT(handle), COALESCE(MAX(CASE WHEN handle IS NOT NULL THEN"
+        " TIMESTAMPDIFF(MICROSECOND, since, NOW(6)) / 1e6 END), 0)"
+        f" FROM {pool.registry} WHERE pool = {_literal(pool.digest)}"
+    )
+    place = f"{_quote(pool.schema)} for {pool.target}"
+    return SlotsInUse(place=place, slots=slots, held=held, oldest_s=float(oldest_s))
 
 
 def create_registry(schema: str) -> str:
@@ -139,6 +231,7 @@ class Slots(Staging):
         self._target = str(sink.table_name)
         self._registry = _quote(self.schema, REGISTRY)
         self._own = OwnTables(schema=self.schema, dialect=DIALECT)
+        self._is_fixed = sink.is_fixed
 
     def listed(self, session: Session, identity: Identity) -> Sequence[InDoubt]:
         prefix = handle_prefix(identity.uid)
@@ -189,6 +282,8 @@ class Slots(Staging):
         self._own.throw_away(session, [one for one in handles if one not in found])
 
     def remove_unused(self, session: Session, *, is_dry_run: bool) -> int:
+        if self._is_fixed:
+            return 0
         if not is_dry_run:
             self._forget_dropped(session)
         return self._remove(session, "1 = 1", is_dry_run=is_dry_run)

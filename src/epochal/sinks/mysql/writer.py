@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
-from epochal.sinks.mysql.slots import BYTES_MAX, ROWS_MAX, Pool, claim_slot
+from epochal.sinks.mysql.slots import BYTES_MAX, ROWS_MAX, claim_slot, pool_of
 from epochal.sinks.mysql.types import TEXT, Planned, changed, from_json, plan, sent_fields
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _AT_ROW = re.compile(r" at row (\d+)")
 _NULL = "\\N"
 _WARNINGS_MAX = 65_535
 """No server lists more than this."""
+_NOT_ALLOWED = 1227
 
 
 class MySQLWriter(TableWriter[MySQLConnection, Planned]):
@@ -119,22 +120,12 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
 
 
 class StagedWriter(MySQLWriter):
-    _numbering: ClassVar[str] = " AUTO_INCREMENT"
-
-    def _columns(self) -> list[tuple[str, str]]:
-        """Of the staging table: names and types."""
-        return [(one.field, one.staging_ddl) for one in self._plan]
-
     def _begin(self, connection: MySQLConnection) -> None:
-        columns = ", ".join(f"{DIALECT.quote(name)} {ddl} NULL" for name, ddl in self._columns())
-        pool = Pool(
-            schema=self._sink.staging_schema,
-            target=str(self._sink.table_name),
-            columns=f"{DIALECT.place} BIGINT NOT NULL{self._numbering} PRIMARY KEY, {columns}",
-        )
-        if self._is_small:
+        pool = pool_of(self._sink, self._plan)
+        if self._sink.is_fixed or self._is_small:
             run, ask = partial(self._run, connection), partial(self._ask, connection)
-            self._staging_table = claim_slot(pool, self._task.handle, ask, run)
+            handle = self._task.handle
+            self._staging_table = claim_slot(self._sink, pool, handle, ask, run)
             return
         # Rows of a private table can't violate a key: without the checks InnoDB fills an empty
         # table page by page.
@@ -160,15 +151,18 @@ class StagedWriter(MySQLWriter):
 class KeepingWriter(StagedWriter):
     """Also stages rows that their columns can't hold."""
 
-    _numbering: ClassVar[str] = ""
-    """Rows are sent with their numbers."""
-
-    def _columns(self) -> list[tuple[str, str]]:
-        text = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-        return [*super()._columns(), *((name, text) for name in UNFIT)]
+    _listed_max: int = _WARNINGS_MAX
+    """How many warnings of a load the server lists."""
 
     def _begin(self, connection: MySQLConnection) -> None:
-        self._run(connection, f"SET SESSION max_error_count = {_WARNINGS_MAX}")
+        try:
+            self._run(connection, f"SET SESSION max_error_count = {_WARNINGS_MAX}")
+        except DIALECT.errors as error:
+            # MySQL lets only administrators of sessions set it.
+            if DIALECT.code_of(error) != _NOT_ALLOWED:
+                raise
+            ((listed,),) = self._ask(connection, "SELECT @@SESSION.max_error_count")
+            self._listed_max = int(listed)
         super()._begin(connection)
 
     def _send(self, block: pa.Table, first: int) -> None:
@@ -209,7 +203,7 @@ class KeepingWriter(StagedWriter):
         reasons: dict[int, str] = {}
         for _, number, text in listed:
             reason, found = f"{_AT_ROW.sub('', text)} [{number}]", _AT_ROW.search(text)
-            if found is None or len(listed) >= _WARNINGS_MAX:
+            if found is None or len(listed) >= self._listed_max:
                 place = None if found is None else int(found[1]) - 1
                 raise self._refusal(rows, place, first, reason)
             reasons.setdefault(int(found[1]) - 1, reason)

@@ -20,9 +20,19 @@ from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
+from epochal.kit.sql.staging_tables import Missing
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import AT, DIALECT
-from epochal.sinks.postgres.slots import REGISTRY, Slots, pool_of, shape_of
+from epochal.sinks.postgres.slots import (
+    REGISTRY,
+    REGISTRY_RIGHTS,
+    Shape,
+    Slots,
+    column_shape,
+    missing_slots,
+    pool_of,
+    shape_of,
+)
 from epochal.sinks.postgres.types import (
     Column,
     Planned,
@@ -31,6 +41,7 @@ from epochal.sinks.postgres.types import (
     Type,
     UniqueIndex,
     create_as,
+    may_go_direct,
     plan,
     sent_fields,
 )
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
 
 _VERSION_MIN = 120000
+_LEDGER_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _CREATING = 0x65706F63
 """The advisory lock under which our schema is created: one driver at a time."""
 
@@ -58,8 +70,9 @@ class PostgresChecker(Checker[Table, Sent]):
             raise Misconfigured(
                 f"{sink.server.place} is PostgreSQL {version // 10000}", "12 or newer is needed"
             )
-        for ours in (sink.meta_schema, sink.staging_schema):
-            _require_meta_rights(session, ours)
+        if not sink.is_fixed:
+            for ours in (sink.meta_schema, sink.staging_schema):
+                _require_meta_rights(session, ours)
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
@@ -72,6 +85,8 @@ class PostgresChecker(Checker[Table, Sent]):
             fields = {name: one.type for name, one in expected.sent.items()}
             planned = plan(fields, table, sink)
         self.require_delete_when(session)
+        if sink.is_fixed:
+            self.require_made(session)
         pooler = _pooler(session)
         if pooler and sink.session_sql:
             raise Misconfigured(
@@ -229,13 +244,49 @@ class PostgresChecker(Checker[Table, Sent]):
             type_ = replace(type_, written=written, full=written, base=written)
         return Column(name=name, type=type_, is_not_null=is_key)
 
-    def make_meta(self, session: Session) -> None:
+    def _meta_tables(self) -> dict[tuple[str, str], list[str]]:
+        """Our own tables by schema and name, with the statements that make them."""
         staging = pool_of(self._sink)
-        wanted = {
+        return {
             (self._sink.meta_schema, DIALECT.ledger): DIALECT.create_ledger(self._sink.meta_schema),
             (staging.schema, REGISTRY): [staging.create()],
         }
-        for (schema, table), statements in wanted.items():
+
+    def missing(self, session: Session) -> Sequence[Missing]:
+        sink, role = self._sink, self._sink.server.parameter("user") or "epochal"
+        to = DIALECT.quote(role)
+        found: dict[str, Missing] = {}
+        for (schema, table), statements in self._meta_tables().items():
+            name, within = DIALECT.quote(schema, table), DIALECT.quote(schema)
+            rights = REGISTRY_RIGHTS if table == REGISTRY else _LEDGER_RIGHTS
+            if not _may_use(session, within, name, rights):
+                ddl = [
+                    f"CREATE SCHEMA IF NOT EXISTS {within}",
+                    f"GRANT USAGE ON SCHEMA {within} TO {to}",
+                    *(" ".join(one.split()) for one in statements),
+                    f"GRANT {', '.join(rights)} ON {name} TO {to}",
+                ]
+                found[table] = Missing(what=f"table {name} that this role may use", ddl=ddl)
+        tombstones = self.missing_tombstones(session, "GRANT {rights} ON {table} TO " + to)
+        if self._expected is None:
+            return [*found.values(), *tombstones]
+        shape = self._shape(session, self._expected)
+        slots = missing_slots(session, sink, shape, role, may_read=REGISTRY not in found)
+        return [*found.values(), *tombstones, *slots]
+
+    def _shape(self, session: Session, expected: ExpectedColumns[Sent]) -> Shape:
+        """Of the slots that tasks of this sink claim."""
+        sink = self._sink
+        if sink.strategy == "prepared":
+            fields = {name: one.type for name, one in expected.sent.items()}
+            table = self.must_read(session)
+            planned = plan(fields, table, sink)
+            if may_go_direct(planned, table):
+                return column_shape(planned)
+        return shape_of(expected.sent, sink)
+
+    def make_meta(self, session: Session) -> None:
+        for (schema, table), statements in self._meta_tables().items():
             if DIALECT.present(session, schema, [table]):
                 continue
             session.query(f"SELECT pg_advisory_xact_lock({_CREATING})")
@@ -249,6 +300,8 @@ class PostgresChecker(Checker[Table, Sent]):
 
     def make_ready(self, session: Session) -> None:
         super().make_ready(session)
+        if self._sink.is_fixed:
+            return
         sent = None if self._expected is None else self._expected.sent
         shape = None if sent is None else shape_of(sent, self._sink)
         Slots(self._sink).remove_idle(session, shape)
@@ -290,6 +343,15 @@ def _may(session: Session, oid: int, right: str, column: str) -> bool:
     )
     ((may,),) = session.query(f"SELECT {asked}")
     return bool(may)
+
+
+def _may_use(session: Session, schema: str, table: str, rights: Sequence[str]) -> bool:
+    """Whether a table is there, and this role has these rights on it. Both names are quoted."""
+    namespace = f"to_regnamespace({DIALECT.literal(schema)})"
+    ((may_look,),) = session.query(f"SELECT has_schema_privilege({namespace}, 'USAGE')")
+    oid = f"to_regclass({DIALECT.literal(table)})"
+    asked = " AND ".join(f"has_table_privilege({oid}, '{right}')" for right in rights)
+    return bool(may_look and session.query(f"SELECT {asked}")[0][0])
 
 
 def _has_schema(session: Session, schema: str) -> bool:
@@ -609,12 +671,14 @@ def grants(sink: Postgres, role: str) -> list[str]:
     schemas = [DIALECT.quote(schema) for schema in (sink.meta_schema, sink.staging_schema)]
     name = sink.table_name
     table = DIALECT.quote(*name.parts)
+    # What is in them, where a DBA makes it, is granted by the statements that make it.
+    in_schema = "USAGE" if sink.is_fixed else "USAGE, CREATE"
     statements = [
         statement
         for schema in schemas
         for statement in (
             f"CREATE SCHEMA IF NOT EXISTS {schema}",
-            f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {to}",
+            f"GRANT {in_schema} ON SCHEMA {schema} TO {to}",
         )
     ]
     if name.schema:
@@ -624,7 +688,7 @@ def grants(sink: Postgres, role: str) -> list[str]:
     buried = sink.write_mode.tombstones
     if buried is not None:
         within = DIALECT.quote(buried.schema or "public")
-        statements.append(f"GRANT USAGE, CREATE ON SCHEMA {within} TO {to}")
+        statements.append(f"GRANT {in_schema} ON SCHEMA {within} TO {to}")
     if sink.create_table == "if_missing":
         return statements
     columns, keys = sink.named_columns()

@@ -13,6 +13,9 @@ pool, not to a pipeline; the handle in its registry row says whose rows it holds
     abort       free the handles                                              locks no staging table
     later       TRUNCATE where a slot has grown, if nobody reads it           never part of an epoch
 
+With `staging="fixed"` a DBA has made the slots, under numbers that follow from the table and the
+columns: none is made or dropped here, and an attempt that finds none free waits.
+
 **The fence** is the lock on the registry's row. A transaction that names a slot's table in a
 statement holds that lock and has seen its own handle in the row (or no handle, to claim or to clear
 it):
@@ -30,28 +33,41 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from epochal.errors import TryAgain
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.staging_tables import Held, Staging, Taking
+from epochal.kit.sql.staging_tables import (
+    Held,
+    Missing,
+    SlotsInUse,
+    Staging,
+    Taking,
+    claim_in_time,
+)
 from epochal.sinks.postgres.dialect import AT, DIALECT
 from epochal.terms import Handle, Identity, InDoubt, Receipt, handle_prefix, quantity
 
 if TYPE_CHECKING:
     from epochal.sinks.postgres.sink import Postgres
-    from epochal.sinks.postgres.types import Sent
+    from epochal.sinks.postgres.types import Planned, Sent
 
 REGISTRY = "slots"
+REGISTRY_RIGHTS = ("SELECT", "UPDATE")
+_SLOT_RIGHTS = ("SELECT", "INSERT", "DELETE", "TRUNCATE")
+"""Of a role for which a DBA made them. Without the last they are not cleared, and grow."""
 CLEAR_BYTES = 256 * 1024
 """A slot that is larger is truncated after an epoch; below, deleting its rows costs less."""
 _ASK_AGAIN_S = 5.0
 """How long a slot that somebody reads is left alone."""
 _CLAIMED = "epochal.slot"
 """The setting by which a block of PL/pgSQL tells, within its transaction, which slot it claimed."""
+_FIXED_FROM, _FIXED_POOLS, _FIXED_EACH = 1_000_000_000, 1_000_000, 1_000
+"""The numbers of slots that a DBA makes: above all that the registry gives by itself."""
 _IDLE_SAME, _IDLE_OTHER = "7 days", "1 day"
 """How long a free slot is kept: of the columns that rows have now, and of others."""
 _CREATE_REGISTRY = """
@@ -72,20 +88,30 @@ _literal, _quote = DIALECT.literal, DIALECT.quote
 class Shape:
     """The columns of a slot. Only attempts of one shape use the same slots."""
 
-    columns: tuple[str, ...]
+    columns: Mapping[str, str]
+    """Names and types."""
+
+    @property
+    def definitions(self) -> list[str]:
+        return [f"{_quote(name)} {ddl}" for name, ddl in self.columns.items()]
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.columns).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.definitions).encode()).hexdigest()[:16]
 
 
 def shape_of(sent: Mapping[str, Sent], sink: Postgres) -> Shape:
-    columns = [f"{_quote(name)} {one.ddl}" for name, one in sent.items()]
+    columns = {name: one.ddl for name, one in sent.items()}
     if sink.write_mode.order_by:
-        columns.append(f"{_quote(AT)} bigint GENERATED ALWAYS AS IDENTITY")
+        columns[AT] = "bigint GENERATED ALWAYS AS IDENTITY"
     if sink.rejects_to is not None:
-        columns += [f"{_quote(name)} text" for name in UNFIT]
-    return Shape(columns=tuple(columns))
+        columns |= dict.fromkeys(UNFIT, "text")
+    return Shape(columns=columns)
+
+
+def column_shape(planned: Sequence[Planned]) -> Shape:
+    """Columns of the table's own types, named by the fields."""
+    return Shape(columns={one.field: one.column.type.full for one in planned})
 
 
 class Asking(Protocol):
@@ -94,6 +120,17 @@ class Asking(Protocol):
     def execute(self, statement: str) -> None: ...
 
     def ask(self, *statements: str) -> list[tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSlot:
+    """A slot as it is there."""
+
+    slot: int
+    shape: str
+    columns: Sequence[str]
+    """Of its table; empty where somebody dropped that."""
+    may_use: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,16 +192,41 @@ class Pool:
             " RETURNING slot"
         )
 
-    def create_slot(self, slot: int | str, shape: Shape) -> list[str]:
+    def create_slot(self, slot: int | str, shape: Shape, *, is_new: bool = True) -> list[str]:
         """
         FULL, as a publication for all tables would else refuse every DELETE; a vacuum of its own
         would find rows of one epoch only, which the next claim deletes.
         """
-        table, columns = self.quoted(slot), ", ".join(shape.columns)
+        table, columns = self.quoted(slot), ", ".join(shape.definitions)
+        create = "CREATE TABLE" if is_new else "CREATE TABLE IF NOT EXISTS"
         return [
-            f"CREATE TABLE {table} ({columns}) WITH (autovacuum_enabled = false)",
+            f"{create} {table} ({columns}) WITH (autovacuum_enabled = false)",
             f"ALTER TABLE {table} REPLICA IDENTITY FULL",
             f"COMMENT ON TABLE {table} IS {_literal(f'staging of {self.target}')}",
+        ]
+
+    # Made by a DBA
+
+    def fixed_numbers(self, shape: Shape) -> Iterator[int]:
+        digest = hashlib.sha256(f"{self.target}\0{shape.digest}".encode()).digest()
+        pool = int.from_bytes(digest[:8]) % _FIXED_POOLS
+        first = _FIXED_FROM + pool * _FIXED_EACH
+        return iter(range(first, first + _FIXED_EACH))
+
+    def found(self, session: Session) -> list[FoundSlot]:
+        """Every slot of the table."""
+        rights = " AND ".join(
+            f"has_table_privilege({self.oid('r')}, '{right}')" for right in _SLOT_RIGHTS[:3]
+        )
+        rows = session.query(
+            "SELECT r.slot, r.shape, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE"
+            f" a.attrelid = {self.oid('r')} AND a.attnum > 0 AND NOT a.attisdropped"
+            f" ORDER BY a.attnum), {rights} FROM {self.registry} r"
+            f" WHERE r.target = {_literal(self.target)} ORDER BY r.slot"
+        )
+        return [
+            FoundSlot(slot=slot, shape=digest, columns=names, may_use=bool(may_use))
+            for slot, digest, names, may_use in rows
         ]
 
     def each_free(self, condition: str, *actions: str) -> str:
@@ -198,6 +260,44 @@ def pool_of(sink: Postgres) -> Pool:
     return Pool(schema=sink.staging_schema, target=str(sink.table_name))
 
 
+def missing_slots(
+    session: Session, sink: Postgres, shape: Shape, role: str, *, may_read: bool
+) -> list[Missing]:
+    """
+    The slots that a DBA has yet to make for rows of this shape, to make again or to let a role use.
+    Without a registry that it may read: all of them.
+    """
+    pool, digest = pool_of(sink), shape.digest
+    found = pool.found(session) if may_read else []
+    same = [one for one in found if one.shape == digest and one.columns]
+    fitting = [one.slot for one in same if one.columns == list(shape.columns)]
+    altered = [one.slot for one in same if one.slot not in fitting]
+    barred = [one.slot for one in same if one.slot in fitting and not one.may_use]
+    lacking = max(0, sink.slots - len(fitting))
+    if not (lacking or altered or barred):
+        return []
+    what = f"slot for {lacking} of {sink.slots} attempts in {_quote(pool.schema)}"
+    what += f" and no right to use {len(barred)} others" if barred else ""
+    what += " (there are some for other columns)" if {one.shape for one in found} - {digest} else ""
+    forgotten = [*altered, *(one.slot for one in found if not one.columns)]
+    new = list(islice((one for one in pool.fixed_numbers(shape) if one not in fitting), lacking))
+    ddl = [f"DROP TABLE {pool.quoted(slot)}" for slot in altered]
+    if forgotten:
+        numbers = ", ".join(map(str, forgotten))
+        ddl.append(f"DELETE FROM {pool.registry} WHERE slot IN ({numbers})")
+    if new:
+        ddl += [one for slot in new for one in pool.create_slot(slot, shape, is_new=False)]
+        rows = (f"({slot}, {_literal(pool.target)}, {_literal(digest)})" for slot in new)
+        ddl.append(
+            f"INSERT INTO {pool.registry} (slot, target, shape) VALUES {', '.join(rows)}"
+            " ON CONFLICT DO NOTHING"
+        )
+    tables = ", ".join(map(pool.quoted, [*new, *barred]))
+    if tables:
+        ddl.append(f"GRANT {', '.join(_SLOT_RIGHTS)} ON {tables} TO {_quote(role)}")
+    return [Missing(what=what, ddl=ddl)]
+
+
 # A task's side
 
 
@@ -217,8 +317,31 @@ class Claiming:
     def claim(self, connection: Asking, *before: str) -> int:
         """The number of an empty slot, until the end of this transaction nobody else's."""
         claim = self.pool.claim_and_empty(self.shape, self._named)
-        ((slot,),) = connection.ask(*before, claim, f"SELECT current_setting('{_CLAIMED}')")
-        return int(slot) if slot else self._make(connection)
+
+        def claimed() -> int | None:
+            ((slot,),) = connection.ask(*before, claim, f"SELECT current_setting('{_CLAIMED}')")
+            return int(slot) if slot else None
+
+        if not self.sink.is_fixed:
+            slot = claimed()
+            return self._make(connection) if slot is None else slot
+
+        def in_use() -> SlotsInUse:
+            connection.execute("ROLLBACK")
+            return self._in_use(connection)
+
+        return claim_in_time(claimed, in_use, wait_max_s=self.sink.lock_timeout_s)
+
+    def _in_use(self, connection: Asking) -> SlotsInUse:
+        pool, shape = self.pool, self.shape
+        ((slots, held, oldest_s),) = connection.ask(
+            "SELECT count(*)::int8, count(r.handle)::int8, COALESCE(EXTRACT(EPOCH FROM"
+            " clock_timestamp() - min(r.since) FILTER (WHERE r.handle IS NOT NULL)), 0)::float8"
+            f" FROM {pool.registry} r WHERE r.target = {_literal(pool.target)}"
+            f" AND r.shape = {_literal(shape.digest)}"
+        )
+        place = f'"{pool.schema}" for {pool.target}'
+        return SlotsInUse(place=place, slots=slots, held=held, oldest_s=oldest_s)
 
     @property
     def _named(self) -> str | None:
@@ -272,6 +395,7 @@ class Slots(Staging):
     def __init__(self, sink: Postgres) -> None:
         self.schema = sink.staging_schema
         self.pool = pool_of(sink)
+        self._is_fixed = sink.is_fixed
         self._unclear_bytes = 0
         self._ask_at_s = 0.0
 
@@ -381,7 +505,7 @@ class Slots(Staging):
         self._forget_dropped(session)
 
     def remove_unused(self, session: Session, *, is_dry_run: bool) -> int:
-        if not DIALECT.present(session, self.schema, [REGISTRY]):
+        if self._is_fixed or not DIALECT.present(session, self.schema, [REGISTRY]):
             return 0
         before = self._count_free(session)
         if is_dry_run:

@@ -35,7 +35,7 @@ from epochal.sinks.postgres.client import (
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT
 from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
-from epochal.sinks.postgres.slots import Claiming, Shape, pool_of, shape_of
+from epochal.sinks.postgres.slots import Claiming, Shape, column_shape, pool_of, shape_of
 from epochal.sinks.postgres.types import (
     Sent,
     Table,
@@ -395,9 +395,7 @@ class ToTable:
         ]
 
     def shape(self) -> Shape:
-        names = {one.field: one.column.type.full for one in self.plan}
-        columns = [f"{DIALECT.quote(name)} {full}" for name, full in names.items()]
-        return Shape(columns=tuple(columns))
+        return column_shape(self.plan)
 
 
 class LateWriter(StagedWriter):
