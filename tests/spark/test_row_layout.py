@@ -16,7 +16,7 @@ from row_layout_reference import laid_out
 
 from epochal.sinks.memory import Memory
 from epochal.sinks.postgres import Postgres
-from epochal.spark import row_layout
+from epochal.spark import jvm_expressions
 from epochal.spark.jvm_expressions import JvmExpressions
 from epochal.spark.projection import arrow_schema
 from epochal.spark.row_hash import fingerprint_of, row_hash
@@ -142,7 +142,7 @@ def test_columns_cross_where_a_sink_or_a_type_wants_it_so(spark: SparkSession) -
 def test_columns_cross_where_spark_lacks_an_expression(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_layout, "_built", {})
+    monkeypatch.setattr(jvm_expressions, "_built", {})
     monkeypatch.setattr(JvmExpressions, "bytes_of", lambda self, _: self._expressions.No(1))
     frame = spark.sql("SELECT 1 AS n")
     assert packed(frame, SINK, arrow_schema(SINK, frame.schema), None, extra_column=None) is None
@@ -153,7 +153,7 @@ def test_an_expression_is_built_once_for_all_epochs(
 ) -> None:
     made: list[Any] = []
     bytes_of = JvmExpressions.bytes_of
-    monkeypatch.setattr(row_layout, "_built", {})
+    monkeypatch.setattr(jvm_expressions, "_built", {})
     monkeypatch.setattr(
         JvmExpressions, "bytes_of", lambda self, column: made.append(1) or bytes_of(self, column)
     )

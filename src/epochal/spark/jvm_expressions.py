@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.types import DataType
@@ -13,6 +17,10 @@ from pyspark.sql.types import DataType
 # py4j takes a class that a release lacks for a package, which can't be called.
 UNAVAILABLE = (PySparkException, Py4JError, TypeError, AttributeError)
 """Raised where a release of Spark, or a session without a JVM, lacks an expression."""
+
+_KEPT_MAX = 64
+_built: WeakKeyDictionary[SparkContext, dict[Hashable, Column]] = WeakKeyDictionary()
+_building = threading.Lock()
 
 
 class JvmExpressions:
@@ -104,6 +112,23 @@ class JvmExpressions:
 
     def _type(self, written: str) -> Any:
         return self._types.DataType.fromDDL(written)
+
+
+def built_once(frame: DataFrame, key: Hashable, build: Callable[[], Column]) -> Column:
+    """
+    A column that finds others by name, and so fits the frame of every epoch: building one takes
+    calls into the JVM, many for some. Kept as long as the application runs.
+    """
+    context = getattr(frame.sparkSession, "_sc", None)
+    if context is None:
+        return build()
+    with _building:
+        built = _built.setdefault(context, {})
+        if key not in built:
+            while len(built) >= _KEPT_MAX:
+                built.pop(next(iter(built)))
+            built[key] = build()
+        return built[key]
 
 
 def limited(frame: DataFrame, rows: int) -> DataFrame:

@@ -47,7 +47,7 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
 
     try:
         frame = _accessible(frame)
-        return frame.select("*", _hash_column(frame))
+        return frame.withColumn(ROW_HASH, _hash_column(frame))
     except (_NoHash, PySparkException) as error:
         logger.warning("rows are not fingerprinted: %s", str(error).partition("\n")[0])
         return None
@@ -83,12 +83,15 @@ def _accessible(frame: DataFrame) -> DataFrame:
 def _hash_column(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column:
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
+    from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415
+
     fields = _Fields()
     for field in frame.schema.fields:
         fields.add(values.get(field.name) or quoted(field.name), field.dataType)
     if all(isinstance(value, str) for value in fields.values):
         # One text: building it from columns would cost several JVM calls for each.
-        return functions.expr(f"{fields.hashed()} AS {ROW_HASH}")
+        sql = f"{fields.hashed()} AS {ROW_HASH}"
+        return built_once(frame, sql, lambda: functions.expr(sql))
     columns = [*_columns(frame, fields.values), *map(functions.expr, fields.null_bits())]
     return functions.xxhash64(*columns).alias(ROW_HASH)
 

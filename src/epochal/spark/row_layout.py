@@ -9,7 +9,6 @@ sent as they are. Imports pyspark: only the driver imports this module.
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from pyspark.sql import Column, DataFrame, functions, types
 from epochal.contract import Sink
 from epochal.kit.row_layout import Digits, Fixed, Flag, LaysOutRows, Number, Piece, RowLayout, Sized
 from epochal.spark.arrow_transfer import ROW
-from epochal.spark.jvm_expressions import UNAVAILABLE, JvmExpressions
+from epochal.spark.jvm_expressions import UNAVAILABLE, JvmExpressions, built_once
 from epochal.spark.projection import quoted
 from epochal.terms import Json
 
@@ -28,16 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("epochal")
 
-_KEPT_MAX = 64
 _GROUP = 10_000
 _GROUPS_PER_LONG = 4
-
-_built: dict[tuple[str, RowLayout, str], Column] = {}
-"""
-By application, packing and schema: building one takes many calls into the JVM, too many for every
-epoch.
-"""
-_building = threading.Lock()
 
 
 def packed(
@@ -51,22 +42,13 @@ def packed(
     if packing is None:
         return None
     try:
-        row = _built_once(frame, packing)
+        key = (packing, frame.schema.json())
+        row = built_once(frame, key, lambda: _Builder(frame).row(packing))
         return frame.select(row, *([] if extra_column is None else [extra_column]))
     # Also where Spark refuses a column: names that differ by case alone are ambiguous.
     except UNAVAILABLE as error:
         logger.debug("sink %r: columns are sent as they are: %s", sink.name, error)
         return None
-
-
-def _built_once(frame: DataFrame, packing: RowLayout) -> Column:
-    key = (frame.sparkSession.sparkContext.applicationId, packing, frame.schema.json())
-    with _building:
-        if key not in _built:
-            while len(_built) >= _KEPT_MAX:
-                _built.pop(next(iter(_built)))
-            _built[key] = _Builder(frame).row(packing)
-        return _built[key]
 
 
 class _Builder:
