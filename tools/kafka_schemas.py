@@ -31,6 +31,7 @@ APIS = (  # noqa: SIM905  a list of words reads as words
     " DescribeLogDirs AlterReplicaLogDirs ElectLeaders ListPartitionReassignments"
     " AlterPartitionReassignments DescribeAcls CreateAcls DeleteAcls DescribeClientQuotas"
     " DescribeUserScramCredentials DescribeTopicPartitions ListConfigResources DescribeQuorum"
+    " ConsumerGroupHeartbeat ConsumerGroupDescribe"
 ).split()
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "epochal" / "kafka"
 FORMATS = {"o": "?", "u": "16s", "w": "H"}

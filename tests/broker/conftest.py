@@ -23,7 +23,10 @@ from servers.kafka import KafkaServer  # noqa: E402  the same
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    settings = {"session_timeout_min_ms": 1_000}
+    settings = {
+        "session_timeout_min_ms": 1_000,
+        "consumer_heartbeat_ms": 300,
+    }
     server = EmbeddedServer(tmp_path_factory.mktemp("broker"), settings=settings)
     server.start()
     yield server
@@ -37,6 +40,9 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
         settings={
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
             "group.min.session.timeout.ms": "1000",
+            "group.consumer.assignment.interval.ms": "0",
+            "group.consumer.min.heartbeat.interval.ms": "100",
+            "group.consumer.heartbeat.interval.ms": "300",
         },
     )
     server.start()

@@ -42,11 +42,12 @@ class Table:
         *,
         is_synced: bool = False,
         settings: Settings | None = None,
+        now_ms: int = START_MS,
         **limits: int,
     ) -> None:
         self.disk = disk or MemoryDisk()
         self.settings = settings or Settings()
-        self.now_ms = START_MS
+        self.now_ms = now_ms
         self.store = Store(self.disk, is_synced=is_synced, **limits)
         self.broker = Broker(self.settings, self.store, self.now_ms)
 

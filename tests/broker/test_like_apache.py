@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import consumer_scenarios
 import pytest
 import scenarios
 from conftest_tools import new_topic
@@ -35,7 +36,11 @@ def answers_of_both(
         return next(found), next(found)
 
 
-@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    [*scenarios.ALL, *consumer_scenarios.ALL],
+    ids=lambda scenario: scenario.__name__,
+)
 def test_every_answer_is_as_apache_kafka_gives_it(broker, apache, scenario) -> None:
     ours, theirs = answers_of_both(broker.address(), apache.address(), scenario)
     assert ours == theirs

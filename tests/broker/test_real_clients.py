@@ -188,6 +188,51 @@ def test_librdkafkas_groups_rebalance(address: str, topic: str) -> None:
     assert [future.result() for future in admin.delete_consumer_groups([group]).values()] == [None]
 
 
+def test_librdkafkas_newer_consumers_share_by_name_and_by_pattern(address: str, topic: str) -> None:
+    producer = rd_producer(address)
+    for number in range(30):
+        producer.produce(topic, b"%d" % number, partition=number % 3)
+    producer.flush(60)
+    group = fresh("group")
+
+    def join(*topics: str, **options: object) -> Consumer:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": group,
+                "group.protocol": "consumer",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                **options,
+            }
+        )
+        consumer.subscribe(list(topics))
+        return consumer
+
+    one = join(topic)
+    assert sorted(map(int, rd_read(one, 30))) == list(range(30))
+    one.commit(asynchronous=False)
+    two = join(f"^{topic}(-none)?$", **{"group.instance.id": "two"})
+
+    def parts() -> tuple[int, int]:
+        one.poll(0.05)
+        two.poll(0.05)
+        return len(one.assignment()), len(two.assignment())
+
+    wait_for(lambda: sorted(parts()) == [1, 2])
+    found = {(part.topic, part.partition) for part in one.assignment() + two.assignment()}
+    assert found == {(topic, index) for index in range(3)}
+    admin = AdminClient({"bootstrap.servers": address})
+    response = admin.describe_consumer_groups([group])[group].result()
+    assert (response.type.name, response.state.name) == ("CONSUMER", "STABLE")
+    kept = one.committed([TopicPartition(topic, index) for index in range(3)], timeout=60)
+    assert [part.offset for part in kept] == [10, 10, 10]
+    one.close()
+    wait_for(lambda: (two.poll(0.05), len(two.assignment()) == 3)[1])
+    assert rd_read(two, 1, within_s=0.5) == []
+    two.close()
+
+
 def parts_of(consumer: Consumer) -> int:
     return len(consumer.assignment())
 
@@ -231,19 +276,23 @@ def test_aiokafka_writes_and_reads_in_transactions_and_groups(address: str, topi
     assert lines == ["aborted", "fenced", *kept, "shared", "made and deleted"]
 
 
-@pytest.mark.parametrize("release", ["4.3.1", "3.9.2"])
-def test_the_java_clients_see_the_same_on_both(broker, apache, release: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "release"),
+    [("Clients", "4.3.1"), ("Clients", "3.9.2"), ("NewerConsumers", "4.3.1")],
+)
+def test_the_java_clients_see_the_same_on_both(broker, apache, program: str, release: str) -> None:
     addresses = [broker.address(), apache.address()]
     with ThreadPoolExecutor() as pool:
-        lines = list(pool.map(lambda address: run_java(address, release), addresses))
+        lines = list(pool.map(lambda address: run_java(address, program, release), addresses))
     assert lines[0] == lines[1]
     assert lines[0][-1] == "done"
 
 
-def run_java(address: str, release: str) -> list[str]:
+def run_java(address: str, program: str, release: str) -> list[str]:
     path = jars() if release == "4.3.1" else client_jars(release)
-    source = HERE / "java" / "Clients.java"
-    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{path}/*", str(source)]
+    source = HERE / "java" / f"{program}.java"
+    quiet = ("-XX:TieredStopAtLevel=1", "-Dlog4j2.level=OFF")
+    command = ["java", *quiet, "-cp", f"{path}/*", str(source)]
     return run_client([*command, address, uuid.uuid4().hex[:8]])
 
 

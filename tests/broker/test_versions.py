@@ -157,6 +157,23 @@ def requests(table: Table) -> list[Any]:
         ),
         m("describe_groups", "DescribeGroupsRequest", groups=["group", "unknown"]),
         m("list_groups", "ListGroupsRequest"),
+        *(
+            m(
+                "consumer_group_heartbeat",
+                "ConsumerGroupHeartbeatRequest",
+                group_id=name,
+                member_id="newer",
+                rebalance_timeout_ms=1_000,
+                subscribed_topic_names=["known"],
+                topic_partitions=[],
+            )
+            for name in ("newer", "group")
+        ),
+        m(
+            "consumer_group_describe",
+            "ConsumerGroupDescribeRequest",
+            group_ids=["newer", "group", "unknown"],
+        ),
         m("sasl_handshake", "SaslHandshakeRequest", mechanism="PLAIN"),
         m("api_versions", "ApiVersionsRequest"),
         m(

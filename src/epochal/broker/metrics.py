@@ -27,7 +27,7 @@ def _lines(ticks: TickLoop, acceptor: Acceptor) -> Iterator[str]:
         "frames_bytes": ("requests received and not handled yet", ticks.held_bytes),
         "topics": ("topics", len(state.topics.by_name)),
         "partitions": ("partitions", len(state.topics.partitions)),
-        "groups": ("consumer groups", len(state.groups.groups)),
+        "groups": ("consumer groups", len(state.groups)),
         "open_transactions": ("transactions under way", len(broker.open_transactions())),
     }
     for name, (meaning, value) in gauges.items():

@@ -7,6 +7,8 @@ and needs no clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 
@@ -122,6 +124,53 @@ class GroupForgotten(NamedTuple):
     group: str
 
 
+class ConsumerGroupChanged(NamedTuple):
+    """A group of the newer consumer protocol, without its members."""
+
+    group: str
+    epoch: int
+    """Raised when members, subscriptions or topics change."""
+    assignment_epoch: int
+    """The epoch for which partitions were last distributed."""
+    topics_hash: str
+    """Of the topics that members subscribe to, with their ids and numbers of partitions."""
+    changed_ms: int
+
+
+class ConsumerMember(NamedTuple):
+    """A member of such a group is there, and this is all about it."""
+
+    group: str
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    """It also reads the topics whose whole names match this."""
+    assignor: str | None = None
+    session_timeout_ms: int = -1
+    """Of a member that uses the classic protocol; -1: it does not."""
+    protocols: tuple[tuple[str, bytes], ...] = ()
+    """Of a member that uses the classic protocol."""
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: int = 0
+    """`consumer_groups.Reconciliation`"""
+    assigned: Mapping[tuple[str, int], int] = MappingProxyType({})
+    """Partitions, and the member's epoch since which it has had each."""
+    revoking: Places = frozenset()
+    """It was asked to give these up, and has not confirmed that yet."""
+    target: Places = frozenset()
+
+
+class ConsumerMemberGone(NamedTuple):
+    group: str
+    member_id: str
+
+
 class PartitionKnown(NamedTuple):
     """A partition in a snapshot: its state after all its batches up to here."""
 
@@ -156,6 +205,9 @@ ProducerRow: TypeAlias = tuple[int, int, int, int, int, list[tuple[int, int, int
 MemberRow: TypeAlias = tuple[str, str | None, str, str, int, int, list[tuple[str, bytes]], bytes]
 """Member id, instance id, client id, host, two timeouts, protocols, assignment."""
 
+Places: TypeAlias = frozenset[tuple[str, int]]
+"""Partitions: the id of the topic, in hex, and the partition's index."""
+
 Entry: TypeAlias = (
     Appended
     | Placed
@@ -172,6 +224,9 @@ Entry: TypeAlias = (
     | OffsetsForgotten
     | GroupChanged
     | GroupForgotten
+    | ConsumerGroupChanged
+    | ConsumerMember
+    | ConsumerMemberGone
     | PartitionKnown
     | SegmentKnown
     | Identity

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from epochal.broker.core.consumer_protocol import Malformed, read_subscription
 from epochal.broker.core.entries import GroupChanged
 from epochal.kafka.codes import Code
 
 NO_GENERATION = -1
 CONSUMER = "consumer"
 """The type of protocol whose metadata is a subscription."""
-_SUBSCRIPTION = struct.Struct(">hi")
-_LENGTH = struct.Struct(">h")
 
 
 class GroupState(Enum):
@@ -44,6 +42,14 @@ class SyncAnswer(NamedTuple):
     protocol_type: str | None = None
     protocol: str | None = None
     assignment: bytes = b""
+
+
+class CommitCheck(NamedTuple):
+    """Whether a client may commit offsets."""
+
+    code: Code
+    but_for: frozenset[tuple[str, int]] = frozenset()
+    """Topics and partitions that it may commit nevertheless."""
 
 
 Answer = JoinAnswer | SyncAnswer
@@ -162,19 +168,12 @@ def chosen(group: Group) -> str:
 
 def subscription(member: Member) -> list[str]:
     """The topics that a consumer's metadata names; none where it can't be read."""
-    topics: list[str] = []
     for _, data in member.protocols[:1]:
         try:
-            _, count = _SUBSCRIPTION.unpack_from(data)
-            at = _SUBSCRIPTION.size
-            for _ in range(count):
-                (size,) = _LENGTH.unpack_from(data, at)
-                at += _LENGTH.size
-                topics.append(data[at : at + size].decode())
-                at += size
-        except (struct.error, UnicodeDecodeError):
+            return read_subscription(data).topics
+        except Malformed:
             return []
-    return topics
+    return []
 
 
 def update(member: Member, wish: JoinRequest, token: Token | None) -> None:

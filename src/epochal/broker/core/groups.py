@@ -1,4 +1,4 @@
-"""Classic consumer groups: members and their assignments.
+"""Groups: members and their assignments. Classic ones here, others in `consumer_groups`.
 
     Empty ──► PreparingRebalance ──► CompletingRebalance ──► Stable
                 ▲      │  ▲                 │                  │
@@ -14,16 +14,23 @@ through `answers`, for the owner to call.
 
 A *static* member has a name of its own (instance id). It may come back under a new member id
 without a rebalance; the older process of the same name is then fenced.
+
+The first member of the newer protocol makes a classic group of consumers one of the newer kind,
+and when the last of them goes, those that are left are a classic group again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from epochal.broker.core.consumer_groups import ConsumerGroups
+from epochal.broker.core.consumer_members import Beat, BeatAnswer, ConsumerGroup
+from epochal.broker.core.consumer_protocol import write_assignment
 from epochal.broker.core.entries import Entry, GroupChanged, GroupForgotten
 from epochal.broker.core.group_members import (
     CONSUMER,
     Answer,
+    CommitCheck,
     Group,
     GroupState,
     JoinAnswer,
@@ -40,16 +47,26 @@ from epochal.broker.core.group_members import (
     update,
 )
 from epochal.broker.core.settings import Settings
+from epochal.broker.core.topics import Refused, Topics
 from epochal.kafka.codes import Code
 
 
 class Groups:
-    def __init__(self, settings: Settings, emit: Callable[[Entry], None]) -> None:
+    def __init__(self, settings: Settings, topics: Topics, emit: Callable[[Entry], None]) -> None:
         self.groups: dict[str, Group] = {}
+        """Classic ones."""
+        self.consumers = ConsumerGroups(settings, topics, emit)
+        """Those of the newer protocol: a group is here or there."""
         self.answers: list[tuple[Token, Answer]] = []
         """Answers since the owner last took them."""
         self._settings = settings
         self._emit = emit
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self.groups or group_id in self.consumers.groups
+
+    def __len__(self) -> int:
+        return len(self.groups) + len(self.consumers.groups)
 
     # JoinRequest
 
@@ -59,6 +76,12 @@ class Groups:
         if code is not Code.NONE:
             self._refuse_join(token, code, wish.member_id)
             return
+        newer = self.consumers.groups.get(wish.group_id)
+        if newer is not None and newer.members:
+            self._join_newer(newer, wish, token, new_id, now_ms)
+            return
+        if newer is not None:
+            self.forget(wish.group_id)
         group = self.groups.get(wish.group_id)
         if group is None:
             if wish.member_id:
@@ -82,6 +105,16 @@ class Groups:
         if not wish.protocols or not wish.protocol_type:
             return Code.INCONSISTENT_GROUP_PROTOCOL
         return Code.NONE
+
+    def _join_newer(
+        self, group: ConsumerGroup, wish: JoinRequest, token: Token, new_id: str, now_ms: int
+    ) -> None:
+        try:
+            answer = self.consumers.join(group, wish, new_id, now_ms)
+        except Refused as refused:
+            answer = JoinAnswer(refused.code, wish.member_id)
+        self.answers.append((token, answer))
+        self._make_classic_again(group, now_ms)
 
     def _refuse_join(self, token: Token, code: Code, member_id: str = "") -> None:
         self.answers.append((token, JoinAnswer(code, member_id)))
@@ -279,6 +312,14 @@ class Groups:
         token: Token,
         now_ms: int,
     ) -> None:
+        newer = self.consumers.groups.get(group_id)
+        if newer is not None:
+            try:
+                answer = self.consumers.sync(newer, who, protocol, now_ms)
+            except Refused as refused:
+                answer = SyncAnswer(refused.code)
+            self.answers.append((token, answer))
+            return
         group = self.groups.get(group_id)
         code = self.check_member(group_id, who)
         if code is Code.NONE and group is not None:
@@ -312,6 +353,12 @@ class Groups:
         self._persist(group)
 
     def heartbeat(self, group_id: str, who: tuple[str, str | None, int], now_ms: int) -> Code:
+        newer = self.consumers.groups.get(group_id)
+        if newer is not None:
+            try:
+                return self.consumers.classic_beat(newer, who, now_ms)
+            except Refused as refused:
+                return refused.code
         code = self.check_member(group_id, who)
         if code is not Code.NONE:
             return code
@@ -335,9 +382,29 @@ class Groups:
         return code
 
     def check_commit(
-        self, group_id: str, who: tuple[str, str | None, int], *, is_transactional: bool
+        self,
+        group_id: str,
+        who: tuple[str, str | None, int],
+        *,
+        is_transactional: bool,
+        is_versioned: bool = True,
+    ) -> CommitCheck:
+        """
+        Whether this client may commit offsets: a member, or any client for a group without.
+
+        `is_versioned`: the generation of the request may be a member epoch.
+        """
+        newer = self.consumers.groups.get(group_id)
+        if newer is not None:
+            is_versioned = is_versioned or is_transactional
+            found = self.consumers.check_commit(newer, who, is_versioned=is_versioned)
+            is_stale = is_transactional and found.code is Code.STALE_MEMBER_EPOCH
+            return found._replace(code=Code.ILLEGAL_GENERATION) if is_stale else found
+        return CommitCheck(self._check_classic_commit(group_id, who, is_transactional))
+
+    def _check_classic_commit(
+        self, group_id: str, who: tuple[str, str | None, int], is_transactional: bool
     ) -> Code:
-        """Whether this client may commit offsets: a member, or any client for a group without."""
         member_id, instance_id, generation = who
         group = self.groups.get(group_id)
         if group is None:
@@ -351,6 +418,14 @@ class Groups:
         return Code.REBALANCE_IN_PROGRESS if is_early and code is Code.NONE else code
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None, now_ms: int) -> Code:
+        newer = self.consumers.groups.get(group_id)
+        if newer is not None:
+            try:
+                self.consumers.leave(newer, member_id, instance_id, now_ms)
+            except Refused as refused:
+                return refused.code
+            self._make_classic_again(newer, now_ms)
+            return Code.NONE
         group = self.groups.get(group_id)
         if group is None:
             return Code.UNKNOWN_MEMBER_ID
@@ -367,16 +442,23 @@ class Groups:
         return Code.NONE
 
     def delete(self, group_id: str) -> Code:
+        newer = self.consumers.groups.get(group_id)
         group = self.groups.get(group_id)
-        if group is None:
+        if group is None and newer is None:
             return Code.GROUP_ID_NOT_FOUND
-        if group.members or group.invited:
+        if (newer is not None and newer.members) or (
+            group is not None and (group.members or group.invited)
+        ):
             return Code.NON_EMPTY_GROUP
         self.forget(group_id)
         return Code.NONE
 
     def readers_of(self, group_id: str) -> tuple[Code, set[str]]:
         """The topics that members of a group read: their offsets are not deleted under them."""
+        newer = self.consumers.groups.get(group_id)
+        if newer is not None:
+            subscribed = map(self.consumers.subscribed, newer.members.values())
+            return Code.NONE, set().union(*subscribed)
         group = self.groups.get(group_id)
         if group is None:
             return Code.GROUP_ID_NOT_FOUND, set()
@@ -395,17 +477,89 @@ class Groups:
 
     def ensure(self, group_id: str, now_ms: int) -> None:
         """A group that only keeps offsets is a group too."""
-        if group_id not in self.groups:
+        if group_id not in self:
             group = self.groups[group_id] = Group(group_id, changed_ms=now_ms)
             self._persist(group)
 
     def forget(self, group_id: str) -> None:
-        del self.groups[group_id]
-        self._emit(GroupForgotten(group_id))
+        entry = GroupForgotten(group_id)
+        self.apply_forgotten(entry)
+        self._emit(entry)
+
+    def idle_since(self, group_id: str) -> int | None:
+        """Since when a group has had no members; None where it has some."""
+        newer, group = self.consumers.groups.get(group_id), self.groups.get(group_id)
+        if newer is not None:
+            return None if newer.members else newer.changed_ms
+        if group is not None:
+            return None if group.members or group.invited else group.changed_ms
+        return 0
+
+    # The newer protocol
+
+    def beat(self, beat: Beat, now_ms: int) -> BeatAnswer:
+        """A heartbeat that `check_beat` has passed. Raises `Refused`."""
+        group = self.groups.get(beat.group_id)
+        if group is not None:
+            self._make_newer(group, beat, now_ms)
+        answer = self.consumers.beat(beat, now_ms)
+        self._make_classic_again(self.consumers.groups[beat.group_id], now_ms)
+        return answer
+
+    def _make_newer(self, group: Group, beat: Beat, now_ms: int) -> None:
+        """Let a member of the newer protocol join a group that has been a classic one."""
+        is_empty = not group.members
+        is_fit = group.protocol_type == CONSUMER or is_empty
+        if beat.epoch != 0 or not is_fit:
+            raise Refused(
+                Code.GROUP_ID_NOT_FOUND, f"Group {group.group_id} is not a consumer group."
+            )
+        if len(group.members) >= self._settings.group_members_max:
+            raise Refused(Code.GROUP_MAX_SIZE_REACHED, "The group has reached its maximum size.")
+        members = self.consumers.adopted(group)
+        self.forget(group.group_id)
+        if is_empty:
+            return
+        for member in group.members.values():
+            if member.joining is not None:
+                self._refuse_join(member.joining, Code.REBALANCE_IN_PROGRESS, member.member_id)
+            if member.syncing is not None:
+                self.answers.append((member.syncing, SyncAnswer(Code.REBALANCE_IN_PROGRESS)))
+        self.consumers.adopt(group.group_id, group.generation, members, now_ms)
+
+    def _make_classic_again(self, newer: ConsumerGroup, now_ms: int) -> None:
+        """If all members that are left use the classic protocol, they join again as such."""
+        if not newer.is_all_classic:
+            return
+        group = Group(newer.group_id, GroupState.STABLE, newer.epoch, CONSUMER, changed_ms=now_ms)
+        for one in newer.members.values():
+            group.members[one.member_id] = Member(
+                one.member_id,
+                one.instance_id,
+                one.client_id,
+                one.client_host,
+                one.session_timeout_ms,
+                one.rebalance_timeout_ms,
+                list(one.protocols),
+                session_until_ms=now_ms + one.session_timeout_ms,
+            )
+        group.static = dict(newer.static)
+        group.leader = next(iter(group.members))
+        group.protocol = chosen(group)
+        for one in newer.members.values():
+            member = group.members[one.member_id]
+            places = self.consumers.by_name(one.target)
+            member.assignment = write_assignment(places, member.metadata(group.protocol))
+        self.forget(group.group_id)
+        self.groups[group.group_id] = group
+        self._persist(group)
+        self._rebalance(group, now_ms)
 
     # Time
 
     def expire(self, now_ms: int) -> None:
+        for newer in self.consumers.expire(now_ms):
+            self._make_classic_again(newer, now_ms)
         for group in list(self.groups.values()):
             if group.members or group.invited:
                 self._expire_members(group, now_ms)
@@ -448,12 +602,18 @@ class Groups:
                 group.static[member.instance_id] = member.member_id
         group.state = GroupState.STABLE if group.members else GroupState.EMPTY
 
+    def apply_forgotten(self, entry: GroupForgotten) -> None:
+        self.groups.pop(entry.group, None)
+        self.consumers.groups.pop(entry.group, None)
+
     def recovered(self, now_ms: int) -> None:
+        self.consumers.recovered(now_ms)
         for group in self.groups.values():
             for member in group.members.values():
                 member.session_until_ms = now_ms + member.session_timeout_ms
 
     def known(self) -> Iterator[Entry]:
+        yield from self.consumers.known()
         for group in self.groups.values():
             if group.state in (GroupState.STABLE, GroupState.EMPTY):
                 yield changed(group)

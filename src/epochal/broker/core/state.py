@@ -17,6 +17,9 @@ import google_crc32c
 from epochal.broker.core.batch_check import BatchHeader
 from epochal.broker.core.entries import (
     Appended,
+    ConsumerGroupChanged,
+    ConsumerMember,
+    ConsumerMemberGone,
     Entry,
     GroupChanged,
     GroupForgotten,
@@ -73,7 +76,7 @@ class BrokerState:
         self.topics = Topics(settings, emit)
         self.offsets = Offsets(emit)
         self.transactions = Transactions(settings, emit, self.new_producer_id)
-        self.groups = Groups(settings, emit)
+        self.groups = Groups(settings, self.topics, emit)
 
     def new_producer_id(self) -> int:
         """Ids are reserved in blocks: after a crash the rest of a block is never used."""
@@ -201,7 +204,9 @@ class BrokerState:
             case GroupChanged():
                 self.groups.apply_changed(entry)
             case GroupForgotten():
-                self.groups.groups.pop(entry.group, None)
+                self.groups.apply_forgotten(entry)
+            case ConsumerGroupChanged() | ConsumerMember() | ConsumerMemberGone():
+                self.groups.consumers.apply(entry)
             case PartitionKnown():
                 self.topics.partitions[entry.partition].restore(entry)
             case Identity():
@@ -243,12 +248,14 @@ class BrokerState:
 
     def _forget_offsets(self, before_ms: int) -> None:
         for group, rows in list(self.offsets.groups.items()):
-            known = self.groups.groups.get(group)
-            if known is not None and (known.members or known.changed_ms > before_ms):
-                continue
-            old = [place for place, row in rows.items() if row.committed_ms < before_ms]
-            self.offsets.forget(group, old)
-            if known is not None and group not in self.offsets.groups:
+            idle_ms = self.groups.idle_since(group)
+            if idle_ms is not None and idle_ms <= before_ms:
+                old = [place for place, row in rows.items() if row.committed_ms < before_ms]
+                self.offsets.forget(group, old)
+        for group in (*self.groups.groups, *self.groups.consumers.groups):
+            idle_ms = self.groups.idle_since(group)
+            is_kept = group in self.offsets.groups or group in self.offsets.pending
+            if idle_ms is not None and idle_ms <= before_ms and not is_kept:
                 self.groups.forget(group)
 
 

@@ -131,6 +131,8 @@ class Topics:
         self.partitions: dict[int, Partition] = {}
         """By their numbers."""
         self.next_partition = 1
+        self.version = 0
+        """Raised with every change: whether something derived from the topics is still right."""
         self._settings = settings
         self._emit = emit
 
@@ -204,6 +206,7 @@ class Topics:
     # Entries
 
     def apply_changed(self, entry: TopicChanged) -> None:
+        self.version += 1
         topic = self.by_name.get(entry.name)
         if topic is None:
             topic = Topic(entry.name, bytes.fromhex(entry.topic_id), [])
@@ -223,6 +226,7 @@ class Topics:
         topic.is_compacted = "compact" in topic.configs.get("cleanup.policy", "")
 
     def apply_deleted(self, entry: TopicDeleted) -> None:
+        self.version += 1
         topic = self.by_name.pop(entry.name, None)
         if topic is None:
             return

@@ -15,6 +15,8 @@ from epochal.kafka.messages.api_versions import (
 
 VERSIONS = range(5)
 _FEATURES_FROM = 3
+_GROUP_FEATURE = "group.version"
+"""1: the newer consumer protocol."""
 _ZERO_ALLOWED_FROM = 4
 """Clients before this version stumble over a feature whose lowest version is zero."""
 
@@ -26,13 +28,15 @@ def handle(call: Call, _: ApiVersionsRequest) -> ApiVersionsResponse:
     level = call.broker.settings.transaction_version
     lowest = 0 if call.version >= _ZERO_ALLOWED_FROM else 1
     answer.supported_features = [
-        SupportedFeatureKey(name=FEATURE, min_version=lowest, max_version=FEATURE_MAX)
+        SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+        for name, highest in ((_GROUP_FEATURE, 1), (FEATURE, FEATURE_MAX))
     ]
     answer.finalized_features_epoch = 1
-    if level > 0:
-        answer.finalized_features = [
-            FinalizedFeatureKey(name=FEATURE, max_version_level=level, min_version_level=level)
-        ]
+    answer.finalized_features = [
+        FinalizedFeatureKey(name=name, max_version_level=now, min_version_level=now)
+        for name, now in ((_GROUP_FEATURE, 1), (FEATURE, level))
+        if now > 0
+    ]
     return answer
 
 

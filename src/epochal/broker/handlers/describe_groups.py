@@ -31,7 +31,9 @@ def _result(call: Call, group_id: str) -> DescribedGroup:
         result = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if call.version >= _NOT_FOUND_FROM:
             result.error_code = Code.GROUP_ID_NOT_FOUND
-            result.error_message = f"Group {group_id} not found."
+            is_newer = group_id in call.broker.state.groups.consumers.groups
+            what = "is not a classic group" if is_newer else "not found"
+            result.error_message = f"Group {group_id} {what}."
         return result
     has_protocol = group.state is GroupState.STABLE
     return DescribedGroup(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re2
 
 from epochal.broker.broker import Call
+from epochal.broker.core.consumer_members import PATTERN
 from epochal.broker.core.transaction_states import BY_NAME, NAMES, State
 from epochal.broker.core.transactions import Transaction
 from epochal.kafka.codes import Code
@@ -15,9 +16,6 @@ from epochal.kafka.messages.list_transactions import (
 )
 
 VERSIONS = range(3)
-PATTERN = re2.Options()
-"""As in Kafka: no pattern takes more than linear time."""
-PATTERN.log_errors = False
 
 
 def handle(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:

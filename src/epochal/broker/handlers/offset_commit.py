@@ -15,22 +15,26 @@ from epochal.kafka.messages.offset_commit import (
 from epochal.kafka.messages.txn_offset_commit import TxnOffsetCommitRequestPartition
 
 VERSIONS = range(2, 10)
-_NOT_FOUND_FROM = 9
+_EPOCHS_FROM = 9
 
 
 def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
     broker = call.broker
     who = (request.member_id, request.group_instance_id, request.generation_id_or_member_epoch)
     groups = broker.state.groups
-    code = groups.check_commit(request.group_id, who, is_transactional=False)
-    if code is Code.ILLEGAL_GENERATION and request.group_id not in groups.groups:
-        code = Code.GROUP_ID_NOT_FOUND if call.version >= _NOT_FOUND_FROM else code
+    is_versioned = call.version >= _EPOCHS_FROM
+    code, but_for = groups.check_commit(
+        request.group_id, who, is_transactional=False, is_versioned=is_versioned
+    )
+    if code is Code.ILLEGAL_GENERATION and is_versioned and request.group_id not in groups:
+        code = Code.GROUP_ID_NOT_FOUND
     rows: list[OffsetRow] = []
     topics: list[OffsetCommitResponseTopic] = []
     for topic in request.topics:
         result: list[OffsetCommitResponsePartition] = []
         for part in topic.partitions:
-            here, row = checked_offset(call, code, topic.name, part)
+            is_exempt = (topic.name, part.partition_index) in but_for
+            here, row = checked_offset(call, Code.NONE if is_exempt else code, topic.name, part)
             rows += row
             result.append(
                 OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=here)

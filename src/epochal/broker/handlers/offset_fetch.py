@@ -54,6 +54,10 @@ def handle(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
 def _group(
     call: Call, group: OffsetFetchRequestGroup, *, is_stable: bool
 ) -> OffsetFetchResponseGroup:
+    consumers = call.broker.state.groups.consumers
+    code = consumers.check_fetch(group.group_id, group.member_id, group.member_epoch)
+    if code is not Code.NONE:
+        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=code)
     wanted = None
     if group.topics is not None:
         wanted = [(topic.name, topic.partition_indexes) for topic in group.topics]

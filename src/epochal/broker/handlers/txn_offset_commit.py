@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from epochal.broker.broker import Call
 from epochal.broker.core.entries import OffsetRow
+from epochal.broker.core.group_members import CommitCheck
 from epochal.broker.handlers.offset_commit import checked_offset
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.txn_offset_commit import (
@@ -20,13 +21,14 @@ _ABORTABLE_FROM = 4
 
 def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
     broker = call.broker
-    code = _check(call, request)
+    code, but_for = _check(call, request)
     rows: list[OffsetRow] = []
     topics: list[TxnOffsetCommitResponseTopic] = []
     for topic in request.topics:
         result: list[TxnOffsetCommitResponsePartition] = []
         for part in topic.partitions:
-            here, row = checked_offset(call, code, topic.name, part)
+            is_exempt = (topic.name, part.partition_index) in but_for
+            here, row = checked_offset(call, Code.NONE if is_exempt else code, topic.name, part)
             rows += row
             result.append(
                 TxnOffsetCommitResponsePartition(
@@ -40,9 +42,9 @@ def handle(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitRespon
     return TxnOffsetCommitResponse(topics=topics)
 
 
-def _check(call: Call, request: TxnOffsetCommitRequest) -> Code:
+def _check(call: Call, request: TxnOffsetCommitRequest) -> CommitCheck:
     if not request.group_id:
-        return Code.INVALID_GROUP_ID
+        return CommitCheck(Code.INVALID_GROUP_ID)
     who = (request.transactional_id, request.producer_id, request.producer_epoch)
     transactions = call.broker.state.transactions
     if call.version >= NEWER_FROM:
@@ -54,7 +56,7 @@ def _check(call: Call, request: TxnOffsetCommitRequest) -> Code:
     if code is Code.TRANSACTION_ABORTABLE and call.version < _ABORTABLE_FROM:
         code = Code.INVALID_TXN_STATE
     if code is not Code.NONE:
-        return code
+        return CommitCheck(code)
     member = (request.member_id, request.group_instance_id, request.generation_id)
     groups = call.broker.state.groups
     return groups.check_commit(request.group_id, member, is_transactional=True)

@@ -14,9 +14,11 @@ from typing import Any
 from epochal.broker.core import entries
 from epochal.broker.core.entries import (
     Appended,
+    ConsumerMember,
     Entry,
     GroupChanged,
     Placed,
+    Places,
     TxnChanged,
     TxnGrew,
 )
@@ -50,6 +52,9 @@ KINDS: dict[int, type[Entry]] = {
     16: entries.PartitionKnown,
     17: entries.SegmentKnown,
     18: entries.Identity,
+    19: entries.ConsumerGroupChanged,
+    20: entries.ConsumerMember,
+    21: entries.ConsumerMemberGone,
 }
 """Never renumbered: data folders outlive releases."""
 _NUMBERS: dict[type[Entry], int] = {kind: number for number, kind in KINDS.items()}
@@ -112,6 +117,8 @@ def _json(entry: Any) -> bytes:
     fields = list(entry)
     if type(entry) is GroupChanged:
         fields[5] = [_member_out(row) for row in fields[5]]
+    elif type(entry) is ConsumerMember:
+        fields = _consumer_out(entry)
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -153,6 +160,8 @@ def _from_json(kind: type[Entry], body: bytes) -> Entry:
     fields = json.loads(body)
     if kind is GroupChanged:
         fields[5] = [_member_in(row) for row in fields[5]]
+    elif kind is ConsumerMember:
+        return _consumer_in(fields)
     return kind(*(_tupled(field) for field in fields))
 
 
@@ -171,13 +180,52 @@ def _tupled(field: Any) -> Any:
     return field
 
 
+def _consumer_out(member: ConsumerMember) -> list[Any]:
+    assigned: Any = [[*place, epoch] for place, epoch in member.assigned.items()]
+    shown = member._replace(
+        protocols=_protocols_out(member.protocols),
+        assigned=assigned,
+        revoking=_places_out(member.revoking),
+        target=_places_out(member.target),
+    )
+    return list(shown)
+
+
+def _consumer_in(fields: list[Any]) -> ConsumerMember:
+    read = ConsumerMember(*fields)
+    return read._replace(
+        topics=tuple(read.topics),
+        protocols=tuple(_protocols_in(read.protocols)),
+        assigned={(topic, index): epoch for topic, index, epoch in fields[-3]},
+        revoking=_places_in(read.revoking),
+        target=_places_in(read.target),
+    )
+
+
+def _places_out(places: Places) -> Any:
+    found: dict[str, list[int]] = {}
+    for topic, index in sorted(places):
+        found.setdefault(topic, []).append(index)
+    return found
+
+
+def _places_in(found: Any) -> Places:
+    return frozenset((topic, index) for topic, listed in found.items() for index in listed)
+
+
+def _protocols_out(protocols: Iterable[tuple[str, bytes]]) -> Any:
+    return [[name, base64.b64encode(data).decode()] for name, data in protocols]
+
+
+def _protocols_in(listed: Iterable[Any]) -> list[tuple[str, bytes]]:
+    return [(name, base64.b64decode(data)) for name, data in listed]
+
+
 def _member_out(row: Iterable[Any]) -> list[Any]:
     *front, protocols, assignment = row
-    listed = [[name, base64.b64encode(data).decode()] for name, data in protocols]
-    return [*front, listed, base64.b64encode(assignment).decode()]
+    return [*front, _protocols_out(protocols), base64.b64encode(assignment).decode()]
 
 
 def _member_in(row: Iterable[Any]) -> list[Any]:
     *front, protocols, assignment = row
-    listed = [(name, base64.b64decode(data)) for name, data in protocols]
-    return [*front, listed, base64.b64decode(assignment)]
+    return [*front, _protocols_in(protocols), base64.b64decode(assignment)]

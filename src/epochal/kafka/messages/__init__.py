@@ -58,6 +58,8 @@ APIS = {
     61: ("describe_producers", "DescribeProducersRequest"),
     65: ("describe_transactions", "DescribeTransactionsRequest"),
     66: ("list_transactions", "ListTransactionsRequest"),
+    68: ("consumer_group_heartbeat", "ConsumerGroupHeartbeatRequest"),
+    69: ("consumer_group_describe", "ConsumerGroupDescribeRequest"),
     74: ("list_config_resources", "ListConfigResourcesRequest"),
     75: ("describe_topic_partitions", "DescribeTopicPartitionsRequest"),
 }
