@@ -16,6 +16,7 @@ from epochal.errors import (
 )
 from epochal.logs import MemoryLog
 from epochal.protocol.state import (
+    Pause,
     RecordKind,
     State,
     claimed,
@@ -109,6 +110,59 @@ def test_a_superseded_driver_can_not_append(log, clock):
     new.claim(follow)
     with pytest.raises(Fenced, match="record 2 was written by another driver"):
         old.append(RecordKind.STOP, stopped(state, is_clear=True))
+
+
+def test_a_process_that_was_handed_over_to_claims_above_the_token_once(log, clock):
+    client, worker, zombie = (journal(log, clock, name) for name in "abc")
+    client.claim(follow)
+    token = client.token
+    assert worker.claim(follow, above=token).generation == 2
+    with pytest.raises(Fenced, match="record 2 was written by another driver"):
+        zombie.claim(follow, above=token)
+    assert not zombie.has_claimed
+    assert list(log.numbers()) == [1, 2]
+
+
+def test_a_token_is_void_once_another_start_has_claimed_or_its_record_is_gone(log, clock):
+    first, second, worker = (journal(log, clock, name) for name in "abc")
+    first.claim(follow)
+    state = second.claim(follow)
+    with pytest.raises(Fenced, match="record 2 was written by another driver"):
+        worker.claim(follow, above=first.token)
+    second.append(RecordKind.STOP, stopped(state, is_clear=True))
+    log.delete([1])
+    with pytest.raises(Fenced, match="record 1 is not the one of this start"):
+        worker.claim(follow, above=first.token)
+    assert worker.claim(follow, above=second.token).generation == 3
+
+
+def test_a_pause_does_not_void_a_token(log, clock):
+    client, person, worker = (journal(log, clock, name) for name in "abc")
+    client.claim(follow)
+    person.set_pause(Pause(by="a person", because="maintenance", since=1.0), note="")
+    person.set_pause(None, note="")
+    assert worker.claim(follow, above=client.token).generation == 2
+
+
+def test_a_token_of_a_log_that_is_elsewhere_names_both_places_of_the_trouble(log, clock):
+    client, worker = journal(log, clock), journal(FlakyLog(), clock, "b")
+    client.claim(follow)
+    with pytest.raises(Misconfigured, match="the two processes see different places"):
+        worker.claim(follow, above=client.token)
+
+
+def test_a_claim_that_comes_between_the_look_and_the_put_wins_over_a_token(log, clock):
+    client, other, worker = (journal(log, clock, name) for name in "abc")
+    client.claim(follow)
+
+    def follow_late(before):
+        if len(log.numbers()) == 1:
+            other.claim(follow)
+        return follow(before)
+
+    with pytest.raises(Fenced, match="record 2 was written by another driver"):
+        worker.claim(follow_late, above=client.token)
+    assert not worker.has_claimed
 
 
 def test_a_slot_whose_record_was_deleted_can_be_filled_and_still_fences(log, clock):

@@ -56,6 +56,14 @@ def refusal(call, *facts):
     return caught.value
 
 
+def test_a_start_that_could_not_claim_before_its_query_takes_only_a_log_without_a_record(
+    done, start
+):
+    late = replace(start, only_new=True)
+    refusal(lambda: admit_start(done, late), "could not be claimed where the query was started")
+    assert newborn(late, OTHER).expected == 0
+
+
 @pytest.mark.parametrize("position", [at(0, None), at(0, 0), at(1, 0)])
 def test_a_start_on_its_own_checkpoint_is_admitted(done, start, position):
     admit_start(done, replace(start, position=position))

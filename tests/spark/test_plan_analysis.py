@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame, functions
 from spark_stage import Source
 
-from epochal.spark.plan_analysis import is_stateless
+from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_in, facts_of, is_stateless
 
 STATELESS = {
     "rows": lambda df: df,
@@ -40,3 +40,43 @@ def _timed(df: DataFrame) -> DataFrame:
 def test_only_what_is_known_to_keep_nothing_is_proven_stateless(source: Source, name: str) -> None:
     query = {**STATELESS, **STATEFUL}[name]
     assert is_stateless(query(source.stream)) is (name in STATELESS)
+
+
+JOINS = {"looked up", "looked up in an aggregate"}
+"""Of a join the text does not say how many of its sides are streams."""
+
+
+def _explained(df: DataFrame) -> str:
+    """As Spark Connect shows a plan, by the same code of Spark."""
+    execution = df._jdf.queryExecution()
+    modes = df.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode
+    return str(execution.explainString(modes.fromString("extended")))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("name", [*STATELESS, *STATEFUL])
+def test_the_text_of_a_plan_proves_the_same_as_the_plan(source: Source, name: str) -> None:
+    df = {**STATELESS, **STATEFUL}[name](source.stream)
+    found = facts_in(_explained(df))
+    assert found == (UNKNOWN_PLAN if name in JOINS else facts_of(df))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\n\n== Optimized Logical Plan ==\nProject",
+        "a\n== Analyzed Logical Plan ==\nx\nProject",
+        "a\n+- Aggregate",
+        "a\nProject [id]\nstate",
+    ],
+)
+def test_text_within_a_query_hides_no_state(source: Source, text: str) -> None:
+    counted = source.stream.groupBy("id").count().withColumn("v", functions.lit(text))
+    assert facts_in(_explained(counted)) == UNKNOWN_PLAN
+
+
+def test_a_plan_that_is_cut_short_proves_nothing(source: Source) -> None:
+    whole = _explained(source.stream.where("id > 1"))
+    assert facts_in(whole) == PlanFacts(is_stateless=True, is_narrow=True)
+    for end in range(0, whole.index("== Physical Plan =="), 7):
+        assert facts_in(whole[:end]) == UNKNOWN_PLAN

@@ -326,7 +326,8 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
         Part(sink=sink, identity=identity, handout=None)
         for sink, identity in zip(sinks, identities, strict=True)
     ]
-    batch = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=GoneContext()))
+    session = SimpleNamespace(sparkContext=GoneContext(), _jsparkSession=object())
+    batch = SimpleNamespace(sparkSession=session)
     for some in (parts[:1], parts):
         prepared = prepare_all(
             cast("Any", batch),

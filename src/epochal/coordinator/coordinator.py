@@ -8,6 +8,7 @@
     abort      throw the open epoch away
     rewrite    prepare again what a target lost after the decision
     sweep      between epochs: abort what late tasks have prepared, learn of a pause
+    hand_over  let another process go on with the pipeline that is claimed here
     stop       abort what is open, clear up, write STOP, close
 
 The Spark pipeline and the session call these verbs, one after the other and never at the same time.
@@ -34,7 +35,7 @@ from epochal.coordinator.commit import (
 )
 from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
-from epochal.coordinator.journal import EpochLog, Journal
+from epochal.coordinator.journal import EpochLog, Journal, StartToken
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
 from epochal.coordinator.retry import prepare_on_driver
 from epochal.coordinator.targets import Targets, by_name, identity_of
@@ -150,6 +151,11 @@ class Coordinator:
         """What the last sweep found and must not touch."""
         return self._cleanup.left
 
+    @property
+    def token(self) -> StartToken:
+        """Names the newest record of this driver, for the process that goes on in its place."""
+        return self._journal.token
+
     def identity(self, sink: SinkName) -> Identity:
         return identity_of(self.state, sink)
 
@@ -170,22 +176,26 @@ class Coordinator:
         start: Start,
         schemas: Mapping[SinkName, pa.Schema] | None = None,
         engines: Mapping[SinkName, EngineAbility] | None = None,
+        *,
+        above: StartToken | None = None,
     ) -> Sequence[Ability]:
         """
         Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
         `engines`: whether the engine's own writer can be used, by sink; None where no rows are to
-        be written.
+        be written. `above`: see `Journal.claim`.
 
         Everything that can refuse without the claim does so before it: a driver with a wrong
         password must not fence a healthy one.
         """
+        if above is not None:
+            self._journal.require_newest_is(above)
         uid, claim = self._environment.new_uid(), self._environment.new_claim()
         before = self._journal.peek()
         expected = _claimed(before, start, uid, claim)
         abilities, writers = self._check_start(expected, schemas or {}, engines)
         servers = self._targets.servers(before)
         start = replace(start, sinks=_described(start.sinks, writers, servers))
-        self._journal.claim(lambda before: _claimed(before, start, uid, claim))
+        self._journal.claim(lambda before: _claimed(before, start, uid, claim), above=above)
         if _identities(expected) != _identities(self.state):
             self._targets.open(self.state)
             self._targets.check(schemas or {})
@@ -400,6 +410,20 @@ class Coordinator:
             self._journal.halt(error)
             self.tracker.troubled(error)
             raise
+
+    def hand_over(self) -> StartToken:
+        """
+        After `start`: let another process go on, which claims above this one's newest record.
+
+        Closes the targets. Where the other process could not be started, `stop` is called as ever;
+        else `leave`.
+        """
+        self._targets.close()
+        return self.token
+
+    def leave(self) -> None:
+        """Close without a record: after `hand_over`, the log is another process's."""
+        self._close()
 
     def stop(self) -> None:
         """

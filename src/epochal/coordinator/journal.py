@@ -86,7 +86,7 @@ from epochal.protocol.invariants import broken
 from epochal.protocol.receipts import lay_beside, lists_of
 from epochal.protocol.records import decode, encode
 from epochal.protocol.state import Pause, Record, RecordKind, State
-from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits, Uid
 
 logger = logging.getLogger("epochal")
 
@@ -99,6 +99,27 @@ _UNKNOWN = (
     "nothing was aborted; start again once the storage of the log answers: the start reads what "
     "was written and goes on from there"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartToken:
+    """
+    Names the newest record of a process that has claimed, for the one that goes on in its place.
+
+    The second may be a worker that was started long ago and slept. By the token it claims only
+    while nobody else has claimed since, so that it pushes no healthy driver aside:
+
+        client 1             worker 1              client 2, worker 2       newest record
+        claims, token 4                                                     4
+                             starts, is stopped
+                                                   claims, token 5          5
+                                                   claims above 5, works    6
+                             wakes, its first batch: 4 is not the newest, Fenced
+    """
+
+    uid: Uid
+    number: int
+    nonce: str
 
 
 class EpochLog(Protocol):
@@ -176,6 +197,8 @@ class Journal:
         """`state` is newer than the newest record."""
         self.was_clear = False
         """The driver before this one had left nothing prepared, and no tasks, at its end."""
+        self._written: tuple[int, str] | None = None
+        """Number and nonce of the newest record that this driver has written."""
 
     @property
     def place(self) -> str:
@@ -202,10 +225,18 @@ class Journal:
         kind: RecordKind = RecordKind.CLAIM,
         *,
         note: str = "",
+        above: StartToken | None = None,
     ) -> State:
-        """Append what `follow` makes of the newest state. From here on older drivers are fenced."""
+        """
+        Append what `follow` makes of the newest state. From here on older drivers are fenced.
+
+        `above`: only where that record is the newest; `Fenced` where another driver's is. Pauses
+        don't count.
+        """
         for _ in range(_RACES_MAX):
             number, before = self._insist(self._newest, "the newest record can't be read")
+            if above is not None:
+                self.require_newest_is(above)
             self._number = number
             state = follow(before)
             if self._fill(number + 1, kind, state, note):
@@ -214,6 +245,31 @@ class Journal:
                 self.was_clear = before is None or before.is_clear
                 return state
         raise self._many_races()
+
+    @property
+    def token(self) -> StartToken:
+        """Names the newest record of this driver, for the process that goes on in its place."""
+        if self._written is None:
+            raise Misconfigured("this driver has claimed nothing", "call start() first")
+        number, nonce = self._written
+        return StartToken(uid=self.state.uid, number=number, nonce=nonce)
+
+    def require_newest_is(self, token: StartToken) -> None:
+        """Raise `Fenced` where another driver has claimed since the token was made."""
+        if not self._numbers():
+            raise Misconfigured(
+                f"{self.place} holds no epoch log here, and record {token.number} was written to "
+                "it where the query was started: the two processes see different places",
+                "keep the log where both reach it: log='postgresql://…#name', 's3://…' or a shared "
+                "folder",
+            )
+        if not self._insist(
+            partial(self._holds, token.number, token.nonce), f"record {token.number} can't be read"
+        ):
+            raise self._fenced(f"record {token.number} is not the one of this start")
+        for number in self._numbers():
+            if number > token.number:
+                self._pause_in(number)
 
     def _many_races(self) -> TryAgain:
         return TryAgain(
@@ -378,11 +434,14 @@ class Journal:
             note=note,
         )
         data = encode(record)
-        return self._insist(
+        is_own = self._insist(
             lambda: self._log.put_if_absent(number, data) or self._holds(number, nonce),
             f"record {number} can't be written",
             has_effect=True,
         )
+        if is_own:
+            self._written = number, nonce
+        return is_own
 
     def _read_list(self, number: int, name: str) -> bytes:
         content = self._insist(partial(self._log.read_list, name), f"the list {name} can't be read")

@@ -411,6 +411,24 @@ class Tracker:
                 logger.warning("%s failed: %s", type(listener).__name__, error)
 
 
+def metrics_of(epochs: Iterable[EpochFigures]) -> Metrics:
+    """The same of epochs that have ended."""
+    ended = list(epochs)
+    done = [one for one in ended if one.phase is Phase.COMMITTED]
+    samples: dict[Phase, _Samples] = {}
+    for one in ended:
+        for phase, spent_s in one.seconds.items():
+            samples.setdefault(phase, _Samples()).add(spent_s)
+    return Metrics(
+        commits=len(done),
+        aborts=sum(one.phase is Phase.ABORTED for one in ended),
+        commit_failures=sum(one.phase is Phase.FAILED for one in ended),
+        rows=sum(one.rows for one in done),
+        bytes=sum(sink.bytes for one in done for sink in one.sinks.values()),
+        latency={phase: some.latency() for phase, some in samples.items()},
+    )
+
+
 def trouble_of(error: BaseException) -> Trouble:
     if not isinstance(error, EpochalError):
         return Trouble(code=type(error).__name__, message=str(error)[:_MESSAGE_CHARS_MAX])

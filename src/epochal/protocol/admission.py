@@ -110,6 +110,8 @@ class Start:
     unfinished: Unfinished = Unfinished.ASK
     retarget: Collection[SinkName] = ()
     fence: bool = True
+    only_new: bool = False
+    """Nobody claimed when the query was started: only a log without a record may be claimed."""
 
 
 def newborn(start: Start, uid: Uid) -> State:
@@ -138,6 +140,7 @@ def after_unfinished(unfinished: Unfinished, position: Position, location: str) 
 
 def admit_start(state: State, start: Start) -> None:
     """Compare what a driver brings with what the log remembers. Asks nothing of any target."""
+    _claimed_at_start(state, start)
     _not_paused(state)
     _same_pipeline(state, start)
     _same_query(state, start)
@@ -148,6 +151,17 @@ def admit_start(state: State, start: Start) -> None:
             f"{state.location}: generation {state.generation} ({state.driver}) did not stop "
             "cleanly and may still be running; fence_on_start is off",
             "stop that driver, or start with fence_on_start=True to take over from it",
+        )
+
+
+def _claimed_at_start(state: State, start: Start) -> None:
+    if start.only_new:
+        raise Refused(
+            f"{state.location}: the epoch log has records, and could not be claimed where the "
+            "query was started, which does not reach it: a worker of an earlier start that wakes "
+            "up can't be told from this one",
+            "keep the log where the process that starts the query reaches it too: "
+            "Pipeline(…, log='postgresql://…#name'), 's3://…'",
         )
 
 

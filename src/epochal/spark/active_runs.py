@@ -18,13 +18,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochal.coordinator import Coordinator, SourceFigures, Stopped
+from epochal.coordinator import Coordinator, EpochFigures, SourceFigures, Stopped
 from epochal.coordinator.idle_sweep import IdleSweep
+from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError, Fenced, Misconfigured
 from epochal.protocol.state import Pause
 from epochal.spark.epoch import EpochWriter
@@ -35,7 +36,8 @@ from epochal.spark.error_text import (
     message_first,
     stop_or_error,
 )
-from epochal.terms import EpochNumber, SinkName
+from epochal.telemetry.history import figures_in, history_of
+from epochal.terms import EpochNumber, Generation, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,8 +68,12 @@ class Run:
         writer: EpochWriter,
         checkpoint: Checkpoint,
         read_schemas: Callable[[DataFrame], Mapping[SinkName, pa.Schema]] | None = None,
+        query_id: str | None = None,
     ) -> None:
-        """`read_schemas`: for a start that did not know what rows will come."""
+        """
+        `read_schemas`: for a start that did not know what rows will come. `query_id`: of the only
+        query that calls this run, where its batches don't tell.
+        """
         self.coordinator = coordinator
         self.checkpoint = checkpoint
         self.error: EpochalError | None = None
@@ -77,7 +83,8 @@ class Run:
         self._lock = threading.Lock()
         self._is_over = False
         self._resigned: str | None = None
-        self._query_id: str | None = None
+        self._only_query_id = query_id
+        self._query_id = query_id
         self._idle_sweep: IdleSweep | None = None
 
     @property
@@ -91,8 +98,8 @@ class Run:
     def epoch(self, batch: DataFrame, epoch: int) -> None:
         """Write one micro-batch. Called by Spark, on the driver, for each of them."""
         number = EpochNumber(epoch)
-        with self._lock, _raised_into_spark(f"epoch {epoch}", self._failed):
-            query_id = query_id_of(batch)
+        with self._lock, raised_into_spark(f"epoch {epoch}", self._failed):
+            query_id = self._only_query_id or query_id_of(batch)
             self._require_own(query_id)
             self._require_may_go_on()
             if self._read_schemas is not None:
@@ -114,6 +121,8 @@ class Run:
             self.error = error
 
     def _require_may_go_on(self) -> None:
+        if self.error is not None and self._only_query_id is not None:
+            raise self.error
         pause = self.coordinator.state.pause
         if pause is not None:
             raise Stopped(_paused(pause))
@@ -167,11 +176,19 @@ class Run:
         """End the query by an error that was found while no epoch came."""
         self.error = error
         logger.error("%s: %s", self.location, error)
-        if self.query is not None:
+        # On Spark Connect the next batch raises it: a query that is stopped has no error.
+        if self.query is not None and self._only_query_id is None:
             stop_as_failed(self.query, error)
 
     def end_with(self, query: StreamingQuery) -> None:
         """End when the query does, however it does; sweep while it is idle."""
+        self.follow(query)
+        threading.Thread(
+            target=self._await_end, args=(query,), name=f"epochal-end-{query.id}", daemon=True
+        ).start()
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Sweep while the query is idle, and report how far its sources are."""
         self.query = query
         self.coordinator.tracker.watch_sources(partial(source_figures, query))
         self._idle_sweep = IdleSweep(
@@ -181,9 +198,6 @@ class Run:
             on_error=self._fail,
             on_pause=lambda pause: self._stop_query(_paused(pause)),
         )
-        threading.Thread(
-            target=self._await_end, args=(query,), name=f"epochal-end-{query.id}", daemon=True
-        ).start()
 
     def _await_end(self, query: StreamingQuery) -> None:
         # A thread and not a listener: a listener would be called into Python at every progress.
@@ -207,6 +221,56 @@ class Run:
         if running != self._query_id:
             require_query_of(self.checkpoint, running)
             self._query_id = running
+
+
+class RemoteRun:
+    """
+    A run whose epochs are written in a Python worker of a Spark Connect server, as this process
+    sees it: by its query, and by its epoch log where that is within reach.
+    """
+
+    def __init__(
+        self,
+        *,
+        location: str,
+        query: StreamingQuery,
+        log: EpochLog | None,
+        generation: Generation,
+    ) -> None:
+        """`generation`: the one that this process has claimed; its worker's is the next."""
+        self.location = location
+        self.query = query
+        self._log = log
+        self._generation = generation
+
+    @property
+    def is_over(self) -> bool:
+        return not is_active(self.query)
+
+    @property
+    def error(self) -> EpochalError | None:
+        """The error that ended the query, with the class, message and hint that it had there."""
+        try:
+            failure = self.query.exception()
+        except Exception as error:
+            logger.debug("%s: the query can't be asked", self.location, exc_info=error)
+            return None
+        why = None if failure is None else stop_or_error(failure, "the query")
+        return None if isinstance(why, Stopped) else why
+
+    def last_epochs(self, count: int) -> Sequence[EpochFigures]:
+        """By the history beside the log, which is some seconds behind; none where out of reach."""
+        history = None if self._log is None else history_of(self._log)
+        if history is None:
+            return ()
+        found = history.page(limit=count).epochs
+        return [figures_in(one) for one in reversed(found) if one.generation > self._generation]
+
+    def end(self) -> None:
+        """Stop the query. Its worker ends by itself, and writes its last record."""
+        if is_active(self.query):
+            stop_query(self.query)
+        _forget(self)
 
 
 def source_figures(query: StreamingQuery) -> SourceFigures | None:
@@ -235,21 +299,31 @@ def _paused(pause: Pause) -> str:
 class EachBatch:
     """The callback of `Pipeline.each_batch`. After a run has ended, the next batch starts one."""
 
-    def __init__(self, spark: SparkSession, start_run: Callable[[], Run]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        start_run: Callable[[], Run],
+        hand_over: Callable[[Run], object],
+    ) -> None:
         self._spark = spark
         self._start_run = start_run
+        self._hand_over = hand_over
         self._run = start_run()
         self._query_run: str | None = None
+
+    def __reduce__(self) -> tuple[Callable[[object], object], tuple[object]]:
+        """Pickled, it is the function by which another process goes on in the place of this one."""
+        return _as_it_is, (self._hand_over(self._run),)
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         # Spark gives each run of a query a job group of its own.
         query_run = batch.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
         if self._query_run != query_run:
             # First of all: to claim for a query of another checkpoint stops this one's own.
-            with _raised_into_spark(f"epoch {epoch}", _ignore):
+            with raised_into_spark(f"epoch {epoch}", _ignore):
                 require_query_of(self._run.checkpoint, query_id_of(batch))
         if self._run.is_over or (self._query_run is not None and self._query_run != query_run):
-            with _raised_into_spark(f"epoch {epoch}", self._not_started):
+            with raised_into_spark(f"epoch {epoch}", self._not_started):
                 self._run = self._start_run()
         if self._run.query is None:
             self._follow_end(batch)
@@ -265,8 +339,12 @@ class EachBatch:
             self._run.end_with(query)
 
 
+def _as_it_is(unpickled: object) -> object:
+    return unpickled
+
+
 @contextmanager
-def _raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Iterator[None]:
+def raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Iterator[None]:
     """
     Raise whatever ends the block as Spark needs it: a stop, or one of our errors.
 
@@ -347,7 +425,7 @@ for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_is_worth_logging)
 
 
-_runs: dict[str, Run] = {}
+_runs: dict[str, Run | RemoteRun] = {}
 _guard = threading.Lock()
 
 
@@ -388,10 +466,12 @@ def end_earlier_run(location: str) -> None:
         _await_end_of(query)
 
 
-def add_run(run: Run) -> None:
+def add_run(run: Run | RemoteRun) -> None:
     """Note that a run now works on its checkpoint."""
     with _guard:
         _runs[run.location] = run
+    if isinstance(run, RemoteRun):
+        return
     # The handler that was registered last is called first: before those that close connections,
     # which a run needs to end.
     atexit.unregister(_end_runs)
@@ -435,7 +515,7 @@ def is_active(query: StreamingQuery) -> bool:
         return False
 
 
-def _forget(run: Run) -> None:
+def _forget(run: Run | RemoteRun) -> None:
     with _guard:
         if _runs.get(run.location) is run:
             del _runs[run.location]
@@ -450,7 +530,8 @@ def _end_runs() -> None:
     """
     deadline = time.monotonic() + _EXIT_WAIT_MAX_S
     with _guard:
-        runs = list(_runs.values())
+        # Those on a Connect server outlive this process.
+        runs = [run for run in _runs.values() if isinstance(run, Run)]
     stopping = {
         run: threading.Thread(target=stop_query, args=(run.query,), daemon=True)
         for run in runs

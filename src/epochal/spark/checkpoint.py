@@ -61,6 +61,14 @@ class Checkpoint:
         entry = self._store.entry(f"offsets/{epoch}")
         return None if entry is None else entry.modified_at
 
+    def triggered_at(self, epoch: EpochNumber) -> float | None:
+        """When Spark's driver began to plan an epoch, by its own clock; kept when it runs again."""
+        data = self._store.read(f"offsets/{epoch}")
+        if data is None:
+            return None
+        _, metadata, *_ = data.split(b"\n")
+        return float(self._json(metadata, f"offsets/{epoch}")["batchTimestampMs"]) / 1000
+
     def offsets(self, epoch: EpochNumber) -> Offsets:
         """Which rows an epoch holds, by what Spark wrote down before it ran it (I10)."""
         sources = self._sources(epoch)

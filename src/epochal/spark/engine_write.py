@@ -21,6 +21,7 @@ from epochal.errors import RowRejected, TaskFailed
 from epochal.kit.hive_partitions import NULL, WITHOUT_FORM, refused
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
+from epochal.spark.versions import is_connect
 from epochal.terms import Ability, quantity
 
 if TYPE_CHECKING:
@@ -98,8 +99,14 @@ class SessionWriter:
         because = _WAYS.get(form, _WAY) if refusal is None else refusal
         return Ability(name=ABILITY, granted=refusal is None, because=because)
 
+    @property
+    def is_within_reach(self) -> bool:
+        return not is_connect(self._spark)
+
     @cached_property
     def _release_refusal(self) -> str | None:
+        if not self.is_within_reach:
+            return "Spark Connect gives no access to it"
         if self._spark.version.startswith("3."):
             return "Spark 3.5 runs a write at once, and can't be asked afterwards what it counted"
         return None

@@ -159,7 +159,11 @@ class EpochWriter:
         return prepared.receipts
 
     def _part(self, sink: Sink, frame: DataFrame, *, is_by_tasks: bool) -> Part:
-        engine = None if is_by_tasks else self.coordinator.engine_writes(sink.name)
+        engine = (
+            self.coordinator.engine_writes(sink.name)
+            if self.writer.is_within_reach and not is_by_tasks
+            else None
+        )
         is_by_engine = engine is not None and engine.tasks_refusal is not None
         return Part(
             sink=sink,

@@ -48,11 +48,15 @@ class StopSignal(Exception):
         )
 
 
+class Terminated(KeyboardInterrupt):
+    """The end of a query on Spark Connect, whose server sends SIGTERM to its Python worker."""
+
+
 def stop_or_error(error: BaseException, doing: str) -> EpochalError:
     """`Stopped` where the query was stopped, and any other error as one of ours."""
     # Of ours only where nothing happened: one about a decided epoch may cite an interrupt too.
     may_be_stop = isinstance(error, TryAgain) or not isinstance(error, EpochalError)
-    if may_be_stop and _STOP.search(str(error)) is not None:
+    if isinstance(error, Terminated) or (may_be_stop and _STOP.search(str(error)) is not None):
         return Stopped("the query was stopped")
     return as_epochal(error, doing)
 
@@ -112,8 +116,10 @@ def analysis_message(error: PySparkException) -> str:
 
 
 def is_jvm_gone(error: BaseException) -> bool:
-    from py4j.protocol import Py4JError, Py4JNetworkError  # noqa: PLC0415  comes with Spark
-
+    try:
+        from py4j.protocol import Py4JError, Py4JNetworkError  # noqa: PLC0415  comes with Spark
+    except ImportError:  # a client of Spark Connect alone
+        return isinstance(error, ConnectionError)
     # A call that got no answer is raised as the plain class, without a trace of Java.
     is_unanswered = type(error) is Py4JError and "Trace:" not in str(error)
     return is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError))

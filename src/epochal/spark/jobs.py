@@ -31,11 +31,11 @@ from epochal.spark.plan_analysis import is_narrow_above_batch
 from epochal.spark.projection import arrow_schema, for_tasks, project
 from epochal.spark.row_hash import row_hash, with_row_hash
 from epochal.spark.task import RECEIPT_COLUMN, PrepareTask
+from epochal.spark.versions import is_connect
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -106,13 +106,13 @@ def prepare_all(
     `is_narrow`: see `PlanFacts.is_narrow`, here of the batch.
     """
     outcome = Prepared()
-    context = batch.sparkSession.sparkContext
+    spark = batch.sparkSession
     tags = {part.identity.sink: _tag(part, epoch) for part in parts}
 
     def run(part: Part) -> None:
         sink = part.identity.sink
         try:
-            with timing(sink), described(context, _title(part, epoch), tag=tags[sink]):
+            with timing(sink), described(spark, _title(part, epoch), tag=tags[sink]):
                 outcome.receipts[sink] = _prepare(
                     batch,
                     part,
@@ -133,15 +133,16 @@ def prepare_all(
         # Best effort: of a JVM that has exited, the jobs are gone as well.
         with suppress(Exception):
             for tag in tags.values():
-                context.cancelJobsWithTag(tag)
+                cancel_tagged(spark, tag)
 
     is_by_engine = any(part.engine is not None for part in parts)
-    settings = COMPILED | (engine_write.SETTINGS if is_by_engine else {})
-    with session_settings(batch.sparkSession, settings):
+    # A session of Spark Connect is shared with its client, and other queries.
+    compiled = {} if is_connect(spark) else COMPILED
+    with session_settings(spark, compiled | (engine_write.SETTINGS if is_by_engine else {})):
         if len(parts) == 1:
             run(parts[0])
         else:
-            _in_parallel(run, parts, cancel)
+            _in_parallel(run, parts, cancel, _thread_class(spark))
     return outcome
 
 
@@ -164,16 +165,23 @@ def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator
                 spark.conf.set(name, before[name])
 
 
-def _in_parallel(
-    run: Callable[[Part], None], parts: Sequence[Part], cancel: Callable[[], None]
-) -> None:
-    """In threads that inherit the query's job group, so that stopping it cancels every job."""
+def _thread_class(spark: SparkSession) -> type[threading.Thread]:
+    """Threads that inherit the query's job group, so that stopping it cancels every job."""
+    if is_connect(spark):
+        return threading.Thread  # tags are each thread's own
     from pyspark import InheritableThread  # noqa: PLC0415  this package is importable without it
 
-    threads: list[threading.Thread] = [
-        InheritableThread(
-            target=run, args=(part,), name=f"epochal-{part.identity.sink}", daemon=True
-        )
+    return InheritableThread
+
+
+def _in_parallel(
+    run: Callable[[Part], None],
+    parts: Sequence[Part],
+    cancel: Callable[[], None],
+    thread_class: type[threading.Thread],
+) -> None:
+    threads = [
+        thread_class(target=run, args=(part,), name=f"epochal-{part.identity.sink}", daemon=True)
         for part in parts
     ]
     for thread in threads:
@@ -277,8 +285,13 @@ def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: b
 
 
 @contextmanager
-def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]:
+def described(spark: SparkSession, text: str, tag: str = "") -> Iterator[None]:
     """Describe jobs in Spark's UI. The job group stays Spark's own: it cancels a stopped query."""
+    if is_connect(spark):
+        with _tagged(spark, tag or text.replace(",", " ")):  # Spark takes no tag with a comma
+            yield
+        return
+    context = spark.sparkContext
     before = context.getLocalProperty(_DESCRIPTION)
     context.setJobDescription(text)
     if tag:
@@ -293,9 +306,34 @@ def described(context: SparkContext, text: str, tag: str = "") -> Iterator[None]
             context.setLocalProperty(_DESCRIPTION, cast("str", before))  # None removes it
 
 
+@contextmanager
+def _tagged(spark: SparkSession, tag: str) -> Iterator[None]:
+    """
+    On Spark Connect a tag is all that names a job. No stop of the query cancels these jobs: they
+    are not in its job group, so a thread that is interrupted cancels its own.
+    """
+    spark.addTag(tag)
+    try:
+        yield
+    except BaseException as error:
+        if is_interrupt(error):
+            with suppress(Exception):
+                spark.interruptTag(tag)
+        raise
+    finally:
+        spark.removeTag(tag)
+
+
+def cancel_tagged(spark: SparkSession, tag: str) -> None:
+    if is_connect(spark):
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobsWithTag(tag)
+
+
 def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
     """Evaluate a batch and write nothing: state stores and watermarks advance."""
-    with described(batch.sparkSession.sparkContext, f"epochal {pipeline} · epoch {epoch} · drain"):
+    with described(batch.sparkSession, f"epochal {pipeline} · epoch {epoch} · drain"):
         batch.write.format("noop").mode("overwrite").save()
 
 
@@ -307,8 +345,14 @@ def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[D
     Not persisted: a persisted block that is lost is computed again, and may then differ between
     sinks. A lost block of a local checkpoint fails the epoch, which is tried again whole.
     """
-    context = batch.sparkSession.sparkContext
-    with described(context, f"epochal {pipeline} · epoch {epoch} · evaluate"):
+    title = f"epochal {pipeline} · epoch {epoch} · evaluate"
+    if is_connect(batch.sparkSession):
+        with described(batch.sparkSession, title):
+            checkpointed = batch.localCheckpoint(eager=True)
+        # Its blocks are released by Spark, once no frame refers to them.
+        yield checkpointed
+        return
+    with described(batch.sparkSession, title):
         # Not eager: the blocks of a failed evaluation could then not be released.
         frame = batch.localCheckpoint(eager=False)
         try:

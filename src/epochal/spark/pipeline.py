@@ -12,6 +12,9 @@ One row, from `start` to a COMMIT at its target:
     driver_write.py   or, for few rows: a job collects them, and the writer runs on the driver
     coordinator/      conclude: rehearse, gates, decide, then the sink's committer commits
 
+On Spark Connect, `start` claims in the client and hands over (`connect.py`); from `Run.epoch` on,
+the same happens in a Python worker of the server.
+
 Importable without pyspark, so that tools reach the targets of a declared pipeline without Spark.
 """
 
@@ -38,14 +41,22 @@ from epochal.coordinator import (
     this_driver,
 )
 from epochal.coordinator.environment import OnStep, ignore_step, new_uid
-from epochal.coordinator.journal import EpochLog
+from epochal.coordinator.journal import EpochLog, StartToken
 from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name, described, engine_ability
+from epochal.coordinator.tracker import EPOCHS_KEPT, metrics_of
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured
 from epochal.logs import StoredLog, checkpoint_log, open_log
 from epochal.protocol.admission import Position, Start, Unfinished
-from epochal.spark.active_runs import EachBatch, Run, add_run, end_earlier_run, require_free_name
-from epochal.spark.checkpoint import open_checkpoint
+from epochal.spark.active_runs import (
+    EachBatch,
+    RemoteRun,
+    Run,
+    add_run,
+    end_earlier_run,
+    require_free_name,
+)
+from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.display import CheckReport, Written, in_html, in_text
 from epochal.spark.driver_write import DriverWrites
 from epochal.spark.engine_write import SessionWriter
@@ -56,6 +67,7 @@ from epochal.spark.projection import arrow_schema, empty_like, project
 from epochal.spark.query_options import QueryOptions, configured, read_options
 from epochal.spark.versions import (
     faster_settings,
+    is_connect,
     require_classic,
     require_streaming,
     require_supported,
@@ -80,6 +92,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
+    from epochal.spark.connect import WorkerEpochs
     from epochal.spark.standby import Standby
 
 Location = str | os.PathLike[str]
@@ -103,6 +116,11 @@ class _Query:
     """Of each sink's rows; empty where only batches will show them."""
     engines: Mapping[SinkName, EngineAbility]
     """Whether Spark's own writer could prepare a sink's rows."""
+
+    @property
+    def jvm(self) -> SparkSession | None:
+        """The session, where this process reaches Spark's JVM and its file systems by it."""
+        return None if is_connect(self.spark) else self.spark
 
 
 class Pipeline:
@@ -142,10 +160,19 @@ class Pipeline:
         self._metrics_port = metrics_port
         self._metrics_host = metrics_host
         self._watch = watch
-        self._run: Run | None = None
+        self._run: Run | RemoteRun | None = None
         self._standby: Standby | None = None
         self._tracker = Tracker(SystemClock())
         by_name(self.sinks)  # refuses at once what could never start: no sinks, or two of one name
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is declared: a pickled pipeline has not started anything."""
+        unset: dict[str, object] = {"_run": None, "_standby": None, "_tracker": None}
+        return {**vars(self), **unset}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._tracker = Tracker(SystemClock())
 
     # Writing
 
@@ -215,7 +242,8 @@ class Pipeline:
                 "start(make_orders, …, standby=True), or start(make_orders(), …)",
             )
         self._standby = None
-        started = self._start_query(
+        start = self._start_remote if is_connect(df.sparkSession) else self._start_query
+        started: Run | RemoteRun = start(
             df, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
         )
         if started.query is None:
@@ -242,6 +270,7 @@ class Pipeline:
                 "leave fence_on_start as it is; a standby claims only when it has the lease",
             )
         frame = build()
+        require_classic(frame.sparkSession, "a standby")
         self._require_spark(frame.sparkSession)
         require_streaming(frame)
         configured(frame, read_options(options, self.sinks))
@@ -322,6 +351,161 @@ class Pipeline:
         set_activity(self.name, Activity.WORKING)
         return started
 
+    # On Spark Connect
+
+    def _start_remote(
+        self,
+        df: DataFrame,
+        checkpoint: Location | None,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
+        options: QueryOptions,
+    ) -> RemoteRun:
+        """The same where epochs are written by a worker of the server, which claims after us."""
+        from epochal.spark.connect import started_query  # noqa: PLC0415  most drivers need none
+
+        self._require_spark(df.sparkSession)
+        require_streaming(df)
+        query_options = read_options(options, self.sinks)
+        writer = configured(df, query_options)
+        name = query_options.name or self.name
+        function, claimed = self._hand_over(
+            self._query(df.sparkSession, df),
+            self._location(checkpoint, query_options.checkpoint),
+            run=run,
+            unfinished=unfinished,
+            retarget=retarget,
+            query_name=name,
+        )
+        try:
+            query = started_query(writer, function, name=name)
+        except BaseException:
+            if claimed is not None:
+                claimed.stop()
+            raise
+        if claimed is not None:
+            claimed.leave()
+        self._run = RemoteRun(
+            location=function.checkpoint,
+            query=query,
+            log=None if claimed is None else self.log_of(function.checkpoint),
+            generation=Generation(0) if claimed is None else claimed.state.generation,
+        )
+        add_run(self._run)
+        return self._run
+
+    def _hand_over(
+        self,
+        query: _Query,
+        checkpoint: Location,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
+        query_name: str | None = None,
+    ) -> tuple[WorkerEpochs, Coordinator | None]:
+        """
+        Claim and recover where this process reaches the log; returns the function that goes on, and
+        the coordinator that has handed over to it.
+        """
+        from epochal.spark import connect  # noqa: PLC0415  most drivers need none
+
+        given = connect.spark_location(checkpoint)
+        folder = connect.reached_checkpoint(query.spark, given)
+        location = given if folder is None else folder.location
+        if query_name is not None:
+            require_free_name(query.spark, query_name, location)
+        end_earlier_run(location)
+        coordinator = None
+        log = self._log_of(location, None)
+        if folder is not None and connect.is_reached(query.spark, log):
+            coordinator = self._claim(
+                log,
+                location,
+                query=query,
+                run=run,
+                query_id=folder.query_id,
+                position=folder.position,
+                unfinished=_unfinished(unfinished),
+                retarget=retarget,
+            )
+        function = self._worker_epochs(
+            query,
+            location if location.startswith("/") and given.startswith("/") else given,
+            run=run,
+            unfinished=unfinished,
+            retarget=retarget,
+            token=None if coordinator is None else coordinator.hand_over(),
+        )
+        return function, coordinator
+
+    def _worker_epochs(
+        self,
+        query: _Query,
+        checkpoint: str,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
+        token: StartToken | None,
+    ) -> WorkerEpochs:
+        from epochal import __version__  # noqa: PLC0415  the root imports this module
+        from epochal.spark.connect import WorkerEpochs  # noqa: PLC0415  most drivers need none
+
+        return WorkerEpochs(
+            pipeline=self,
+            checkpoint=checkpoint,
+            token=token,
+            plan=query.plan,
+            schemas=query.schemas,
+            run=run,
+            unfinished=unfinished,
+            retarget=tuple(retarget),
+            release=__version__,
+        )
+
+    def run_handed_over(
+        self,
+        given: WorkerEpochs,
+        spark: SparkSession,
+        folder: Checkpoint,
+        position: Position | None,
+    ) -> Run:
+        """
+        Claim above what the process that started the query has claimed. Called once, in the worker
+        that writes its epochs, before the first.
+        """
+        query = _Query(
+            spark=spark,
+            plan=given.plan,
+            schemas=given.schemas,
+            engines={sink.name: SessionWriter(spark).ability for sink in self.sinks},
+        )
+        coordinator = self._claim(
+            self._log_of(folder.location, query.jvm),
+            folder.location,
+            query=query,
+            run=given.run,
+            query_id=folder.query_id,
+            position=position,
+            unfinished=_unfinished(given.unfinished),
+            retarget=given.retarget,
+            above=given.token,
+            only_new=given.token is None,
+        )
+        self._tracker = coordinator.tracker
+        run = Run(
+            coordinator=coordinator,
+            writer=self._epoch_writer(coordinator, query),
+            checkpoint=folder,
+            read_schemas=None if query.schemas else self._schemas,
+            query_id=folder.query_id,
+        )
+        self._run = run
+        return run
+
     def each_batch(
         self,
         checkpoint: Location | None = None,
@@ -337,21 +521,39 @@ class Pipeline:
 
         Claims at once, and again when a later query runs with the same function. The plan is not
         known here, so each batch counts as one with state: it is evaluated before it is written.
+
+        It can be pickled. Called in another process, as on Spark Connect, it claims there above
+        what was claimed here, as long as nobody else has: it serves one query, and the next start
+        of it needs a function of its own.
         """
         session = spark or _active_session()
         self._require_spark(session)
         location = self._location(checkpoint)
+        query = self._query(session, None)
+        if is_connect(session):
+            function, claimed = self._hand_over(
+                query, location, run=run, unfinished=unfinished, retarget=retarget
+            )
+            if claimed is not None:
+                claimed.leave()
+            return function
 
         def start_run() -> Run:
             return self._start_run(
-                self._query(session, None),
-                location,
+                query, location, run=run, unfinished=unfinished, retarget=retarget
+            )
+
+        def hand_over(started: Run) -> WorkerEpochs:
+            return self._worker_epochs(
+                query,
+                started.location,
                 run=run,
                 unfinished=unfinished,
                 retarget=retarget,
+                token=started.coordinator.token,
             )
 
-        return EachBatch(session, start_run)
+        return EachBatch(session, start_run, hand_over)
 
     def write(self, df: DataFrame, *, run: str, checkpoint: Location) -> Written:
         """
@@ -368,9 +570,9 @@ class Pipeline:
             )
         if not run:
             raise Misconfigured("a once-only load needs a key", 'write(df, run="backfill-2026-01")')
-        location = f"{open_checkpoint(checkpoint, spark).location}/epochal/runs/{_safe(run)}"
-        log = open_log(f"{location}/log", spark=spark)
         query = self._query(spark, df)
+        location = f"{open_checkpoint(checkpoint, query.jvm).location}/epochal/runs/{_safe(run)}"
+        log = open_log(f"{location}/log", spark=query.jvm)
         coordinator = self._claim(log, location, query=query, run=run)
         try:
             is_repeat = coordinator.state.last is not None
@@ -428,6 +630,8 @@ class Pipeline:
         position: Position | None = None,
         unfinished: Unfinished = Unfinished.ASK,
         retarget: Collection[str] = (),
+        above: StartToken | None = None,
+        only_new: bool = False,
     ) -> Coordinator:
         """A coordinator that has claimed the pipeline at its log and finished what was decided."""
         coordinator = Coordinator(
@@ -449,9 +653,10 @@ class Pipeline:
             position=position,
             unfinished=unfinished,
             retarget=retarget,
+            only_new=only_new,
         )
         try:
-            coordinator.start(start, query.schemas, query.engines)
+            coordinator.start(start, query.schemas, query.engines, above=above)
         except BaseException:
             coordinator.stop()
             raise
@@ -466,6 +671,7 @@ class Pipeline:
         position: Position | None,
         unfinished: Unfinished,
         retarget: Collection[str],
+        only_new: bool = False,
     ) -> Start:
         return Start(
             pipeline=self.name,
@@ -478,6 +684,7 @@ class Pipeline:
             unfinished=unfinished,
             retarget=[SinkName(name) for name in retarget],
             fence=self.limits.fence_on_start,
+            only_new=only_new,
         )
 
     def _epoch_writer(self, coordinator: Coordinator, query: _Query) -> EpochWriter:
@@ -548,18 +755,25 @@ class Pipeline:
             self._run.end()
 
     def last_epochs(self, count: int = 20) -> Sequence[EpochFigures]:
-        """The newest epochs of the query that runs, or of the last start, oldest first."""
+        """
+        The newest epochs of the query that runs, or of the last start, oldest first. On Spark
+        Connect those that have ended, by the history, which is some seconds behind.
+        """
+        if isinstance(self._run, RemoteRun):
+            return self._run.last_epochs(count)
         return self._tracker.last_epochs(count)
 
     def metrics(self) -> Metrics:
         """Counters and latencies of the query that runs, or of the last start."""
+        if isinstance(self._run, RemoteRun):
+            return metrics_of(self._run.last_epochs(EPOCHS_KEPT))
         return self._tracker.metrics()
 
     # Identity: each change is one record of the epoch log
 
     def adopt(self, checkpoint: Location, *, unfinished: UnfinishedChoice = "ask") -> None:
         """Go on with a checkpoint that was moved here, or that other code ran meanwhile."""
-        spark = _session_or_none()
+        spark = _jvm_session_or_none()
         found = open_checkpoint(checkpoint, spark)
         by_hand.adopt(
             self._log_of(checkpoint, spark),
@@ -574,7 +788,7 @@ class Pipeline:
         Make a copied checkpoint a pipeline of its own. `original_lives`: the original is there and
         will carry out what is decided.
         """
-        spark = _session_or_none()
+        spark = _jvm_session_or_none()
         by_hand.fork(
             self._log_of(checkpoint, spark),
             location=open_checkpoint(checkpoint, spark).location,
@@ -583,7 +797,7 @@ class Pipeline:
 
     def rename(self, checkpoint: Location) -> None:
         """Let a checkpoint belong to this pipeline under its present name."""
-        by_hand.rename(self._log_of(checkpoint, _session_or_none()), pipeline=self.name)
+        by_hand.rename(self._log_of(checkpoint, _jvm_session_or_none()), pipeline=self.name)
 
     # Notebooks
 
@@ -651,8 +865,12 @@ class Pipeline:
 
     def _require_spark(self, spark: SparkSession) -> None:
         require_supported()
-        require_classic(spark)
-        require_workers(spark)
+        if is_connect(spark):
+            from epochal.spark.connect import require_server  # noqa: PLC0415  most need none
+
+            require_server(spark)
+        else:
+            require_workers(spark)
 
 
 def _safe(run: str) -> str:
@@ -682,8 +900,15 @@ def _session_or_none() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
+def _jvm_session_or_none() -> SparkSession | None:
+    """The active session, where Spark's own file systems are reached by it."""
+    session = _session_or_none()
+    return None if session is None or is_connect(session) else session
+
+
 def _same_each_time(frame: DataFrame) -> Callable[[], DataFrame]:
     """A stream that may be started at any later time: what a table lists is of its first day."""
+    require_classic(frame.sparkSession, "a standby")
     if all(leaf.isStreaming() for leaf in leaves(frame)):
         return lambda: frame
     raise Misconfigured(

@@ -8,13 +8,20 @@ again, and counts from zero.
 
 Both are answered by lists of plan nodes that are known to be harmless, never of those that are not:
 a node of a later Spark that is not on a list costs time, not rows.
+
+Spark Connect shows a plan only as text, a node per line. A line that a text within the query brings
+counts as a node, which is on no list. So text can hide nothing: it makes a query count as one with
+state.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from epochal.spark.versions import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +58,13 @@ _NARROW = _STATELESS - {"Repartition", "RepartitionByExpression"} | {
 }
 _BATCH = "LogicalRDD"
 """A micro-batch or a checkpointed frame in a plan: Spark hides what is below it."""
+_SHOWN = re.compile(
+    r"\n== Analyzed Logical Plan ==\n[^\n]*\n(?P<nodes>.*?)\n\n== Optimized Logical Plan ==\n"
+    r".*\n== Physical Plan ==\n",
+    re.DOTALL,
+)
+_HEADING = "\n== Optimized Logical Plan ==\n"
+_NODE = re.compile(r"[ :+-]*~?(?P<name>\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,8 @@ UNKNOWN_PLAN = PlanFacts(is_stateless=False, is_narrow=False)
 
 
 def facts_of(frame: DataFrame) -> PlanFacts:
+    if is_connect(frame.sparkSession):
+        return facts_in(_explained(frame))
     return PlanFacts(is_stateless=is_stateless(frame), is_narrow=is_narrow(frame))
 
 
@@ -77,12 +93,37 @@ def is_narrow(frame: DataFrame) -> bool:
 
 def is_narrow_above_batch(frame: DataFrame) -> bool:
     """The same of operations on a micro-batch."""
+    if is_connect(frame.sparkSession):
+        nodes = _nodes_in(_explained(frame))
+        return bool(nodes) and nodes <= _NARROW | {_BATCH}
     return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | {_BATCH})
 
 
 def is_row_by_row_above_batch(frame: DataFrame) -> bool:
     """Whether operations on a micro-batch provably handle each of its rows by itself."""
     return _moves_nothing(frame._jdf.queryExecution().analyzed(), _STATELESS | {_BATCH})
+
+
+def facts_in(explained: str) -> PlanFacts:
+    """The same of a plan as `DataFrame.explain(extended=True)` prints it; no join counts."""
+    nodes = _nodes_in(explained)
+    return PlanFacts(
+        is_stateless=bool(nodes) and nodes <= _STATELESS,
+        is_narrow=bool(nodes) and nodes <= _NARROW,
+    )
+
+
+def _explained(frame: Any) -> str:
+    return str(frame._explain_string(extended=True))
+
+
+def _nodes_in(explained: str) -> frozenset[str]:
+    """The names of a plan's nodes; none where the text is not whole, or can't be read."""
+    found = _SHOWN.search(f"\n{explained}")
+    if found is None or explained.count(_HEADING) != 1:
+        return frozenset()
+    names = [_NODE.match(line) for line in found["nodes"].split("\n")]
+    return frozenset("" if name is None else name["name"] for name in names)
 
 
 def _moves_nothing(plan: Any, narrow: Collection[str]) -> bool:

@@ -22,6 +22,11 @@ NEWEST = (4, 3)
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 """From Spark 4.1 on: without it rows cross to Python by TCP, which waits for acknowledgements."""
 
+_CONNECT_ADVICE = (
+    "Spark Connect: all rows are handed to tasks in Python, column by column; in Spark's classic "
+    "mode some sinks are given rows as bytes, few rows are written by the driver, and Spark's own "
+    "writer writes files",
+)
 _asked: WeakSet[SparkContext] = WeakSet()
 """The applications whose workers were asked what they run."""
 
@@ -53,12 +58,17 @@ def require_java() -> None:
         raise Misconfigured("no Java was found, and Spark runs on one", way_out)
 
 
-def require_classic(spark: SparkSession) -> None:
-    """Refuse Spark Connect: a decision must be taken in the process that runs foreachBatch."""
-    if getattr(spark, "_jsparkSession", None) is None:
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect: its JVM is out of this process's reach."""
+    return getattr(spark, "_jsparkSession", None) is None
+
+
+def require_classic(spark: SparkSession, what: str) -> None:
+    """Refuse Spark Connect for what needs Spark's JVM."""
+    if is_connect(spark):
         raise Misconfigured(
-            "this is a Spark Connect session: foreachBatch runs on the server, not in this driver",
-            "run the driver in Spark's classic mode: unset SPARK_REMOTE, no .remote(…)",
+            f"{what} needs Spark's JVM, and this is a Spark Connect session",
+            "run it in Spark's classic mode: unset SPARK_REMOTE, no .remote(…)",
         )
 
 
@@ -136,6 +146,8 @@ def require_streaming(frame: DataFrame) -> None:
 
 def faster_settings(spark: SparkSession) -> tuple[str, ...]:
     """What would make epochs faster, and is not set in this session."""
+    if is_connect(spark):
+        return _CONNECT_ADVICE
     is_set = spark.sparkContext.getConf().get(UNIX_SOCKETS, "false").lower() == "true"
     if is_set or spark.version.startswith(("3.", "4.0.")):
         return ()

@@ -166,6 +166,29 @@ def past(figures: EpochFigures, generation: Generation) -> PastEpoch:
     )
 
 
+def figures_in(past: PastEpoch) -> EpochFigures:
+    """An epoch of another process as `Tracker.last_epochs` shows it."""
+    ended = Phase(past.outcome)
+    return EpochFigures(
+        epoch=past.epoch,
+        phase=ended,
+        opened_at=past.opened_at,
+        finished_at=past.finished_at,
+        sinks={
+            name: SinkFigures(
+                rows=sink.rows, bytes=sink.bytes, phase=ended, seconds=_phases(sink.seconds)
+            )
+            for name, sink in past.sinks.items()
+        },
+        seconds=_phases(past.seconds),
+        trouble=past.trouble,
+    )
+
+
+def _phases(seconds: Mapping[str, float]) -> dict[Phase, float]:
+    return {Phase(phase): spent_s for phase, spent_s in seconds.items()}
+
+
 def _past_sink(sink: SinkFigures) -> PastSink:
     return PastSink(rows=sink.rows, bytes=sink.bytes, seconds=_rounded(sink.seconds))
 
