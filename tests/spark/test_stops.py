@@ -25,7 +25,7 @@ from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.engine_write import SessionWriter
-from epochal.spark.jobs import Part, prepare_all
+from epochal.spark.jobs import COMPILED, Part, prepare_all
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.progress import Progress
 from epochal.terms import EpochNumber, Generation, Identity, Limits
@@ -326,7 +326,9 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
         Part(sink=sink, identity=identity, handout=None)
         for sink, identity in zip(sinks, identities, strict=True)
     ]
-    session = SimpleNamespace(sparkContext=GoneContext(), _jsparkSession=object())
+    session = SimpleNamespace(
+        sparkContext=GoneContext(), _jsparkSession=object(), conf=dict(COMPILED)
+    )
     batch = SimpleNamespace(sparkSession=session)
     for some in (parts[:1], parts):
         prepared = prepare_all(
