@@ -238,7 +238,7 @@ class Confirming(Protocol):
 
 
 @runtime_checkable
-class Cramped(Protocol):
+class LimitsAttempts(Protocol):
     """A committer whose target has room for a fixed number of attempts (`SinkBase.writers_max`)."""
 
     def has_leftovers(self) -> bool:

@@ -21,11 +21,11 @@ from epochal.contract import (
     Begin,
     Committer,
     Confirming,
-    Cramped,
     Deadline,
     EngineAbility,
     EngineWrites,
     Identified,
+    LimitsAttempts,
     SharedTransaction,
     SharesTransaction,
     Sink,
@@ -174,7 +174,7 @@ class Targets:
         """Whether attempts of earlier epochs take up room where there is little of it."""
         found: list[bool] = []
 
-        def ask(committer: Cramped) -> None:
+        def ask(committer: LimitsAttempts) -> None:
             found.append(committer.has_leftovers())
 
         self.ask_each(
@@ -182,7 +182,7 @@ class Targets:
                 sink: partial(ask, one)
                 for sink, one in self.committers.items()
                 if getattr(self._sinks[sink], "writers_max", None) is not None
-                and isinstance(one, Cramped)
+                and isinstance(one, LimitsAttempts)
             }
         )
         return any(found)

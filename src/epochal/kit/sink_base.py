@@ -181,7 +181,7 @@ class SinkBase(ABC):
     def writers_max(self) -> int | None:
         """
         How many tasks of an epoch may prepare rows for this sink: the engine puts further
-        partitions together. None: any number. Where it is given, the committer is `Cramped`.
+        partitions together. None: any number. Where it is given, the committer is `LimitsAttempts`.
         """
         return None
 

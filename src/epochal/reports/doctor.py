@@ -242,11 +242,11 @@ def grants(opened: OpenedTarget) -> GrantsReport:
 def staging(opened: OpenedTarget) -> StagingReport:
     """Return what a DBA has yet to make for sinks that make nothing. Starts Spark for the rows."""
     declared = by_name(opened.require_sinks())
-    cramped = [sink for sink in declared.values() if getattr(sink, "is_fixed", False)]
-    schemas = _schemas(opened, declared) if cramped else {}
+    fixed = [sink for sink in declared.values() if getattr(sink, "is_fixed", False)]
+    schemas = _schemas(opened, declared) if fixed else {}
     state = State(uid=new_uid(), pipeline=opened.pipeline or "", location="")
     statements: dict[str, Sequence[str]] = {}
-    for sink in cramped:
+    for sink in fixed:
         with committer_of(sink, state, opened.limits) as committer:
             if isinstance(committer, Operable):
                 statements[sink.name] = committer.missing_ddl(schemas[sink.name])
