@@ -118,7 +118,7 @@ class SqlCommitter(Operable):
         return abilities
 
     def has_leftovers(self) -> bool:
-        """`LimitsAttempts`: no epoch is open when it is asked, so whatever is listed is left over."""
+        """No epoch is open when it is asked, so whatever is listed is left over."""
         return self.sink.is_fixed and bool(
             self._ask(
                 "list staged attempts", lambda session: self.staging.listed(session, self.identity)
