@@ -5,7 +5,7 @@ KILLS ?= 50
 RUN = @$(PYTHON) tools/run.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup check format test proof demo bench docs lock clean
+.PHONY: help setup check format test proof demo example bench docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: ## run the tests (ARGS="-k name")
 demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 	$(RUN) epochal demo $(ARGS)
 
+example: ## run a program of examples/ with its servers (NAME=orders, FOLDER=… to keep what it made)
+	$(RUN) python tools/example.py $(NAME) $(FOLDER)
+
 bench: ## measure (ONLY=name)
 	$(RUN) python -m bench $(ONLY)
 
@@ -33,6 +36,9 @@ docs: ## generate the reference pages, check the links, build the site into buil
 
 proof: ## prove by brute force (ONLY="model simulation mutants kills storms compat", SEEDS=100000, KILLS=200)
 	$(RUN) python tools/prove.py --seeds $(SEEDS) --kills $(KILLS) $(ONLY)
+
+release: ## build wheel and sdist into dist/, and try each extra alone (URL=https://… of the repository)
+	@URL="$(URL)" $(PYTHON) tools/run.py python tools/release.py
 
 lock: ## resolve the dependencies anew
 	@$(PYTHON) tools/lock.py

@@ -12,21 +12,8 @@ from importlib.metadata import packages_distributions, requires
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PARTS = {
-    "": ["epochal.session", "epochal.sinks.memory", "epochal.kit"],
-    "spark": ["epochal.spark"],
-    "kafka": ["epochal.sinks.kafka", "epochal.kafka", "epochal.broker"],
-    "postgres": ["epochal.sinks.postgres"],
-    "mysql": ["epochal.sinks.mysql"],
-    "oracle": ["epochal.sinks.oracle"],
-    "s3": ["epochal.sinks.files"],
-    "etcd": ["epochal.storage.etcd"],
-    "iceberg": ["epochal.sinks.iceberg"],
-    "delta": ["epochal.sinks.delta"],
-    "http": ["epochal.sinks.http"],
-    "receiver": ["epochal.receiver"],
-    "console": ["epochal.console"],
-}
+from extra_trials import PARTS
+
 _IMPORT_ALL = """
 import importlib, json, os, pkgutil, sys, traceback
 

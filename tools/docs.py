@@ -21,6 +21,7 @@ from typing import Any
 
 from typer.main import get_command
 
+import architecture_pictures
 import column_types_page
 import docs_sinks
 from epochal.broker.core.settings import LIMITS as BROKER_LIMITS
@@ -29,7 +30,7 @@ from epochal.broker.handlers import rows as api_rows
 from epochal.cli import application
 from epochal.errors import EpochalError
 from epochal.protocol.invariants import RULES
-from epochal.protocol.machine import TABLE, diagram
+from epochal.protocol.machine import TABLE
 from epochal.telemetry.health import MEANINGS
 from epochal.telemetry.instruments import INSTRUMENTS
 from epochal.terms import Limits, Outcome
@@ -37,6 +38,7 @@ from epochal.terms import Limits, Outcome
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 TROUBLE = ROOT / "docs" / "troubleshooting"
+IMAGES = ROOT / "docs" / "images"
 PACKAGE = ROOT / "src" / "epochal"
 PART_PAGES = tuple(
     ROOT / name
@@ -62,7 +64,7 @@ def epoch_page() -> str:
         "The life of an epoch",
         "A phase changes only by a row of this table; anything else is refused with an error that "
         "names both states.",
-        f"```mermaid\n{diagram()}\n```",
+        "![The phases of an epoch and the moves between them](../images/epoch-phases.svg)",
         "\n".join(["| phase | move | next phase |", "| --- | --- | --- |", *rows]),
     )
 
@@ -289,6 +291,11 @@ def _layers() -> Iterator[list[tuple[str, Path]]]:
         yield [found for name in names if (found := _located(name)) is not None]
 
 
+def pictures() -> dict[str, str]:
+    """The pictures of the architecture, by the name of their file."""
+    return architecture_pictures.pictures([name for layer in _layers() for name, _ in layer])
+
+
 def _located(name: str) -> tuple[str, Path] | None:
     for title, file in (
         (f"{name}/", PACKAGE / name / "__init__.py"),
@@ -333,6 +340,8 @@ def write() -> None:
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (REFERENCE / name).write_text(make())
+    for name, picture in pictures().items():
+        (IMAGES / name).write_text(picture)
     for page in PART_PAGES:
         page.write_text(_with_parts(page.read_text()))
 
@@ -349,7 +358,12 @@ def _stale() -> list[str]:
         for page in PART_PAGES
         if not _PART.search(page.read_text()) or _with_parts(page.read_text()) != page.read_text()
     ]
-    return [*reference, *parts]
+    images = [
+        f"docs/images/{name}"
+        for name, picture in pictures().items()
+        if not (IMAGES / name).exists() or (IMAGES / name).read_text() != picture
+    ]
+    return [*reference, *parts, *images]
 
 
 def _undocumented_errors() -> list[str]:

@@ -39,7 +39,7 @@ def kept(tmp_path_factory) -> Iterator[tuple[Path, dict[str, object]]]:
     assert not answers(address)
     with running_servers(Workspace(root)):
         yield root, {**json.loads(output), "console": shown}
-    forget(Workspace(root))
+    forget(root / "postgres")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -354,8 +355,13 @@ CHANGING = {
     "repair": ("--sink", "orders"),
     "compact": (),
     "drop": (),
+    "adopt": (),
+    "fork": (),
+    "rename": ("stall",),
 }
-"""Verbs that commit or remove something, with what they need to do so for a killed driver."""
+"""Verbs that commit, remove or fence, with what they need to do so for a killed driver."""
+OF_A_CHECKPOINT = {"adopt", "fork", "rename"}
+"""Of these, those that take the checkpoint and not the pipeline."""
 OTHERS = {
     "demo": "in a folder of its own",
     "init": "writes a file, if there is none",
@@ -370,9 +376,6 @@ OTHERS = {
     "verify": "reads",
     "pause": "is undone by resume",
     "resume": "is undone by pause",
-    "adopt": "changes the log alone; no row and no prepared work",
-    "fork": "changes the log alone; no row and no prepared work",
-    "rename": "changes the log alone; no row and no prepared work",
     "grants": "prints",
     "staging": "prints",
     "log export": "reads",
@@ -406,8 +409,31 @@ def test_a_dry_run_changes_no_file(killed, epochal, verb):
     before = contents(killed)
     handle = next(found.name for found in before if "-e2-" in found.name)
     given = [one.replace("{handle}", handle) for one in CHANGING[verb]]
-    epochal(*verb.split(), "jobs:pipeline", *given, "--dry-run")
+    target = "chk" if verb in OF_A_CHECKPOINT else "jobs:pipeline"
+    code, _, err = epochal(*verb.split(), target, *given, "--dry-run")
+    assert code != 2, err
     assert contents(killed) == before
+
+
+def test_a_dry_run_says_what_would_become_of_a_copied_checkpoint(place, epochal):
+    import jobs
+
+    with jobs.session() as session:
+        jobs.run(session, 2)
+    shutil.copytree("chk", "copy")
+    code, _, err = epochal("fork", "copy", "--dry-run")
+    assert (code, err) == (
+        0,
+        f"would be pipeline 'shop', a new uid, at {place}/copy: next epoch 2\n",
+    )
+    code, _, err = epochal("adopt", "copy", "--dry-run")
+    assert code == 0
+    assert err.startswith("would be pipeline 'shop', uid ")
+    assert epochal("rename", "copy", "stall", "--dry-run")[2].startswith(
+        "would be pipeline 'stall'"
+    )
+    code, _, err = epochal("fork", "chk/epochal/log", "--dry-run")
+    assert (code, "it is the original, not a copy" in err) == (1, True)
 
 
 def contents(place: Path) -> dict[Path, bytes]:

@@ -11,15 +11,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from console.conftest import FLAGS
+from playwright.sync_api import sync_playwright
+from servers.programs import program
 
+import architecture_pictures
 import docs
 import epochal
 from epochal.cli import application
 from epochal.config.pipeline import file_at
+from epochal.protocol.machine import TABLE
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -82,6 +91,24 @@ def test_a_stale_table_of_packages_is_noticed(monkeypatch):
     assert docs._stale() == ["CONTRIBUTING.md", "docs/internals/layers.md"]
 
 
+def test_a_stale_picture_is_noticed(monkeypatch):
+    monkeypatch.setattr(docs, "pictures", lambda: {"crash.svg": "something else"})
+    assert docs._stale() == ["docs/images/crash.svg"]
+
+
+def test_a_package_without_a_place_in_the_pictures_is_noticed():
+    packages = [name for layer in docs._layers() for name, _ in layer]
+    with pytest.raises(SystemExit, match="new_package/"):
+        architecture_pictures.pictures([*packages, "new_package/"])
+
+
+def test_every_phase_and_move_is_in_the_pictures():
+    drawn = architecture_pictures.phases()
+    for (phase, move), after in TABLE.items():
+        assert all(f">{one.value}</text>" in drawn for one in (phase, move, after))
+    assert drawn.count("marker-end") == len(TABLE)
+
+
 def test_the_table_of_packages_has_every_package():
     entries = [one for one in (ROOT / "src" / "epochal").iterdir() if one.name[0] not in "_."]
     names = {f"{one.name}/" if one.is_dir() else one.name for one in entries} - {"py.typed"}
@@ -106,9 +133,60 @@ def test_an_error_without_its_page_is_noticed(tmp_path, monkeypatch):
     ]
 
 
-def test_the_site_is_built_without_a_warning():
+@pytest.fixture(scope="module")
+def site():
+    """The built site."""
     assert docs._build_site() == 0
-    assert (ROOT / "build" / "site" / "reference" / "options.html").exists()
+    return ROOT / "build" / "site"
+
+
+def test_the_site_is_built_without_a_warning(site):
+    assert (site / "reference" / "options.html").exists()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def search(site):
+    """Types into the search field of the site, in a browser; returns the first page found."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    chromium = program("chromium", package="chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(chromium), args=FLAGS)
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+
+        def search(words):
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html?q={words}")
+            found = page.locator(".md-search-result__item a.md-search-result__link").first
+            found.wait_for(state="attached")
+            return urlsplit(found.get_attribute("href")).path.strip("/")
+
+        yield search
+        browser.close()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("upgrade", "guides/upgrades.html"),
+        ("stuck", "guides/runbook.html"),
+        ("duplicate rows", "guides/runbook.html"),
+        ("java", "guides/faq.html"),
+        ("security", "concepts/security.html"),
+        ("kafka timeout", "guides/kafka.html"),
+        ("architecture", "concepts/architecture.html"),
+        ("sizing", "guides/sizing.html"),
+    ],
+)
+def test_a_search_finds_the_right_page_first(search, words, page):
+    assert search(words) == page
 
 
 def test_a_page_that_is_not_in_the_site_is_noticed(tmp_path, monkeypatch, capfd):

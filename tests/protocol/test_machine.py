@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from epochal.errors import IllegalMove, InvariantBroken
-from epochal.protocol.machine import DECIDED_PHASES, TABLE, Move, Phase, advance, diagram
+from epochal.protocol.machine import DECIDED_PHASES, TABLE, Move, Phase, advance
 from epochal.terms import EpochNumber
 
 
@@ -53,12 +53,3 @@ def test_every_phase_can_be_reached_from_idle():
     for _ in Phase:
         reached |= {aim for (phase, _), aim in TABLE.items() if phase in reached}
     assert reached == set(Phase)
-
-
-def test_the_diagram_is_the_table():
-    drawn = diagram()
-    assert drawn.count("-->") == len(TABLE) + 1
-    assert all(
-        f"{phase.value} --> {aim.value}: {move.value}" in drawn
-        for (phase, move), aim in TABLE.items()
-    )

@@ -116,7 +116,7 @@ def stage(source: Any, checkpoint: Path) -> Iterator[Stage]:
 
 
 def test_a_standby_waits_for_the_lease_and_then_works(stage: Stage) -> None:
-    """Beside the log, a lock on a file; whoever asks sees who waits and who works."""
+    """Beside the log, a lock on a file; reports show who waits and who works."""
     stage.source.add_numbers(1)
     other = FileLease(Path(stage.log.store.location) / ".lease")
     assert other.acquire("another driver") is True

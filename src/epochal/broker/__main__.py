@@ -1,4 +1,4 @@
-"""`python -m epochal.broker` with one JSON object as its argument: how `embedded` starts one."""
+"""`python -m epochal.broker` with one JSON object as its first input: how `embedded` starts one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epochal.errors import EpochalError
 
 
 def main() -> int:
-    options = json.loads(sys.argv[1])
+    options = json.loads(sys.stdin.readline())
     settings = Settings(**options.pop("settings", {}))
 
     def ready(address: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,19 @@ class BrokerProcess:
     def start(self) -> str:
         """Returns the address once the broker can be used."""
         self._process = subprocess.Popen(
-            [sys.executable, *self.PROGRAM, json.dumps(self._options)],
+            [sys.executable, *self.PROGRAM],
             stdin=subprocess.PIPE,  # the broker stops when this pipe is closed
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
-        out = self._process.stdout
+        # Not as an argument, which every user of the machine can list: passwords are among them.
+        given, out = self._process.stdin, self._process.stdout
+        if given is not None:
+            with suppress(BrokenPipeError):
+                given.write(json.dumps(self._options) + "\n")
+                given.flush()
         self.address = "" if out is None else out.readline().strip()
         if not self.address:
             code = self._process.wait()
@@ -80,7 +85,8 @@ class BrokerProcess:
 def _close_pipes(process: subprocess.Popen[str]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _remove(root: Path) -> None:
-    forget(Workspace(root))
+    forget(root / "postgres")
     shutil.rmtree(root, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from epochal.cli.output import DryRun
 from epochal.config.resolve_target import log_at
 from epochal.coordinator import by_hand
 from epochal.protocol.admission import Unfinished
@@ -32,22 +33,25 @@ def adopt(
             "the targets, `redo` it if not."
         ),
     ] = Unfinished.ASK,
+    dry_run: DryRun = False,
 ) -> None:
     """
     Bind a moved checkpoint to its new location, or catch up with batches that other code ran.
 
     A driver that still runs on the checkpoint is fenced: stop it first.
+
+    Example: epochal adopt /checkpoints/orders --dry-run
     """
     found = open_checkpoint(checkpoint)
-    _print_state(
-        by_hand.adopt(
-            log_at(checkpoint),
-            location=found.location,
-            query_id=found.query_id,
-            position=found.position,
-            unfinished=unfinished,
-        )
+    state = by_hand.adopt(
+        log_at(checkpoint),
+        location=found.location,
+        query_id=found.query_id,
+        position=found.position,
+        unfinished=unfinished,
+        dry_run=dry_run,
     )
+    _print_state(state, f"uid {state.uid}", dry_run=dry_run)
 
 
 def fork(
@@ -59,28 +63,40 @@ def fork(
             help="The original still exists and will commit the epoch that it has decided.",
         ),
     ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """
     Make a copied checkpoint an independent pipeline with a new uid.
 
     An epoch that the original has decided and not yet committed remains the original's.
+
+    Example: epochal fork /checkpoints/orders-copy --dry-run
     """
-    location = open_checkpoint(checkpoint).location
-    _print_state(
-        by_hand.fork(log_at(checkpoint), location=location, is_original_alive=is_original_alive)
+    state = by_hand.fork(
+        log_at(checkpoint),
+        location=open_checkpoint(checkpoint).location,
+        is_original_alive=is_original_alive,
+        dry_run=dry_run,
     )
+    _print_state(state, "a new uid" if dry_run else f"uid {state.uid}", dry_run=dry_run)
 
 
 def rename(
     checkpoint: _Checkpoint,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's new name.")],
+    dry_run: DryRun = False,
 ) -> None:
-    """Rename the pipeline of a checkpoint."""
-    _print_state(by_hand.rename(log_at(checkpoint), pipeline=name))
+    """
+    Rename the pipeline of a checkpoint.
+
+    Example: epochal rename /checkpoints/orders shop-orders --dry-run
+    """
+    state = by_hand.rename(log_at(checkpoint), pipeline=name, dry_run=dry_run)
+    _print_state(state, f"uid {state.uid}", dry_run=dry_run)
 
 
-def _print_state(state: State) -> None:
+def _print_state(state: State, uid: str, *, dry_run: bool) -> None:
     sys.stderr.write(
-        f"pipeline {state.pipeline!r}, uid {state.uid}, at {state.location}: "
+        f"{'would be ' if dry_run else ''}pipeline {state.pipeline!r}, {uid}, at {state.location}: "
         f"next epoch {state.expected}\n"
     )

@@ -65,6 +65,7 @@ def adopt(
     query_id: str | None,
     position: Position,
     unfinished: Unfinished = Unfinished.ASK,
+    dry_run: bool = False,
     environment: Environment | None = None,
 ) -> State:
     """
@@ -82,7 +83,7 @@ def adopt(
             state, location=location, query_id=query_id or state.query_id, expected=expected
         )
 
-    return _change(log, follow, environment)
+    return _change(log, follow, environment, dry_run=dry_run)
 
 
 def _gone_on_at(
@@ -106,6 +107,7 @@ def fork(
     *,
     location: str,
     is_original_alive: bool = False,
+    dry_run: bool = False,
     environment: Environment | None = None,
 ) -> State:
     """
@@ -131,7 +133,7 @@ def fork(
             )
         return forked(state, uid=uid, location=location)
 
-    return _change(log, follow, environment)
+    return _change(log, follow, environment, dry_run=dry_run)
 
 
 def give_up(log: EpochLog, given_up: GivenUp, *, environment: Environment | None = None) -> State:
@@ -166,9 +168,15 @@ def accept(log: EpochLog, word: Accepted, *, environment: Environment | None = N
     return _change(log, follow, environment, RecordKind.ACCEPTED, note=note)
 
 
-def rename(log: EpochLog, *, pipeline: str, environment: Environment | None = None) -> State:
+def rename(
+    log: EpochLog,
+    *,
+    pipeline: str,
+    dry_run: bool = False,
+    environment: Environment | None = None,
+) -> State:
     """Give the pipeline another name."""
-    return _change(log, lambda state: renamed(state, pipeline), environment)
+    return _change(log, lambda state: renamed(state, pipeline), environment, dry_run=dry_run)
 
 
 def pause(log: EpochLog, *, by: str, because: str, environment: Environment | None = None) -> State:
@@ -200,8 +208,12 @@ def _change(
     kind: RecordKind = RecordKind.IDENTITY,
     *,
     note: str = "",
+    dry_run: bool = False,
 ) -> State:
+    """The state after the change; with `dry_run` no record is appended."""
     with closing(Journal(log, environment=environment)) as journal:
+        if dry_run:
+            return follow(_require_log(journal.peek(), log))
         return journal.claim(lambda before: follow(_require_log(before, log)), kind, note=note)
 
 

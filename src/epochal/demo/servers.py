@@ -26,14 +26,15 @@ def running_servers(workspace: Workspace, kafka: str | None = None) -> Iterator[
     `kafka` is the address of brokers that are running already.
     """
     brokers = broker(workspace.root / "kafka") if kafka is None else nullcontext(kafka)
-    with _postgres(workspace.root / "postgres") as url, brokers as bootstrap:
+    with running_postgres(workspace.root / "postgres") as url, brokers as bootstrap:
         _make_topic(bootstrap, is_new=kafka is not None)
         workspace.save_addresses(Addresses(postgres=url, kafka=bootstrap))
         yield
 
 
 @contextmanager
-def _postgres(folder: Path) -> Iterator[str]:
+def running_postgres(folder: Path) -> Iterator[str]:
+    """Run an embedded PostgreSQL until the block ends; its data is kept, until `forget`."""
     try:
         with warnings.catch_warnings():
             # It warns where the machine has no desktop session.
@@ -66,9 +67,8 @@ def _reachable(folder: Path) -> Path:
     return folder.resolve()
 
 
-def forget(workspace: Workspace) -> None:
-    """Remove the data that the servers keep outside the workspace."""
-    folder = workspace.root / "postgres"
+def forget(folder: Path) -> None:
+    """Remove the data that a PostgreSQL of this folder keeps outside of it."""
     if folder.is_symlink():
         shutil.rmtree(folder.resolve(), ignore_errors=True)
 

@@ -10,7 +10,7 @@ decided epoch that this driver could not carry out; the next start goes on with 
               └────────┴───────────┴→ aborting → aborted → active …
                                                        committing → failed → committing …
 
-A phase changes only by a row of TABLE. The diagram in the documentation is drawn from it.
+A phase changes only by a row of TABLE. The pictures in the documentation are drawn from it.
 """
 
 from __future__ import annotations
@@ -93,12 +93,3 @@ def advance(phase: Phase, move: Move, epoch: EpochNumber | None = None) -> Phase
         f"{about}{move.value} would lead to {' or '.join(aims)}, but the epoch is {phase.value}",
         _WAYS_OUT.get(move, "this is a defect of the caller; the transition table has no such row"),
     )
-
-
-def diagram() -> str:
-    """TABLE as a Mermaid state diagram, for the documentation."""
-    rows = (
-        f"    {before.value} --> {after.value}: {move.value}"
-        for (before, move), after in TABLE.items()
-    )
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {Phase.IDLE.value}", *rows])

@@ -1,4 +1,4 @@
-"""Text and HTML of a pipeline, for notebooks and terminals."""
+"""Text and HTML of a pipeline and its epochs, for notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -54,6 +54,37 @@ class Written:
         return f"run {self.run!r} {how} ({counts})"
 
 
+class Epochs(tuple[EpochFigures, ...]):
+    """Epochs, oldest first; a line each in a terminal, a table in a notebook."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(f"epoch {_epoch_line(epoch)}" for epoch in self) or "no epochs yet"
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "<p>no epochs yet</p>"
+        head = "".join(
+            f"<th>{title}</th>"
+            for title in ("epoch", "phase", "rows", "seconds", "longest phase", "why")
+        )
+        return f"<table><tr>{head}</tr>{''.join(map(_epoch_row, self))}</table>"
+
+
+def _epoch_row(epoch: EpochFigures) -> str:
+    longest = max(epoch.seconds.items(), key=lambda one: one[1], default=None)
+    cells = (
+        str(epoch.epoch),
+        epoch.phase.value,
+        ", ".join(f"{name}: {figures.rows:,}" for name, figures in epoch.sinks.items()),
+        f"{sum(epoch.seconds.values()):.2f}",
+        f"{longest[0].value} {longest[1]:.2f}" if longest else "",
+        epoch.trouble.message if epoch.trouble else "",
+    )
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
 def in_text(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
     lines = [f"Pipeline {name!r}: {status}"]
     lines += [f"  {sink.name} ({_target_of(sink)})" for sink in sinks]
@@ -66,18 +97,12 @@ def in_html(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[Epoc
         f"<tr><td>{escape(sink.name)}</td><td>{escape(_target_of(sink))}</td></tr>"
         for sink in sinks
     )
-    epoch_rows = "".join(
-        f"<tr><td>{epoch.epoch}</td><td>{epoch.phase.value}</td><td>{epoch.rows}</td>"
-        f"<td>{sum(epoch.seconds.values()):.2f}</td></tr>"
-        for epoch in epochs[-_EPOCHS_SHOWN:]
-    )
     html = (
         f"<p><b>Pipeline {escape(name)}</b>: {escape(status)}</p>"
         f"<table><tr><th>sink</th><th>target</th></tr>{sink_rows}</table>"
     )
-    if epoch_rows:
-        head = "<tr><th>epoch</th><th>phase</th><th>rows</th><th>seconds</th></tr>"
-        html += f"<table>{head}{epoch_rows}</table>"
+    if epochs:
+        html += Epochs(epochs[-_EPOCHS_SHOWN:])._repr_html_()
     return html
 
 

@@ -1,8 +1,8 @@
 """
 Jobs of Iceberg's own writer for Spark, without a commit: files of one sink and one epoch.
 
-Iceberg rewrites the files of a table by jobs that only stage what they wrote; whoever asked for
-them commits it. Such a job is run here for rows that are new. It needs no catalog: the table, with
+Iceberg rewrites the files of a table by jobs that only stage what they wrote; their caller
+commits it. Such a job is run here for rows that are new. It needs no catalog: the table, with
 the folder of this job as its data location, lies in a cache of the JVM under the job's handle.
 
     SparkTableCache[handle] = table ── write to `handle` ── FileRewriteCoordinator[handle] = files

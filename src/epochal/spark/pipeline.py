@@ -33,7 +33,6 @@ from epochal.contract import EngineAbility, Sink
 from epochal.coordinator import (
     Coordinator,
     Environment,
-    EpochFigures,
     Gate,
     Metrics,
     Tracker,
@@ -57,7 +56,7 @@ from epochal.spark.active_runs import (
     require_free_name,
 )
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
-from epochal.spark.display import CheckReport, Written, in_html, in_text
+from epochal.spark.display import CheckReport, Epochs, Written, in_html, in_text
 from epochal.spark.driver_write import DriverWrites
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.epoch import EpochWriter
@@ -754,14 +753,15 @@ class Pipeline:
         if self._run is not None:
             self._run.end()
 
-    def last_epochs(self, count: int = 20) -> Sequence[EpochFigures]:
+    def last_epochs(self, count: int = 20) -> Epochs:
         """
-        The newest epochs of the query that runs, or of the last start, oldest first. On Spark
-        Connect those that have ended, by the history, which is some seconds behind.
+        The newest epochs of the query that runs, or of the last start, oldest first; a notebook
+        shows them as a table. On Spark Connect those that have ended, by the history, which is
+        some seconds behind.
         """
         if isinstance(self._run, RemoteRun):
-            return self._run.last_epochs(count)
-        return self._tracker.last_epochs(count)
+            return Epochs(self._run.last_epochs(count))
+        return Epochs(self._tracker.last_epochs(count))
 
     def metrics(self) -> Metrics:
         """Counters and latencies of the query that runs, or of the last start."""
