@@ -52,18 +52,14 @@ def execute(server: Any, statement: str) -> Any:
         connection.close()
 
 
-def _jdbc(batch: Any, server: Any, driver: str) -> None:
+def _jdbc(batch: Any, server: Any, driver: str, *, is_tuned: bool = True) -> None:
     # By its older scheme, which Spark knows how to quote for.
-    url = f"jdbc:mysql://127.0.0.1:{server.port}/bench?rewriteBatchedStatements=true&user=root"
-    (
-        batch.write.format("jdbc")
-        .option("url", url)
-        .option("driver", driver)
-        .option("dbtable", "theirs")
-        .option("batchsize", 10_000)
-        .mode("append")
-        .save()
-    )
+    url = f"jdbc:mysql://127.0.0.1:{server.port}/bench?user=root"
+    writer = batch.write.format("jdbc").option("driver", driver).option("dbtable", "theirs")
+    if is_tuned:
+        url += "&rewriteBatchedStatements=true"
+        writer = writer.option("batchsize", 10_000)
+    writer.option("url", url).mode("append").save()
 
 
 def _ours(server: Any, strategy: Literal["staged", "prepared"]) -> Callable[[Any, str], Any]:
@@ -84,7 +80,7 @@ def append_spark() -> Comparison:
         unit="rows/s",
         is_rate=True,
     )
-    beside: dict[str, list[float]] = {"staged": [], "mysql_connector_j": []}
+    beside: dict[str, list[float]] = {"staged": [], "mysql_connector_j": [], "jdbc_defaults": []}
     with (
         mariadb_server() as server,
         streaming(
@@ -100,16 +96,20 @@ def append_spark() -> Comparison:
             assert execute(server, f"SELECT COUNT(*) FROM bench.{table}") == (ROWS,)  # noqa: S608  our own
             return found
 
-        def theirs(driver: str) -> float:
-            return rate("theirs", each_batch(lambda batch: _jdbc(batch, server, driver)))
+        def theirs(driver: str = "org.mariadb.jdbc.Driver", *, is_tuned: bool = True) -> float:
+            def write(batch: Any) -> None:
+                _jdbc(batch, server, driver, is_tuned=is_tuned)
+
+            return rate("theirs", each_batch(write))
 
         def ours() -> float:
             beside["staged"].append(rate("ours", _ours(server, "staged")))
             beside["mysql_connector_j"].append(theirs("com.mysql.cj.jdbc.Driver"))
+            beside["jdbc_defaults"].append(theirs(is_tuned=False))
             say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items()))
             return rate("ours", _ours(server, "prepared"))
 
-        comparison.run(ours, lambda: theirs("org.mariadb.jdbc.Driver"), rounds=ROUNDS)
+        comparison.run(ours, theirs, rounds=ROUNDS)
     medians = {name: statistics.median(some[1:]) for name, some in beside.items()}
     of_mysql = statistics.median(comparison.ours) / medians["mysql_connector_j"]
     comparison.beside = {

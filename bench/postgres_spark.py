@@ -87,7 +87,7 @@ Start = Callable[[Any, str], Any]
 
 
 class Measured:
-    """One stream into tables of one server: rates, and CPU by process."""
+    """One stream into tables of one server: CPU by process."""
 
     def __init__(self, server: Any, stream: Stream) -> None:
         self._server = server
@@ -97,15 +97,21 @@ class Measured:
         (folder,) = execute(server, "SHOW data_directory")
         self._pid = int((Path(folder) / "postmaster.pid").read_text().split()[0])
 
-    def rate(self, name: str, start: Start, table: str) -> float:
-        execute(self._server, f"TRUNCATE {table}")
-        rows, before = self._stream.rows, cpu_seconds(self._pid)
-        found = self._stream.rate(start)
+    def of(self, name: str, run: Callable[[], float]) -> float:
+        """What a run returns; its CPU is noted."""
+        before = cpu_seconds(self._pid)
+        found = run()
         after = cpu_seconds(self._pid)
         self.cpu[name] = {
-            of: round((after[of] - before.get(of, 0.0)) / rows * 1e6, 2) for of in after
+            of: round((after[of] - before.get(of, 0.0)) / self._stream.rows * 1e6, 2)
+            for of in after
         }
-        assert execute(self._server, f"SELECT count(*) FROM {table}") == (rows,)  # noqa: S608  our own
+        return found
+
+    def rate(self, name: str, start: Start, table: str) -> float:
+        execute(self._server, f"TRUNCATE {table}")
+        found = self.of(name, lambda: self._stream.rate(start))
+        assert execute(self._server, f"SELECT count(*) FROM {table}") == (self._stream.rows,)  # noqa: S608  our own
         return found
 
 
@@ -198,21 +204,26 @@ def small_epochs() -> Comparison:
     with postgres_server() as server, streaming(rows, epochs=SMALL_EPOCHS, packages=JDBC) as stream:
         for table in ("ours", "theirs"):
             execute(server, f"CREATE TABLE {table} ({COLUMNS})")
+        measured = Measured(server, stream)
+
+        def epoch_ms(name: str, start: Start) -> float:
+            return measured.of(name, lambda: _epoch_ms(stream, start))
 
         def ours() -> float:
             prepared = _ours(server, strategy="prepared")
-            beside["prepared"].append(_epoch_ms(stream, prepared))
-            return _epoch_ms(stream, _ours(server))
+            beside["prepared"].append(epoch_ms("prepared", prepared))
+            return epoch_ms("staged", _ours(server))
 
         def theirs() -> float:
             plain = each_batch(lambda batch: _jdbc(batch, server, "theirs", is_tuned=False))
-            beside["jdbc_defaults"].append(_epoch_ms(stream, plain))
-            return _epoch_ms(stream, each_batch(lambda batch: _jdbc(batch, server, "theirs")))
+            beside["jdbc_defaults"].append(epoch_ms("jdbc_defaults", plain))
+            return epoch_ms("jdbc", each_batch(lambda batch: _jdbc(batch, server, "theirs")))
 
         comparison.run(ours, theirs, rounds=ROUNDS)
     comparison.beside = {
         name: round(statistics.median(some[1:]), 1) for name, some in beside.items()
     }
+    comparison.beside["cpu_us_per_row"] = measured.cpu
     return comparison
 
 
@@ -252,27 +263,29 @@ def upsert_spark() -> Comparison:
 
             return each_batch(write)
 
+        measured = Measured(server, stream)
+
+        def rate(name: str, table: str, start: Start) -> float:
+            execute(server, f"TRUNCATE {table}")
+            execute(server, f"INSERT INTO {table} (id, title) {_BEFORE}")
+            execute(server, f"VACUUM ANALYZE {table}")
+            found = measured.of(name, lambda: stream.rate(start))
+            written = f"SELECT count(*) FROM {table} WHERE customer IS NOT NULL"  # noqa: S608  our own
+            assert execute(server, written) == (stream.rows,)
+            return found
+
         def theirs() -> float:
             ordered = by_hand("ORDER BY id")
-            sorted_by_hand.append(_upsert_rate(server, stream, "theirs", ordered))
-            return _upsert_rate(server, stream, "theirs", by_hand(""))
+            sorted_by_hand.append(rate("by_hand_in_key_order", "theirs", ordered))
+            return rate("by_hand", "theirs", by_hand(""))
 
         ours = _ours(server, mode="upsert", keys="id")
-        comparison.run(lambda: _upsert_rate(server, stream, "ours", ours), theirs, rounds=ROUNDS)
-    comparison.beside = {"by_hand_in_key_order": round(statistics.median(sorted_by_hand[1:]))}
+        comparison.run(lambda: rate("ours", "ours", ours), theirs, rounds=ROUNDS)
+    comparison.beside = {
+        "by_hand_in_key_order": round(statistics.median(sorted_by_hand[1:])),
+        "cpu_us_per_row": measured.cpu,
+    }
     return comparison
-
-
-def _upsert_rate(
-    server: Any, stream: Stream, table: str, start: Callable[[Any, str], Any]
-) -> float:
-    execute(server, f"TRUNCATE {table}")
-    execute(server, f"INSERT INTO {table} (id, title) {_BEFORE}")
-    execute(server, f"VACUUM ANALYZE {table}")
-    found = stream.rate(start)
-    written = execute(server, f"SELECT count(*) FROM {table} WHERE customer IS NOT NULL")  # noqa: S608  our own
-    assert written == (stream.rows,)
-    return found
 
 
 _BEFORE = f"SELECT n * 2, 'before' FROM generate_series(0, {UPSERT_ROWS // 2 - 1}) n"  # noqa: S608  constants

@@ -248,6 +248,23 @@ class LimitsAttempts(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much a target keeps of prepared rows."""
+
+    used_bytes: int
+    limit_bytes: int
+    """Beyond it rows are prepared only once others were removed."""
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """A committer whose prepared rows have a limit of bytes."""
+
+    def room(self) -> Room | None:
+        """Called in every sweep, for metrics. None where there is no such limit."""
+
+
 @runtime_checkable
 class Identified(Protocol):
     """A committer whose server can say which one it is, and how far its history goes."""

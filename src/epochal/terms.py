@@ -318,6 +318,8 @@ class Limits:
     """How long one attempt to commit one sink may take before it is reported as slow."""
     commit_retry_max_s: float = 300.0
     """How long a decided epoch is retried before the query stops, the epoch still decided."""
+    commit_retries_max: int | None = None
+    """How often at most, within that time; None: as often as the waits between them allow."""
     abort_timeout_s: float = 10.0
     """How long an abort is waited for; what it leaves is cleared later."""
     decide_retry_max_s: float = 60.0

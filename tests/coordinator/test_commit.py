@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -74,14 +74,14 @@ def noted():
 
 @pytest.fixture
 def carry(clock, noted):
-    def carried(pending=None, **committers):
+    def carried(pending=None, limits=LIMITS, **committers):
         environment = Environment(clock=clock, random=lambda: 1.0, parallel=one_after_the_other)
-        targets = Targets({}, limits=LIMITS, environment=environment)
+        targets = Targets({}, limits=limits, environment=environment)
         targets.committers = {SinkName(name): some for name, some in committers.items()}
         commit = Commit(
             epoch=EpochNumber(3),
             targets=targets,
-            limits=LIMITS,
+            limits=limits,
             environment=environment,
             note_done=noted.append,
         )
@@ -134,6 +134,15 @@ def test_what_can_not_be_carried_out_in_time_stays_decided(carry, clock, noted):
     assert "epochal resolve give-up PIPELINE --sink x" in caught.value.hint
     assert clock.monotonic() <= LIMITS.commit_retry_max_s
     assert noted == [{Y}]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_retries_end_by_their_number_before_their_time(carry, clock, retries):
+    busy = Scripted([TryAgain("busy")])
+    with pytest.raises(Unsettled, match="busy"):
+        carry(x=busy, limits=replace(LIMITS, commit_retries_max=retries))
+    assert busy.commits == retries + 1
+    assert clock.monotonic() < LIMITS.commit_retry_max_s
 
 
 def test_a_fatal_error_stops_at_once_and_the_epoch_stays_decided(carry, clock):

@@ -3,7 +3,8 @@ A driver on a cluster: one pipeline into two sinks, whose attempts leave a note 
 
     python cluster_driver.py <folder> <master> <hold> <writer>
 
-`hold` says which attempts wait, and until when: see `HOLDS`. `writer` is "tasks" or "engine".
+`hold` says which attempts wait, and until when: see `HOLDS`. `writer` is "tasks" or "engine", for
+files, or the url of a PostgreSQL server with the tables of `TABLES`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from epochal.sinks.files import Files
+from epochal.sinks.postgres import Postgres
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import Limits
 
@@ -78,6 +80,7 @@ class Note:
     number: int
     """0 is the first attempt of its task."""
     pid: int
+    handle: str = ""
 
 
 def notes(root: Path, sink: str) -> list[Note]:
@@ -85,16 +88,12 @@ def notes(root: Path, sink: str) -> list[Note]:
     return [Note(**json.loads(file.read_text())) for file in files]
 
 
-@dataclass(frozen=True)
-class NotingFiles(Files):
-    """Files whose attempts leave notes; those that `hold` names wait when their rows are there."""
+class Noting:
+    """A sink whose attempts leave notes; those that `hold` names wait when their rows are there."""
 
-    root: str = ""
-    hold: str = ""
-
-    def writer(self, task: Any) -> Any:
-        writer = super().writer(task)
-        attempt = Attempt(self.root, self.hold, self.name, task.handle.epoch)
+    def writer(self: Any, task: Any) -> Any:
+        writer = super().writer(task)  # type: ignore[misc]
+        attempt = Attempt(self.root, self.hold, self.name, task.handle.epoch, str(task.handle))
         prepare = writer.prepare
 
         def prepare_and_tell() -> Any:
@@ -105,6 +104,24 @@ class NotingFiles(Files):
 
         writer.prepare = prepare_and_tell
         return writer
+
+
+@dataclass(frozen=True)
+class NotingFiles(Noting, Files):
+    root: str = ""
+    hold: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotingPostgres(Noting, Postgres):
+    root: str = ""
+    hold: str = ""
+
+
+TABLES = {
+    "all": "CREATE TABLE everything (id bigint PRIMARY KEY)",
+    "odd": "CREATE TABLE odd (id bigint PRIMARY KEY)",
+}
 
 
 def noting(root: Path, hold: str, sink: str) -> Callable[[Any], Any]:
@@ -131,7 +148,7 @@ def noting(root: Path, hold: str, sink: str) -> Callable[[Any], Any]:
 class Attempt:
     """One attempt of one task, which leaves a note and waits where `hold` names it."""
 
-    def __init__(self, root: str, hold: str, sink: str, epoch: int) -> None:
+    def __init__(self, root: str, hold: str, sink: str, epoch: int, handle: str = "") -> None:
         context = TaskContext.get()
         self._root = Path(root)
         self._sink = sink
@@ -141,6 +158,7 @@ class Attempt:
             attempt=context.taskAttemptId(),
             number=context.attemptNumber(),
             pid=os.getpid(),
+            handle=handle,
         )
         self._wait = HOLDS[hold].get(epoch) if hold and self._is_first() else None
 
@@ -195,9 +213,15 @@ def connect(root: Path, master: str, *, speculation: bool) -> SparkSession:
     return spark
 
 
-def sinks(root: Path, hold: str, writer: str) -> list[Files]:
-    everything, odd = (str(folder(root, sink)) for sink in SINKS)
+def sinks(root: Path, hold: str, writer: str) -> list[Any]:
     condition = "id % 2 = 1"
+    if writer.startswith("postgresql:"):
+        noted = {"root": str(root), "name": "all", "hold": hold}
+        return [
+            NotingPostgres(writer, table="everything", strategy="prepared", tasks_max=2, **noted),
+            Postgres(writer, table="odd", name="odd", strategy="prepared", where=condition),
+        ]
+    everything, odd = (str(folder(root, sink)) for sink in SINKS)
     if writer == "engine":
         select = noting(root, hold, "all")
         return [

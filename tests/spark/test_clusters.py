@@ -19,10 +19,12 @@ from typing import Any
 
 import cluster_driver
 import psutil
+import psycopg
 import pyspark
 import pytest
 from cluster_driver import EPOCHS, SINKS, Note
 from servers.jvm import QUICK
+from servers.postgres import PostgresServer, debian_binaries, running_server
 
 from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
@@ -31,6 +33,7 @@ from epochal.sinks.files.ledger import ledgers
 from epochal.sinks.files.local import stores_at
 from epochal.terms import Handle, Identity, Limits, SinkName
 
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
 SPARK_HOME = Path(pyspark.__file__).parent
 WORKERS = ("127.0.0.2", "127.0.0.3")
 DEATHS = {1: "pyspark.daemon", 3: "CoarseGrainedExecutorBackend"}
@@ -136,6 +139,74 @@ def test_executors_and_python_workers_that_are_killed_lose_no_row_and_repeat_non
         assert len(_prepared(root, epoch)) > 1, "nothing prepared the same rows again"
         if writer == "tasks":
             assert attempt not in _committed(root, epoch)
+
+
+@pytest.fixture(params=["18", "15"])
+def database(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A PostgreSQL server with tables that have keys."""
+    binaries = debian_binaries(CACHE) if request.param == "15" else None
+    with running_server(binaries=binaries) as server:
+        with psycopg.connect(server.url(), autocommit=True) as admin:
+            for statement in cluster_driver.TABLES.values():
+                admin.execute(statement)
+        yield server
+
+
+@pytest.mark.proof
+def test_prepared_keys_survive_executors_that_are_killed(
+    tmp_path: Path, database: PostgresServer
+) -> None:
+    root = tmp_path / "killed"
+    with _driver(root, "local-cluster[2,1,1024]", "killed", database.url()) as driver:
+        for epoch, part in DEATHS.items():
+            note = _wait_for(lambda epoch=epoch: _held(root, epoch), driver, root)
+            assert note.handle in _in_transactions(database), "the first attempt did not prepare"
+            victim = _owner(driver, note.pid, part)
+            victim.kill()
+            psutil.wait_procs([victim], timeout=20)
+        errors = _finish(driver, root)
+    assert all(error.startswith("epoch 3,") for error in errors), errors
+    assert len(errors) <= 1
+    _judge_tables(root, database)
+    for epoch in DEATHS:
+        assert len(_prepared(root, epoch)) > 1, "nothing prepared the same rows again"
+
+
+@pytest.mark.proof
+def test_prepared_keys_survive_speculative_copies(
+    standalone: str, tmp_path: Path, database: PostgresServer
+) -> None:
+    root = tmp_path / "speculated"
+    with _driver(root, standalone, "speculated", database.url()) as driver:
+        errors = _finish(driver, root)
+    assert errors == []
+    _judge_tables(root, database)
+    copies = _speculative(root)
+    for epoch in cluster_driver.HOLDS["speculated"]:
+        attempts = _prepared(root, epoch)
+        assert attempts & copies, "Spark launched no copy"
+
+
+def _in_transactions(database: PostgresServer) -> set[str]:
+    with psycopg.connect(database.url()) as admin:
+        return {name for (name,) in admin.execute("SELECT gid FROM pg_prepared_xacts")}
+
+
+def _judge_tables(root: Path, database: PostgresServer) -> None:
+    """Every row of every epoch in each table, once; nothing prepared or staged is left."""
+    state = read_state(checkpoint_log(root / "checkpoint"))
+    assert state.is_stopped
+    assert (state.last.epoch, state.unsettled) == (EPOCHS - 1, None)
+    every = [number for epoch in range(EPOCHS) for number in cluster_driver.numbers(epoch)]
+    assert _in_transactions(database) == set()
+    with psycopg.connect(database.url()) as admin:
+
+        def ids(query: str) -> list[int]:
+            return [number for (number,) in admin.execute(query)]
+
+        assert ids("SELECT id FROM everything ORDER BY 1") == every
+        assert ids("SELECT id FROM odd ORDER BY 1") == [number for number in every if number % 2]
+        assert ids("SELECT slot FROM epochal_staging.slots WHERE handle IS NOT NULL") == []
 
 
 def _owner(driver: subprocess.Popen[bytes], pid: int, part: str) -> psutil.Process:

@@ -25,7 +25,7 @@ from functools import partial
 from itertools import chain
 
 from epochal.clock import Clock
-from epochal.contract import Committer
+from epochal.contract import Committer, Room, Roomy
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.targets import STOPPING, Targets
 from epochal.errors import EpochalError, Fenced, WentBack
@@ -39,17 +39,26 @@ logger = logging.getLogger("epochal")
 
 Note = Callable[[SinkName, Sequence[Judgement], int], None]
 """Called per sink with what is in doubt there, and how much of it is left for a person."""
+NoteRoom = Callable[[SinkName, Room], None]
 
 
 class Cleanup:
     def __init__(
-        self, journal: Journal, targets: Targets, *, limits: Limits, clock: Clock, note: Note
+        self,
+        journal: Journal,
+        targets: Targets,
+        *,
+        limits: Limits,
+        clock: Clock,
+        note: Note,
+        note_room: NoteRoom,
     ) -> None:
         self._journal = journal
         self._targets = targets
         self._limits = limits
         self._clock = clock
         self._note = note
+        self._note_room = note_room
         self._swept_s = 0.0
         self._is_swept = False
         """The last sweep reached every target, and no task has begun to prepare since."""
@@ -175,6 +184,9 @@ class Cleanup:
         if self._journal.is_halted:
             return left
         abort_judged(committer, judged, state)
+        room = committer.room() if isinstance(committer, Roomy) else None
+        if room is not None:
+            self._note_room(sink, room)
         self._note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(left))
         return left
 

@@ -34,6 +34,7 @@ named. After it the decision names p1', and a crash leaves p1' to the next start
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -135,12 +136,14 @@ class Commit:
         """
         clock = self.environment.clock
         waits = backoff(self.limits.retry_backoff_ms, self.environment.random)
-        while True:
+        retries_max = self.limits.commit_retries_max
+        for retries in itertools.count():
             try:
                 self._commit(group)
             except Exception as error:
                 wait_s = next(waits)
-                is_last = clock.monotonic() + wait_s > deadline_s or bool(self._errors)
+                is_last = clock.monotonic() + wait_s > deadline_s or retries == retries_max
+                is_last = is_last or bool(self._errors)
                 if is_last or outcome_of(error) is Outcome.FATAL:
                     raise
                 logger.warning("sink %s: committed again in a moment: %s", ", ".join(group), error)

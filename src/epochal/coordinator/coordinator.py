@@ -125,6 +125,7 @@ class Coordinator:
             limits=limits,
             clock=environment.clock,
             note=self.tracker.swept,
+            note_room=self.tracker.has_room,
         )
         self._phase = Phase.IDLE
         self._epoch: EpochNumber | None = None

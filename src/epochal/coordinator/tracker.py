@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from epochal.clock import Clock
+from epochal.contract import Room
 from epochal.errors import EpochalError, TryAgain
 from epochal.protocol.machine import Phase
 from epochal.protocol.receipts import sum_of
@@ -215,6 +216,7 @@ class Tracker:
         self._commits = self._aborts = self._commit_failures = self._rows = self._bytes = 0
         self._in_doubt: dict[SinkName, InDoubtFigures] = {}
         self._kept: dict[str, KeptFigures] = {}
+        self._rooms: dict[SinkName, Room] = {}
         self._listeners: list[Listener] = []
         self._last_error: BaseException | None = None
         self._trouble: Trouble | None = None
@@ -318,6 +320,10 @@ class Tracker:
         oldest = self._clock.now() - max(ages) if ages else None
         self._in_doubt[sink] = InDoubtFigures(count=len(judged), oldest_since=oldest, left=left)
 
+    def has_room(self, sink: SinkName, room: Room) -> None:
+        """How much of prepared rows a target keeps, and may keep."""
+        self._rooms[sink] = room
+
     def keeps(self, place: str, count: int, *, limit: int) -> None:
         """How much a place keeps that is cleared from time to time. Called on any thread."""
         self._kept[place] = KeptFigures(count=count, limit=limit)
@@ -355,6 +361,10 @@ class Tracker:
     def kept(self) -> Mapping[str, KeptFigures]:
         """What the log and the history keep, by place."""
         return dict(self._kept)
+
+    def rooms(self) -> Mapping[SinkName, Room]:
+        """What the last sweep found of the targets that have a limit for prepared rows."""
+        return dict(self._rooms)
 
     @property
     def trouble(self) -> Trouble | None:

@@ -134,6 +134,16 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
             labels=("pipeline", "place"),
             description="How many of them are kept while old ones can be deleted.",
         ),
+        "epochal_staging_bytes": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "sink"),
+            description="Size of the staging tables of a PostgreSQL table, by the last clean-up.",
+        ),
+        "epochal_staging_bytes_max": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "sink"),
+            description="`staging_bytes_max`, beyond which an attempt waits for room.",
+        ),
         "epochal_decided_unsettled": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline",),

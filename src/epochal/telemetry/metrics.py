@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
+from epochal.contract import Room
 from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, Tracker, Trouble
 from epochal.coordinator.tracker import ENDS, KeptFigures
 from epochal.protocol.machine import Phase
@@ -19,7 +20,11 @@ from epochal.terms import SinkName
 
 _UNSETTLED = frozenset({Phase.DECIDED, Phase.COMMITTING, Phase.FAILED})
 _OPEN = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING})
-_KAFKA = "kafka"
+_KAFKA, _POSTGRES = "kafka", "postgres"
+_ROOM: Mapping[str, Callable[[Room], int]] = {
+    "epochal_staging_bytes": attrgetter("used_bytes"),
+    "epochal_staging_bytes_max": attrgetter("limit_bytes"),
+}
 
 
 class MetricsListener:
@@ -69,6 +74,9 @@ class MetricsListener:
             self._watch(
                 "epochal_oldest_in_doubt_seconds", (sink,), self._doubt_gauge(sink, self._age_s)
             )
+            if described.get("kind") == _POSTGRES:
+                for name, value in _ROOM.items():
+                    self._watch(name, (sink,), self._room_gauge(sink, value))
             if described.get("kind") == _KAFKA:
                 self._watch("epochal_kafka_lso_pinned_seconds", (sink,), self._pinned_gauge(sink))
 
@@ -191,6 +199,13 @@ class MetricsListener:
     def _kept_gauge(self, place: str, value: Callable[[KeptFigures], int]) -> Callable[[], float]:
         def read() -> float:
             found = self._tracker.kept().get(place)
+            return 0.0 if found is None else float(value(found))
+
+        return read
+
+    def _room_gauge(self, sink: SinkName, value: Callable[[Room], int]) -> Callable[[], float]:
+        def read() -> float:
+            found = self._tracker.rooms().get(sink)
             return 0.0 if found is None else float(value(found))
 
         return read

@@ -13,6 +13,8 @@ import pickle
 import pytest
 
 from epochal.errors import EpochalError, Misconfigured
+from epochal.kit.sql.client import _KEPT_MAX as KEPT_FOR_TASKS
+from epochal.session import Session
 
 TOKENS = itertools.count(1)
 PASSWORD = "a token that nobody may see"
@@ -89,3 +91,25 @@ def _number() -> str:
 def test_a_function_that_returns_no_text_is_reported(orders, some):
     with pytest.raises(Misconfigured, match="returned a int, not a str"):
         orders.life(password=_number).start(some(1))
+
+
+def test_ten_sinks_share_the_connections_of_their_driver(place, some, tmp_path):
+    names = [f"table_{number}" for number in range(10)]
+    sinks = [
+        place.sink(
+            name, name=name, create_table="if_missing", pool_min=2, pool_max=4, strategy=strategy
+        )
+        for name, strategy in zip(names, itertools.cycle(["staged", "prepared"]), strict=False)
+    ]
+    seen = []
+    with Session("ten", sinks=sinks, log=tmp_path, schema=some(1).schema) as session:
+        for number in range(3):
+            session.begin(session.next_epoch)
+            session.write(some(number, number + 10))
+            session.commit()
+            seen.append(len(place.sessions(session._coordinator.state.uid)))
+    # Of the driver those that one sink may have, and one more for each other; those of tasks.
+    assert max(seen) <= 4 + len(names) - 1 + KEPT_FOR_TASKS
+    for name in names:
+        assert len(place.rows(name)) == 6
+    assert place.leftovers() == []

@@ -56,6 +56,10 @@ class Place:
     def end_session(self, number: int) -> None:
         raise NotImplementedError
 
+    def sessions(self, uid: str) -> list[int]:
+        """Of the drivers and tasks of a pipeline."""
+        raise NotImplementedError
+
     def slots_used(self, handles: Sequence[str]) -> list[str]:
         """The staging tables that hold these attempts."""
         raise NotImplementedError

@@ -128,6 +128,10 @@ class Place(shared.Place):
         waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
         return bool(self.sql(waiting))
 
+    def sessions(self, uid: str) -> list[int]:
+        rows = self.sql(f"SELECT id FROM information_schema.processlist WHERE db = '{self.schema}'")
+        return [number for (number,) in rows]
+
     def end_session(self, number: int) -> None:
         self.sql(f"KILL CONNECTION {number}")
         while number in self.open_transactions():

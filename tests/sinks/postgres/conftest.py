@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,8 +42,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
+    """EPOCHAL_POSTGRES=15 runs everything on Debian's server."""
+    is_older = os.environ.get("EPOCHAL_POSTGRES") == "15"
     try:
-        with running_server() as running:
+        with running_server(binaries=debian_binaries(CACHE) if is_older else None) as running:
             yield running
     except NoServer as error:
         pytest.fail(f"no PostgreSQL to prove anything on: {error}", pytrace=False)
@@ -73,6 +76,12 @@ class Place(shared.Place):
 
     def is_anybody_waiting(self) -> bool:
         return bool(self.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+    def sessions(self, uid: str) -> list[int]:
+        rows = self.sql(
+            f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'epochal-{uid}%'"
+        )
+        return [pid for (pid,) in rows]
 
     def end_session(self, number: int) -> None:
         self.sql(f"SELECT pg_terminate_backend({number}, 10000)")

@@ -1,8 +1,12 @@
 """`session_sql` and passwords by a function, on PostgreSQL."""
 
+from dataclasses import replace
+
 import pytest
 from kit.sql.connections import *  # noqa: F403  every test there is one of this module, too
-from kit.sql.connections import PASSWORD
+from kit.sql.connections import PASSWORD, TOKENS
+
+from epochal.config.pipeline import file_at
 
 
 @pytest.fixture
@@ -30,3 +34,25 @@ def account(orders):
     orders.sql("SELECT pg_reload_conf()")
     orders.sql(f"DROP OWNED BY {role}")
     orders.sql(f"DROP ROLE {role}")
+
+
+def test_a_function_that_a_file_names_gives_the_password(orders, some, account, tmp_path):
+    (tmp_path / "orders.yaml").write_text(
+        f"""\
+pipeline: orders
+checkpoint: {tmp_path}/checkpoint
+source: {{format: rate}}
+sinks:
+  - kind: postgres
+    url: "{account}"
+    table: {orders.schema}.orders
+    meta_schema: {orders.meta}
+    password: {{python: "kit.sql.connections:token"}}
+"""
+    )
+    (sink,) = file_at(tmp_path / "orders.yaml").sinks
+    before = next(TOKENS)
+    life = orders.life(url=account)
+    orders.keep(replace(life, sink=sink, opened=[])).write(0, some(1))
+    assert orders.rows(columns="id") == [(1,)]
+    assert next(TOKENS) - before > 1

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 from kit.sql.fence import Storm, Wrong, pauses
 
+from epochal.contract import Room
 from epochal.errors import PreparedLost, TryAgain
+from epochal.session import Session
 from epochal.sinks.postgres import client, slots
 from epochal.sinks.postgres.slots import Pool
 
@@ -306,6 +308,20 @@ def test_staging_that_is_full_is_reported_with_what_fills_it(orders, some):
         reader.execute(f"SELECT count(*) FROM {orders.meta}_staging.{tables(orders)[0]}")
         with pytest.raises(TryAgain, match=r"1 hold attempts.*in use by a dump \(pid \d+\)"):
             life.prepare(some(2), 0)
+
+
+def test_a_sweep_measures_staging_for_the_metrics(orders, some, tmp_path):
+    sink = orders.sink(staging_bytes_max=1 << 30)
+    with Session("o", sinks=[sink], log=tmp_path, schema=some(1).schema) as session:
+        tracker = session._coordinator.tracker
+        assert tracker.rooms()[sink.name] == Room(used_bytes=0, limit_bytes=1 << 30)
+        session.begin(session.next_epoch)
+        session.write(some(1))
+        session.commit()
+        session._coordinator._cleanup.sweep()
+        (table,) = tables(orders)
+        ((size,),) = orders.sql(f"SELECT pg_total_relation_size('{orders.meta}_staging.{table}')")
+        assert tracker.rooms()[sink.name].used_bytes == size > 0
 
 
 def test_free_slots_of_other_columns_go_after_a_day_and_all_with_the_pipeline(orders, some):

@@ -152,6 +152,47 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
+class Shared(Closable, Protocol):
+    """The connections of a driver to one server."""
+
+    def resize(self, members: int) -> None:
+        """So many sinks share them now: each may keep one for long, while it needs others."""
+
+
+S = TypeVar("S", bound=Shared)
+
+
+class SharedConnections(Generic[S]):
+    """The connections of this process's drivers: one pool per driver and server, for all sinks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[tuple[object, ...], tuple[S, int]] = {}
+
+    def join(self, identity: Identity, server: DatabaseServer, make: Callable[[], S]) -> S:
+        """The pool that another sink of this driver made, or a new one."""
+        with self._lock:
+            key = self._key(identity, server)
+            shared, members = self._members.get(key) or (make(), 0)
+            self._members[key] = shared, members + 1
+            shared.resize(members + 1)
+            return shared
+
+    def leave(self, identity: Identity, server: DatabaseServer) -> None:
+        """The last one closes it."""
+        with self._lock:
+            key = self._key(identity, server)
+            shared, members = self._members.pop(key)
+            if members > 1:
+                self._members[key] = shared, members - 1
+                shared.resize(members - 1)
+                return
+        shared.close()
+
+    def _key(self, identity: Identity, server: DatabaseServer) -> tuple[object, ...]:
+        return os.getpid(), identity.uid, identity.generation, server
+
+
 @dataclass(slots=True)
 class _Idle(Generic[C]):
     key: tuple[int, object]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from epochal.contract import Room
 from epochal.errors import (
     EpochalError,
     Refused,
@@ -124,6 +125,13 @@ class SqlCommitter(Operable):
                 "list staged attempts", lambda session: self.staging.listed(session, self.identity)
             )
         )
+
+    def room(self) -> Room | None:
+        limit = self.sink.staging_limit_bytes
+        if limit is None:
+            return None
+        used = self._ask("measure staging tables", self.staging.size, missing=0)
+        return Room(used_bytes=used, limit_bytes=limit)
 
     def newest(self) -> Sequence[Mark]:
         return self._ask("read the ledger", self._ledger.newest, missing=[])

@@ -142,6 +142,13 @@ class Staging(ABC):
     def clear_up(self, session: Session) -> None:
         """Make room where that is due and nobody is in the way: it may fail, and comes again."""
 
+    def size(self, session: Session) -> int:
+        """
+        The bytes of all staging tables of the table. Only asked where they are limited
+        (`TableSink.staging_limit_bytes`).
+        """
+        raise NotImplementedError
+
     def remove_unused(self, session: Session, *, is_dry_run: bool) -> int:  # noqa: ARG002
         """Remove tables that no attempt uses; how many there are."""
         return 0

@@ -205,6 +205,11 @@ class TableSink(SinkBase):
         return self.meta
 
     @property
+    def staging_limit_bytes(self) -> int | None:
+        """How large the staging tables of the table may be, where that is limited."""
+        return None
+
+    @property
     def is_fixed(self) -> bool:
         return self.staging == "fixed"
 

@@ -5,6 +5,7 @@ A module of its own, as tasks must not import SQLAlchemy.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
 from epochal.errors import TryAgain
-from epochal.kit.sql.client import Session
+from epochal.kit.sql.client import Session, SharedConnections
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import Server
 from epochal.sinks.mysql.dialect import DIALECT
@@ -34,8 +35,11 @@ class MySQLSession(Session):
     nobody: a later driver finds this session by them, and ends it.
     """
 
-    def __init__(self, pooled: Any, server: Server, locks: Sequence[str]) -> None:
+    def __init__(
+        self, pooled: Any, shared: MySQLConnections, server: Server, locks: Sequence[str]
+    ) -> None:
         self._pooled = pooled
+        self._shared = shared
         self._server = server
         self._locks = [DIALECT.literal(lock) for lock in locks]
         self._is_named = False
@@ -99,21 +103,53 @@ class MySQLSession(Session):
                 self._limit_idle("DEFAULT", "DEFAULT")
             if self._has_own_timeout:
                 self.wait_for_locks()
-        self._pooled.close()
+        self._shared.give_back(self._pooled)
 
 
 class MySQLPool:
-    """Opened on first use; a connection is checked each time it is taken."""
+    """One sink's door to the driver's connections."""
+
+    def __init__(self, server: Server, identity: Identity) -> None:
+        self._server = server
+        self._identity = identity
+        self._locks: Sequence[str] = ()
+        self._shared: MySQLConnections | None = None
+
+    def take(self) -> MySQLSession:
+        if self._shared is None:
+            self._shared = _shared.join(
+                self._identity, self._server, lambda: MySQLConnections(self._server)
+            )
+        return self._shared.take(self._locks)
+
+    def give_back(self, session: Session) -> None:
+        if isinstance(session, MySQLSession):
+            session.give_back()
+
+    def act_for(self, identities: Sequence[Identity]) -> None:
+        self._locks = [DIALECT.driver_lock(one, one.generation) for one in identities]
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared = None
+            _shared.leave(self._identity, self._server)
+
+
+class MySQLConnections:
+    """
+    The driver's connections to one server. Opened on first use, checked each time one is taken; as
+    many are kept as sinks ask at the same time.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._locks: Sequence[str] = ()
-        kept = max(1, server.pool_min)
+        self._members = 1
+        self._taken = 0
+        self._room = threading.Condition()
         self._pool = QueuePool(
             self._connect,
-            pool_size=kept,
-            max_overflow=max(0, server.pool_max - kept),
-            timeout=server.connect_timeout_s,
+            pool_size=0,
+            use_lifo=True,
             recycle=round(server.lifetime_max_s),
             reset_on_return=None,
         )
@@ -123,22 +159,44 @@ class MySQLPool:
     def _connect(self) -> Any:
         return client.connect(self._server)
 
-    def take(self) -> MySQLSession:
+    def resize(self, members: int) -> None:
+        with self._room:
+            self._members = members
+            self._room.notify_all()
+
+    @property
+    def _size_max(self) -> int:
+        return self._server.pool_max + self._members - 1
+
+    def take(self, locks: Sequence[str]) -> MySQLSession:
+        wait_s = self._server.connect_timeout_s
+        with self._room:
+            if not self._room.wait_for(lambda: self._taken < self._size_max, wait_s):
+                raise TryAgain(
+                    f"all {self._size_max} connections to {self._server.place} are in use, for "
+                    f"{wait_s:.0f} s",
+                    "a larger pool_max, or find what holds them: SHOW PROCESSLIST",
+                )
+            self._taken += 1
         try:
-            return MySQLSession(self._pool.connect(), self._server, self._locks)
-        except exc.TimeoutError as error:
-            raise TryAgain(
-                f"all {self._server.pool_max} connections to {self._server.place} are in use, for "
-                f"{self._server.connect_timeout_s:.0f} s",
-                "a larger pool_max, or find what holds them: SHOW PROCESSLIST",
-            ) from error
+            return MySQLSession(self._pool.connect(), self, self._server, locks)
+        except BaseException:
+            self._leave_room()
+            raise
 
-    def give_back(self, session: Session) -> None:
-        if isinstance(session, MySQLSession):
-            session.give_back()
+    def give_back(self, pooled: Any) -> None:
+        try:
+            is_enough = self._pool.checkedin() >= max(self._server.pool_min, self._members)
+            if is_enough and pooled.is_valid:
+                pooled.invalidate()
+            pooled.close()
+        finally:
+            self._leave_room()
 
-    def act_for(self, identities: Sequence[Identity]) -> None:
-        self._locks = [DIALECT.driver_lock(one, one.generation) for one in identities]
+    def _leave_room(self) -> None:
+        with self._room:
+            self._taken -= 1
+            self._room.notify()
 
     def close(self) -> None:
         self._pool.dispose()
@@ -149,6 +207,9 @@ class MySQLPool:
             return
         if time.monotonic() - since_s > self._server.idle_max_s or not client.answers(connection):
             raise exc.DisconnectionError("stale")
+
+
+_shared: SharedConnections[MySQLConnections] = SharedConnections()
 
 
 def _note_the_time(connection: Any, record: Any) -> None:

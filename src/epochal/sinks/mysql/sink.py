@@ -107,4 +107,4 @@ class MySQL(TableSink):
                 "pip install 'epochal[mysql]'",
             ) from error
         checker = MySQLChecker(self, identity)
-        return self._committer(limits, MySQLPool(self.server), checker, Slots(self))
+        return self._committer(limits, MySQLPool(self.server, identity), checker, Slots(self))

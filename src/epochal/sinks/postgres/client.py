@@ -27,7 +27,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from epochal.errors import Misconfigured, TryAgain
 from epochal.kit.secrets import HeldSecret, Secret
-from epochal.kit.sql.client import Answer, DatabaseServer, IdleConnections, Session
+from epochal.kit.sql.client import (
+    Answer,
+    DatabaseServer,
+    IdleConnections,
+    Session,
+    SharedConnections,
+)
 from epochal.sinks.postgres.errors import ERRORS
 from epochal.terms import Identity
 
@@ -155,11 +161,20 @@ class PostgresSession(Session):
     """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], server: Server, *, is_unasked: bool = False
+        self,
+        connection: psycopg.Connection[Any],
+        server: Server,
+        shared: PostgresConnections,
+        *,
+        application: str,
+        is_unasked: bool,
     ) -> None:
+        """`application`: what its transactions are found by."""
         self.connection = connection
         self.is_unasked = is_unasked
         self._server = server
+        self._shared = shared
+        self._application = application
         self._deferred: list[str] = []
 
     def execute(self, statement: str) -> int:
@@ -189,7 +204,13 @@ class PostgresSession(Session):
 
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
         self.defer(BEGIN)
-        self.defer(self._server.settings(lock_wait_s=lock_wait_s, idle_max_s=idle_max_s))
+        settings = self._server.settings(
+            lock_wait_s=lock_wait_s, idle_max_s=idle_max_s, application=self._application
+        )
+        self.defer(settings)
+
+    def give_back(self) -> None:
+        self._shared.give_back(self.connection)
 
     def wait_for_locks(self, seconds: float | None = None) -> None:
         self.defer(self._server.settings(lock_wait_s=seconds))
@@ -226,7 +247,40 @@ def _answer(cursor: psycopg.Cursor[Any]) -> Answer:
 
 
 class PostgresPool:
-    """The driver's connections. Opened on first use; errors report why connecting failed."""
+    """One sink's door to the driver's connections."""
+
+    def __init__(self, server: Server, identity: Identity) -> None:
+        self._server = server
+        self._identity = identity
+        self._shared: PostgresConnections | None = None
+
+    def take(self) -> PostgresSession:
+        if self._shared is None:
+            name = driver_name(self._identity)
+            self._shared = _shared.join(
+                self._identity, self._server, lambda: PostgresConnections(self._server, name)
+            )
+        name = driver_name(self._identity, self._identity.tag)
+        return self._shared.take(name)
+
+    def give_back(self, session: Session) -> None:
+        if isinstance(session, PostgresSession):
+            session.give_back()
+
+    def act_for(self, identities: Sequence[Identity]) -> None:
+        """Nothing to do: sessions are found by the uid in their application_name."""
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared = None
+            _shared.leave(self._identity, self._server)
+
+
+class PostgresConnections:
+    """
+    The driver's connections to one server. Opened on first use; errors report why connecting
+    failed.
+    """
 
     def __init__(self, server: Server, application: str) -> None:
         self._server = server
@@ -236,11 +290,20 @@ class PostgresPool:
         self._doubted_s = 0.0
         """When a connection was found broken: others may be, too, that were idle then."""
         self._pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._size_max = server.pool_max
 
-    def take(self) -> PostgresSession:
+    def resize(self, members: int) -> None:
+        with self._opening:
+            self._size_max = self._server.pool_max + members - 1
+            if self._pool is not None:
+                self._pool.resize(self._server.pool_min, self._size_max)
+
+    def take(self, application: str) -> PostgresSession:
         connection = self._connection(self._opened())
         is_unasked = self._used_s.pop(connection, 0.0) > self._doubted_s
-        return PostgresSession(connection, self._server, is_unasked=is_unasked)
+        return PostgresSession(
+            connection, self._server, self, application=application, is_unasked=is_unasked
+        )
 
     def _connection(
         self, pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]]
@@ -260,16 +323,14 @@ class PostgresPool:
                 if not _is_full(pool):
                     self._connect_once()
 
-    def give_back(self, session: Session) -> None:
-        if not isinstance(session, PostgresSession):
-            return
-        if session.connection.closed:
+    def give_back(self, connection: psycopg.Connection[Any]) -> None:
+        if connection.closed:
             self._doubted_s = time.monotonic()
-        self._used_s[session.connection] = time.monotonic()
+        self._used_s[connection] = time.monotonic()
         if self._pool is None:
-            session.connection.close()
+            connection.close()
         else:
-            self._pool.putconn(session.connection)
+            self._pool.putconn(connection)
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """Ask whether it still answers, unless it did a moment ago: that costs a round trip."""
@@ -277,9 +338,6 @@ class PostgresPool:
         if used_s <= self._doubted_s or time.monotonic() - used_s > _FRESH_S:
             self._used_s.pop(connection, None)
             psycopg_pool.ConnectionPool.check_connection(connection)
-
-    def act_for(self, identities: Sequence[Identity]) -> None:
-        """Nothing to do: sessions are found by the uid in their application_name."""
 
     def close(self) -> None:
         if self._pool is not None:
@@ -294,7 +352,7 @@ class PostgresPool:
                     lambda: self._server.conninfo(self._application),
                     kwargs={"autocommit": True, "prepare_threshold": None},
                     min_size=self._server.pool_min,
-                    max_size=self._server.pool_max,
+                    max_size=self._size_max,
                     timeout=self._server.connect_timeout_s,
                     max_idle=self._server.idle_max_s,
                     max_lifetime=self._server.lifetime_max_s,
@@ -331,6 +389,18 @@ class PostgresPool:
             )
         self._connect_once()
         return ERRORS.classify(error, f"can't connect to {self._server.place}")
+
+
+def driver_name(identity: Identity, tag: str = "") -> str:
+    """
+    The application_name of a driver's sessions; in a transaction, with the tag of its sink. The
+    driver after it finds them by this.
+    """
+    sink = f"s{tag}-" if tag else ""
+    return f"epochal-{identity.uid}-{sink}g{identity.generation}"
+
+
+_shared: SharedConnections[PostgresConnections] = SharedConnections()
 
 
 def _is_full(pool: psycopg_pool.ConnectionPool[Any]) -> bool:

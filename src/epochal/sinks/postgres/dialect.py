@@ -22,7 +22,9 @@ AT = "epochal_at"
 """The column of a staging table that numbers its rows, where their order counts."""
 _ENDING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0)
 """How long a session that was told to end may take."""
-_DRIVER_NAME = re.compile(r"epochal-[a-z2-7]{12}-s(?P<sink>[0-9a-f]{8})-g(?P<generation>\d{1,10})")
+_DRIVER_NAME = re.compile(
+    r"epochal-[a-z2-7]{12}(-s(?P<sink>[0-9a-f]{8}))?-g(?P<generation>\d{1,10})"
+)
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS {ledger} (
   uid text NOT NULL,
@@ -284,26 +286,17 @@ class PostgresDialect(PostgresErrors, Dialect):
                 session.query(f"SELECT pg_terminate_backend({int(pid)})")
 
 
-def driver_name(identity: Identity) -> str:
-    """The application_name of a driver's sessions: the driver after it finds them by this."""
-    return f"{driver_prefix(identity.uid)}{identity.tag}-g{identity.generation}"
-
-
 def driver_prefix(uid: Uid) -> str:
-    return f"epochal-{uid}-s"
-
-
-def parse_driver_name(name: str) -> tuple[SinkTag, Generation] | None:
-    """The sink and the generation; None where the session is not a driver's."""
-    found = _DRIVER_NAME.fullmatch(name)
-    return None if found is None else (SinkTag(found["sink"]), Generation(int(found["generation"])))
+    """What the names of a pipeline's sessions begin with: see `client.driver_name`."""
+    return f"epochal-{uid}-"
 
 
 def _is_older(session: str, generation: Generation, tags: Collection[SinkTag]) -> bool:
-    found = parse_driver_name(session)
-    return found is not None and (
-        found[1] < generation or (found[1] == generation and found[0] in tags)
-    )
+    found = _DRIVER_NAME.fullmatch(session)
+    if found is None:
+        return False
+    at = int(found["generation"])
+    return at < generation or (at == generation and found["sink"] in tags)
 
 
 @dataclass(frozen=True, slots=True)

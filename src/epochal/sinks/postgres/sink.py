@@ -20,7 +20,7 @@ try:
     from psycopg.conninfo import make_conninfo
 
     from epochal.sinks.postgres.client import Server, parse_url
-    from epochal.sinks.postgres.dialect import NAMES, driver_name
+    from epochal.sinks.postgres.dialect import NAMES
 except ImportError as error:
     raise Misconfigured(
         f"the PostgreSQL sink needs a package that is not installed: {error.name}",
@@ -109,6 +109,10 @@ class Postgres(TableSink):
         return f"{self.meta_schema}_staging"
 
     @property
+    def staging_limit_bytes(self) -> int | None:
+        return self.staging_bytes_max
+
+    @property
     def server_key(self) -> str:
         """Without the parameters that only say how to connect (timeouts, names, TLS)."""
         given = dict(self.server.parameters)
@@ -142,5 +146,5 @@ class Postgres(TableSink):
         from epochal.sinks.postgres.client import PostgresPool  # noqa: PLC0415
         from epochal.sinks.postgres.slots import Slots  # noqa: PLC0415
 
-        pool = PostgresPool(self.server, driver_name(identity))
+        pool = PostgresPool(self.server, identity)
         return self._committer(limits, pool, PostgresChecker(self, identity), Slots(self))

@@ -497,6 +497,14 @@ class Slots(Staging):
         else:
             self._unclear_bytes = 0
 
+    def size(self, session: Session) -> int:
+        pool = self.pool
+        ((used,),) = session.query(
+            f"SELECT COALESCE(sum(pg_total_relation_size({pool.oid('r')})), 0)::int8"
+            f" FROM {pool.registry} r WHERE r.target = {_literal(pool.target)}"
+        )
+        return int(used)
+
     def remove_idle(self, session: Session, shape: Shape | None) -> None:
         """At a start: drop free slots that nobody has used for long."""
         digest = "" if shape is None else shape.digest
