@@ -19,6 +19,7 @@ NOBODY = "127.0.0.1:1"
 
 PARTS: Mapping[str, Sequence[str]] = {
     "": ("epochal.session", "epochal.sinks.memory", "epochal.kit"),
+    "connect": ("epochal.spark",),
     "console": ("epochal.console",),
     "delta": ("epochal.sinks.delta",),
     "demo": ("epochal.demo",),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from epochal.spark.pipeline import Pipeline
     from epochal.terms import Limits
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Callback": "epochal.sinks.callback",
