@@ -6,6 +6,7 @@ of a real server.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,21 +18,25 @@ import psutil
 import psycopg
 import pytest
 import victim
-from kill_stage import expected, judge, running_targets
+from kill_stage import PARTITIONS, expected, judge, read_topic, running_targets
 from pyspark import cloudpickle
 from servers.connect import ConnectServer
 from spark_stage import Source, slowly, wait_for
 
+from epochal.clock import SystemClock
 from epochal.coordinator import by_hand
 from epochal.coordinator.journal import kept_records
 from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
+from epochal.kafka.client import Client
+from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.logs import checkpoint_log
 from epochal.protocol.state import RecordKind
 from epochal.sinks.files import Files, read_epochs
+from epochal.sinks.kafka import Kafka
 from epochal.sinks.postgres import Postgres
 from epochal.spark import active_runs, connect
 from epochal.spark.pipeline import Pipeline
-from epochal.terms import Limits
+from epochal.terms import Limits, SinkName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,8 +204,9 @@ def test_a_function_of_an_earlier_start_does_not_push_a_newer_one_aside(
 
 
 def _start(source: Source, function: Any, checkpoint: Path) -> Any:
+    """As code of one's own starts it; on a busy machine again, as `Pipeline.start` does."""
     writer = source.stream.writeStream.foreachBatch(function).trigger(availableNow=True)
-    return writer.option("checkpointLocation", str(checkpoint)).start()
+    return connect.started_query(writer.option("checkpointLocation", str(checkpoint)))
 
 
 @pytest.fixture
@@ -385,6 +391,80 @@ def test_a_client_that_does_not_reach_the_log_starts_a_new_pipeline_and_no_other
         _run(pipeline, source, tmp_path / "chk")
     assert isinstance(pipeline.error, Refused)
     assert "log=" in pipeline.error.hint
+
+
+@pytest.mark.proof
+def test_a_client_that_reaches_the_log_and_not_the_checkpoint_starts_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connect, "reached_checkpoint", lambda spark, checkpoint: None)
+    pipeline = Pipeline("orders", [Files(str(tmp_path / "out"))], log=tmp_path / "log")
+    for _ in range(3):
+        source.add_numbers(epochs=1)
+        _run(pipeline, source, tmp_path / "chk")
+        assert _ids(tmp_path / "out") == source.ids
+    shutil.rmtree(tmp_path / "chk")
+    with pytest.raises(Exception, match="it was reset or replaced"):
+        _run(pipeline, source, tmp_path / "chk")
+    assert _ids(tmp_path / "out") == source.ids
+
+
+@pytest.mark.proof
+def test_a_start_waits_for_a_worker_that_is_slow_and_a_rerun_cell_takes_over(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark gives up on a worker that has not connected after ten seconds."""
+    late = tmp_path / "late"
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "sitecustomize.py").write_text(_SLOW_ONCE.format(late=str(late)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "python"))
+    server = ConnectServer(tmp_path_factory.mktemp("slow"))
+    server.start()
+    (tmp_path / "source").mkdir()
+    try:
+        with contextmanager(_session)(server) as session:
+            source = Source(session, tmp_path / "source")
+            source.add_numbers(epochs=1)
+            pipeline = Pipeline("orders", [Files(str(tmp_path / "out"))])
+            first = pipeline.start(source.stream, tmp_path / "chk")
+            assert late.exists()
+            wait_for(lambda: RecordKind.COMMIT in _kinds(tmp_path / "chk"))
+            source.add_numbers(epochs=1)
+            second = pipeline.start(source.stream, tmp_path / "chk")
+            assert not first.isActive
+            wait_for(lambda: _kinds(tmp_path / "chk").count(RecordKind.COMMIT) == 2)
+            second.stop()
+    finally:
+        server.stop()
+    assert _ids(tmp_path / "out") == source.ids
+
+
+_SLOW_ONCE = """
+import pathlib, sys, time
+
+late = pathlib.Path({late!r})
+if any("foreach_batch_worker" in part for part in sys.orig_argv) and not late.exists():
+    late.touch()
+    time.sleep(13)
+"""
+
+
+@pytest.mark.proof
+def test_ids_of_kafka_are_used_again_from_epoch_to_epoch(
+    session: SparkSession, targets: Path
+) -> None:
+    at = victim.Targets.load(targets).kafka
+    for epoch in range(6):
+        victim.add_epoch(targets, epoch)
+    pipeline = Pipeline("plain", [Kafka(at, topic="plain", name=SinkName("topic"))])
+    stream = _stream(session, targets, "plain")
+    pipeline.start(stream, targets / "plain", availableNow=True).awaitTermination()
+    assert read_topic(targets, "plain") == expected(range(6 * victim.ROWS))["plain"]
+    with Client(at, clock=SystemClock()) as client:
+        listed = [client.ask(ListTransactionsRequest(), node) for node in client.nodes()]
+    used = [one.transactional_id for answer in listed for one in answer.transaction_states]
+    # The first epoch does not know how many tasks there are: they take ids of their own, once.
+    assert len(used) <= 2 * PARTITIONS, used
 
 
 @pytest.mark.proof

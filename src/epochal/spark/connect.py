@@ -15,7 +15,9 @@ over what it has claimed (`StartToken`):
                                            writes STOP, exits              9
 
 A client that does not reach the log claims nothing. Its worker may then claim a log without a
-record, and no other: a worker that was left over from an earlier start can't be told from it.
+record, and no other: a worker that was left over from an earlier start can't be told from it. The
+same holds where the client reaches a new log, and not the checkpoint: with which epoch the log
+begins, only the worker can know.
 
 A worker has no JVM, so that the checkpoint and the log have to be within its own reach: folders of
 its machine, object stores, databases, etcd.
@@ -42,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochal.coordinator.journal import EpochLog, StartToken
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError, InvariantBroken, Misconfigured
 from epochal.protocol.admission import Position
 from epochal.spark.active_runs import Run, query_id_of, raised_into_spark, require_query_of
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
@@ -56,6 +58,7 @@ from epochal.terms import EpochNumber, SinkName
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochal.spark.pipeline import Pipeline
 
@@ -63,6 +66,8 @@ logger = logging.getLogger("epochal")
 
 _LOCAL = (None, "file", "sqlite")
 _EXIT_WAIT_MAX_S = 10.0
+_WORKER_STARTS = 3
+_TOO_SLOW = "Python worker failed to connect back"
 _NO_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
 _MODULE_MISSING = (
     "install it in the Python of Spark's driver and executors (a cluster library), or send it "
@@ -327,14 +332,21 @@ def _is_same_place(spark: SparkSession, url: str) -> bool:
         return False
 
 
-def started_query(writer: Any, function: WorkerEpochs, *, name: str) -> StreamingQuery:
-    """Start the query; a module that the server lacks is named with the way out."""
-    try:
-        writer = writer.foreachBatch(function).queryName(name)
-        query: StreamingQuery = writer.option("checkpointLocation", function.checkpoint).start()
-    except Exception as error:
-        missing = _NO_MODULE.search(str(error))
-        if missing is None:
-            raise
-        raise _missing(missing["module"]) from None
-    return query
+def started_query(writer: DataStreamWriter) -> StreamingQuery:
+    """
+    Start a query; a module that the server lacks is named with the way out.
+
+    Spark starts the worker first, and gives it ten seconds. On a busy machine that may be too
+    little for its imports: then there is no query yet, and it is tried again.
+    """
+    for attempts_left in reversed(range(_WORKER_STARTS)):
+        try:
+            return writer.start()
+        except Exception as error:
+            missing = _NO_MODULE.search(str(error))
+            if missing is not None:
+                raise _missing(missing["module"]) from None
+            if not attempts_left or _TOO_SLOW not in str(error):
+                raise
+            logger.warning("a Python worker of the server was too slow, and is started again")
+    raise InvariantBroken("a query was neither started nor refused")

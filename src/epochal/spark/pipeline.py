@@ -40,7 +40,7 @@ from epochal.coordinator import (
     this_driver,
 )
 from epochal.coordinator.environment import OnStep, ignore_step, new_uid
-from epochal.coordinator.journal import EpochLog, StartToken
+from epochal.coordinator.journal import EpochLog, StartToken, read_state
 from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name, described, engine_ability
 from epochal.coordinator.tracker import EPOCHS_KEPT, metrics_of
@@ -120,6 +120,16 @@ class _Query:
     def jvm(self) -> SparkSession | None:
         """The session, where this process reaches Spark's JVM and its file systems by it."""
         return None if is_connect(self.spark) else self.spark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HandedOver:
+    """What another process goes on with."""
+
+    function: WorkerEpochs
+    claimed: Coordinator | None
+    """None where this process could not claim: see `connect`."""
+    is_log_reached: bool
 
 
 class Pipeline:
@@ -370,7 +380,7 @@ class Pipeline:
         query_options = read_options(options, self.sinks)
         writer = configured(df, query_options)
         name = query_options.name or self.name
-        function, claimed = self._hand_over(
+        handed = self._hand_over(
             self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
             run=run,
@@ -378,8 +388,10 @@ class Pipeline:
             retarget=retarget,
             query_name=name,
         )
+        claimed, location = handed.claimed, handed.function.checkpoint
         try:
-            query = started_query(writer, function, name=name)
+            writer = writer.foreachBatch(handed.function).queryName(name)
+            query = started_query(writer.option("checkpointLocation", location))
         except BaseException:
             if claimed is not None:
                 claimed.stop()
@@ -387,9 +399,9 @@ class Pipeline:
         if claimed is not None:
             claimed.leave()
         self._run = RemoteRun(
-            location=function.checkpoint,
+            location=location,
             query=query,
-            log=None if claimed is None else self.log_of(function.checkpoint),
+            log=self.log_of(location) if handed.is_log_reached else None,
             generation=Generation(0) if claimed is None else claimed.state.generation,
         )
         add_run(self._run)
@@ -404,11 +416,8 @@ class Pipeline:
         unfinished: UnfinishedChoice,
         retarget: Collection[str],
         query_name: str | None = None,
-    ) -> tuple[WorkerEpochs, Coordinator | None]:
-        """
-        Claim and recover where this process reaches the log; returns the function that goes on, and
-        the coordinator that has handed over to it.
-        """
+    ) -> _HandedOver:
+        """Claim and recover, where this process reaches the log."""
         from epochal.spark import connect  # noqa: PLC0415  most drivers need none
 
         given = connect.spark_location(checkpoint)
@@ -417,19 +426,23 @@ class Pipeline:
         if query_name is not None:
             require_free_name(query.spark, query_name, location)
         end_earlier_run(location)
-        coordinator = None
         log = self._log_of(location, None)
-        if folder is not None and connect.is_reached(query.spark, log):
-            coordinator = self._claim(
-                log,
-                location,
-                query=query,
-                run=run,
-                query_id=folder.query_id,
-                position=folder.position,
-                unfinished=_unfinished(unfinished),
-                retarget=retarget,
-            )
+        claim = partial(
+            self._claim,
+            log,
+            query=query,
+            run=run,
+            unfinished=_unfinished(unfinished),
+            retarget=retarget,
+        )
+        coordinator = None
+        is_reached = connect.is_reached(query.spark, log)
+        known = read_state(log) if is_reached and folder is None else None
+        if is_reached and folder is not None:
+            coordinator = claim(location, query_id=folder.query_id, position=folder.position)
+        elif known is not None:
+            # Whether it belongs to the checkpoint, the worker compares.
+            coordinator = claim(known.location, query_id=known.query_id)
         function = self._worker_epochs(
             query,
             location if location.startswith("/") and given.startswith("/") else given,
@@ -438,7 +451,7 @@ class Pipeline:
             retarget=retarget,
             token=None if coordinator is None else coordinator.hand_over(),
         )
-        return function, coordinator
+        return _HandedOver(function=function, claimed=coordinator, is_log_reached=is_reached)
 
     def _worker_epochs(
         self,
@@ -530,12 +543,12 @@ class Pipeline:
         location = self._location(checkpoint)
         query = self._query(session, None)
         if is_connect(session):
-            function, claimed = self._hand_over(
+            handed = self._hand_over(
                 query, location, run=run, unfinished=unfinished, retarget=retarget
             )
-            if claimed is not None:
-                claimed.leave()
-            return function
+            if handed.claimed is not None:
+                handed.claimed.leave()
+            return handed.function
 
         def start_run() -> Run:
             return self._start_run(
