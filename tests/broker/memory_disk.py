@@ -35,6 +35,8 @@ class MemoryFile:
     def read(self, at: int, size: int) -> bytes:
         return bytes(self._disk.files[self._path][at : at + size])
 
+    part = read
+
     def sync(self) -> None:
         self._disk.change(0)
         self._disk.synced[self._path] = bytes(self._disk.files[self._path])

@@ -14,12 +14,14 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from epochal.broker import handlers
 from epochal.broker.broker import Address, Call
 from epochal.broker.handlers import Handler, api_versions
 from epochal.broker.sasl import Login
+from epochal.broker.storage.disk import FileSlice
 from epochal.errors import EpochalError
 from epochal.kafka.primitives import ALLOWED, Malformed, Message, Part, skip_tagged
 
@@ -35,6 +37,9 @@ _KNOWN_BYTES = 6
 """The size of a request and its API key: enough to know whether it may be that large."""
 _UNCOUNTED_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 18
+_FILE_BYTES = 1 << 16
+_JOINED_BYTES_MAX = 1 << 17
+"""Bytes of a file that are not in memory are more than these."""
 _ANSWERED_BYTES_MAX = 1 << 20
 _ANSWERED_PARTS_MAX = 10_000
 _WAITING_BYTES_MAX = 8 << 20
@@ -62,7 +67,9 @@ class Connection(asyncio.Protocol):
         self._is_closing = False
         self._out: list[Part] = []
         self._out_bytes = 0
-        self._sending: deque[Part] = deque()
+        self._sending: deque[Part | FileSlice] = deque()
+        self._socket_fd = -1
+        """Where the kernel may copy bytes of files to; -1 with TLS."""
         self.later: _LaterAnswer | None = None
         self._host = ""
         self._address = Address(host="", port=0)
@@ -81,6 +88,8 @@ class Connection(asyncio.Protocol):
         self._address = self._ticks.address_for(transport.get_extra_info("sockname"))
         # Bytes that the socket does not take at once are kept here, in pieces that are not copied.
         self._transport.set_write_buffer_limits(high=1, low=0)
+        if transport.get_extra_info("sslcontext") is None:
+            self._socket_fd = transport.get_extra_info("socket").fileno()
         if not self._ticks.admit(self):
             self._transport.abort()
 
@@ -304,7 +313,7 @@ class Connection(asyncio.Protocol):
         """The tick is durable: send its answers."""
         out, self._out = self._out, []
         self._is_ahead = False
-        if self._out_bytes <= _CHUNK_BYTES:
+        if self._out_bytes <= _JOINED_BYTES_MAX:
             self._sending.append(b"".join(out))
         else:
             self._sending += _chunks(out)
@@ -317,13 +326,35 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         while self._sending and not self._is_full:
-            self._transport.write(self._sending.popleft())
-        if self._sending:
+            part = self._sending.popleft()
+            if isinstance(part, FileSlice):
+                self._send_file(part)
+            else:
+                self._transport.write(part)
+        if self._sending or self._transport is None:
             return
         if self._is_closing:
             self._transport.close()
         elif self._frames and self.later is None and not self._is_full:
             self._ticks.wake(self)
+
+    def _send_file(self, part: FileSlice) -> None:
+        if self._transport is None:
+            return
+        try:
+            if self._socket_fd >= 0 and not self._transport.get_write_buffer_size():
+                with suppress(BlockingIOError):
+                    part.send(self._socket_fd)
+            # What is written here waits for the socket, and so does the rest.
+            if len(part) and not self._is_full:
+                self._transport.write(part.take(_FILE_BYTES))
+        except OSError as error:
+            self._ticks.log(f"an answer for {self._host} can't be sent: {error}", "sending")
+            self._sending.clear()
+            self._transport.abort()
+            return
+        if len(part):
+            self._sending.appendleft(part)
 
     def limit_passed(self, now_ms: int) -> str:
         """The limit in time that it is beyond."""
@@ -344,11 +375,15 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _chunks(parts: list[Part]) -> list[Part]:
+def _chunks(parts: list[Part]) -> list[Part | FileSlice]:
     """The same bytes: small parts joined, large ones sliced without a copy."""
-    found: list[Part] = []
+    found: list[Part | FileSlice] = []
     small: list[Part] = []
     for part in parts:
+        if isinstance(part, FileSlice):
+            found += (b"".join(small), part)
+            small = []
+            continue
         if len(part) < _CHUNK_BYTES // 4:
             small.append(part)
             continue

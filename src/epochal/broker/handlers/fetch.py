@@ -5,6 +5,8 @@ Fetch sessions are not kept: clients are result session 0 and send whole request
 
 from __future__ import annotations
 
+from typing import cast
+
 from epochal.broker.broker import Broker, Call, Later
 from epochal.broker.core.state import LEADER_EPOCH
 from epochal.broker.fetch_waiters import FetchWaiter
@@ -18,6 +20,7 @@ from epochal.kafka.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
+from epochal.kafka.primitives import Records
 
 VERSIONS = range(4, 13)
 _COMMITTED = 1
@@ -95,7 +98,7 @@ class _Reading:
         if self.size and len(data) > self._left:
             # Only the first partition with anything may go beyond the limit.
             return found
-        found.records = data
+        found.records = cast("Records", data)  # or bytes of a file, which the connection sends
         self.size += len(data)
         self._left -= len(data)
         if self.is_committed and partition.aborted:

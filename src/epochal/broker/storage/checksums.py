@@ -20,8 +20,13 @@ _SEARCHED_BYTES_MAX = 4 << 20
 def crc32c(*parts: bytes) -> int:
     found = google_crc32c.value(parts[0])
     for part in parts[1:]:
-        found = google_crc32c.extend(found, part)
+        found = crc32c_on(found, part)
     return int(found)
+
+
+def crc32c_on(found: int, part: bytes) -> int:
+    """The checksum of what `found` is of, and this behind it."""
+    return int(google_crc32c.extend(found, part))
 
 
 def with_one_bit_flipped(head: bytes) -> Iterator[bytes]:

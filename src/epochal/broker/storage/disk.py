@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from epochal.errors import Misconfigured
-from epochal.kafka.primitives import Part
+from epochal.kafka.primitives import Part, Records
 
 _PARTS_A_CALL = 512
+_SLICE_BYTES_MIN = 1 << 17
+"""Fewer bytes are read and sent with the rest of the answer."""
 
 
 class File(Protocol):
@@ -23,6 +26,9 @@ class File(Protocol):
         """Write at the end. An error leaves an unknown part of it written."""
 
     def read(self, at: int, size: int) -> bytes: ...
+
+    def part(self, at: int, size: int) -> Records | FileSlice:
+        """The same bytes for a socket, which may take them from the file."""
 
     def sync(self) -> None:
         """After it, everything appended so far survives a power cut."""
@@ -60,9 +66,51 @@ class Disk(Protocol):
     def sync_folder(self, folder: str) -> None: ...
 
 
+class Descriptor:
+    """A file descriptor that is closed when nobody holds it any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class FileSlice:
+    """Bytes of a file that are still to be sent; the file may be removed meanwhile."""
+
+    __slots__ = ("_at", "_file", "_left")
+
+    def __init__(self, file: Descriptor, at: int, size: int) -> None:
+        self._file, self._at, self._left = file, at, size
+
+    def __len__(self) -> int:
+        return self._left
+
+    def send(self, socket_fd: int) -> int:
+        """Let the kernel copy as much as the socket takes; returns how much. Raises `OSError`."""
+        return self._taken(os.sendfile(socket_fd, self._file.fd, self._at, self._left))
+
+    def take(self, size: int) -> bytes:
+        """Read some of them instead. Raises `OSError`."""
+        data = os.pread(self._file.fd, min(size, self._left), self._at)
+        self._taken(len(data))
+        return data
+
+    def _taken(self, size: int) -> int:
+        if not size:
+            raise OSError(errno.ENODATA, "a segment is shorter than it was")
+        self._at += size
+        self._left -= size
+        return size
+
+
 class RealFile:
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._fd = self._file.fd
         self.size = os.fstat(self._fd).st_size
 
     def append(self, parts: Sequence[Part]) -> None:
@@ -78,6 +126,11 @@ class RealFile:
     def read(self, at: int, size: int) -> bytes:
         return os.pread(self._fd, size, at)
 
+    def part(self, at: int, size: int) -> Records | FileSlice:
+        if size < _SLICE_BYTES_MIN:
+            return self.read(at, size)
+        return FileSlice(self._file, at, size)
+
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -86,7 +139,8 @@ class RealFile:
         self.size = size
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Slices that are still to be sent keep it open."""
+        del self._file
 
 
 class RealDisk:

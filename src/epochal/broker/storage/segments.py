@@ -25,13 +25,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from epochal.broker.core.entries import Placed, SegmentKnown
-from epochal.broker.storage.checksums import crc32c, is_of_one_bit, with_one_bit_flipped
-from epochal.broker.storage.disk import Disk, File
+from epochal.broker.storage.checksums import crc32c, crc32c_on, is_of_one_bit, with_one_bit_flipped
+from epochal.broker.storage.disk import Disk, File, FileSlice
 from epochal.errors import CorruptRecord
 from epochal.kafka import batch_format
+from epochal.kafka.primitives import Records
 
 INDEX_EVERY_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 16
+_CHECKED_BYTES = 1 << 18
+"""Read and checked at a time: they fit into the cache of a processor."""
 _INDEX_ENTRY = struct.Struct(">qqq")
 _INDEX_CRC = struct.Struct(">I")
 _INDEX_BYTES = _INDEX_ENTRY.size + _INDEX_CRC.size
@@ -84,7 +87,7 @@ class Found(NamedTuple):
 class Chunk(NamedTuple):
     """The bytes read, and an offset behind all of them."""
 
-    data: bytes
+    data: Records | FileSlice
     before: int
 
 
@@ -220,31 +223,51 @@ class PartitionLog:
             if found is None:
                 continue
             size = min(max(bytes_max, found.size), segment.size - found.position)
-            return self._checked(segment, found, size, end)
+            size, behind = self._checked(segment, found, size, end)
+            file = self._files.get(self.path(segment))
+            return Chunk(file.part(found.position, size), behind)
         return Chunk(b"", start)
 
-    def _checked(self, segment: Segment, first: Found, size: int, end: int) -> Chunk:
-        """Whole batches from `first` up to an offset; raises if it is damaged itself."""
-        data = self._files.get(self.path(segment)).read(first.position, size)
-        at, offset = 0, first.base_offset
-        while offset < end and at + batch_format.HEADER_BYTES <= len(data):
-            base_offset, length, epoch, magic, crc, _, delta = _FRONT.unpack_from(data, at)
-            behind = at + batch_format.LENGTH_FROM + length
-            is_good = (
-                base_offset == offset
-                and magic == batch_format.MAGIC
-                and epoch == 0
-                and behind >= at + batch_format.HEADER_BYTES
-                and (behind > len(data) or crc32c(data[at + batch_format.CRC_FROM : behind]) == crc)
+    def _checked(self, segment: Segment, first: Found, size: int, end: int) -> tuple[int, int]:
+        """
+        Check batches from `first` on, up to an offset and within `size` bytes.
+
+        Returns how many bytes they are, and the offset behind them. Raises if the first is damaged.
+        """
+        file = self._files.get(self.path(segment))
+        chunk, chunk_at, at, offset = b"", 0, 0, first.base_offset
+        while offset < end and at + batch_format.HEADER_BYTES <= size:
+            if at + batch_format.HEADER_BYTES > chunk_at + len(chunk):
+                chunk_at = at
+                chunk = file.read(first.position + at, min(size - at, _CHECKED_BYTES))
+                if len(chunk) < batch_format.HEADER_BYTES:
+                    break
+            base_offset, length, epoch, magic, crc, _, delta = _FRONT.unpack_from(
+                chunk, at - chunk_at
             )
-            if not is_good and not at:
-                raise self._damaged(segment, first.position)
-            if not is_good or behind > len(data):
+            behind = at + batch_format.LENGTH_FROM + length
+            is_whole = at + batch_format.HEADER_BYTES <= behind <= size
+            if base_offset != offset or magic != batch_format.MAGIC or epoch or not is_whole:
+                break
+            covered = chunk[at + batch_format.CRC_FROM - chunk_at : behind - chunk_at]
+            found = crc32c(covered)
+            # A batch larger than the chunk: what is in the processor's cache is checked at once.
+            done = chunk_at + len(chunk)
+            while done < behind:
+                chunk_at, chunk = (
+                    done,
+                    file.read(first.position + done, min(size - done, _CHECKED_BYTES)),
+                )
+                if not chunk:
+                    break
+                found = crc32c_on(found, chunk[: behind - done])
+                done += len(chunk)
+            if found != crc:
                 break
             at, offset = behind, offset + delta + 1
         if not at:
             raise self._damaged(segment, first.position)
-        return Chunk(data if at == len(data) else data[:at], offset)
+        return at, offset
 
     def _damaged(self, segment: Segment, position: int) -> CorruptRecord:
         return damaged(self.path(segment), position)
@@ -269,7 +292,8 @@ class PartitionLog:
         )
 
     def _batch_at(self, segment: Segment, found: Found) -> bytes:
-        return self._checked(segment, found, found.size, found.base_offset + 1).data
+        self._checked(segment, found, found.size, found.base_offset + 1)
+        return self._files.get(self.path(segment)).read(found.position, found.size)
 
     def first_since(self, timestamp_ms: int, start: int) -> bytes | None:
         """The first batch from `start` on with a timestamp at or after the given one."""
