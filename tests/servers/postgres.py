@@ -118,7 +118,8 @@ class PostgresServer(ServerProcess):
 
     @property
     def psql(self) -> Path:
-        return self._bin / "psql"
+        """Beside it are other clients. They know older servers; Debian packs its own apart."""
+        return _binaries() / "psql"
 
     def url(self, *, database: str = "postgres", user: str = "postgres", port: int = 0) -> str:
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"

@@ -177,14 +177,14 @@ class Targets:
         def ask(committer: LimitsAttempts) -> None:
             found.append(committer.has_leftovers())
 
-        self.ask_each(
-            {
-                sink: partial(ask, one)
-                for sink, one in self.committers.items()
-                if getattr(self._sinks[sink], "writers_max", None) is not None
-                and isinstance(one, LimitsAttempts)
-            }
-        )
+        asked = {
+            sink: partial(ask, one)
+            for sink, one in self.committers.items()
+            if getattr(self._sinks[sink], "writers_max", None) is not None
+            and isinstance(one, LimitsAttempts)
+        }
+        if asked:
+            self.ask_each(asked)
         return any(found)
 
     def begin(self, begins: Mapping[SinkName, Begin]) -> None:

@@ -247,6 +247,11 @@ class SqlCommitter(Operable):
             self._handout = None
             self._checker.is_ready = True
 
+    @property
+    def is_settled_in(self) -> bool:
+        """Whether all is there that an epoch needs, and tasks need to know nothing."""
+        return self._checker.is_ready and not self._checker.hands_out
+
     def hand_out(self) -> Json:
         """What tasks need to know of the table, in every epoch as it is now."""
         self.make_ready()

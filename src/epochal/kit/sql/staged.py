@@ -368,6 +368,10 @@ class StagedSqlCommitter(StagedTable):
 
     def begin(self, begin: Begin) -> Json:
         self.transaction.give_up()
+        if self.is_settled_in:
+            # The claim in the rehearsal compares as well: nothing is created or handed out here.
+            self._after = begin.newest_committed
+            return None
         self._begin_after(begin.newest_committed)
         return self.hand_out()
 
