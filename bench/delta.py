@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from bench.files_parquet import ROUNDS, ROWS, write_source
+from bench.files_parquet import FILES_PER_EPOCH, ROUNDS, ROWS, write_source
 from bench.harness import Comparison, say, stopwatch
 from bench.postgres import TESTS
 from epochal.contract import Begin, Task
@@ -86,7 +86,8 @@ def _rows_per_s(spark: Any, source: Path, start: Callable[..., Any]) -> float:
     scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with scratch as name, stopwatch() as seconds:
         folder = Path(name)
-        stream = spark.readStream.schema(schema).parquet(str(source))
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_EPOCH)
+        stream = reader.parquet(str(source))
         start(stream, folder / "target", folder / "checkpoint").awaitTermination()
         elapsed_s = seconds()
         assert DeltaTable(str(folder / "target")).count() == ROWS

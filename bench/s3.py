@@ -1,5 +1,5 @@
 """
-[s3_append_spark] A parquet epoch to a bucket through `Files` with `uploads="manifest"`, against
+[s3_append_spark] Parquet epochs to a bucket through `Files` with `uploads="manifest"`, against
 Spark's own file sink through s3a: both write objects that readers find by a manifest or a log.
 Beside it the default, uploads left incomplete, which keeps every reader from undecided rows; and
 the peer with our settings.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.broker import TESTS
-from bench.files_parquet import ROWS, our_settings, write_source
+from bench.files_parquet import FILES_PER_EPOCH, ROWS, our_settings, write_source
 from bench.harness import Comparison, stopwatch
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.backend import Uploads
@@ -103,7 +103,8 @@ def _sparks(spark: Any) -> Write:
 def _rows_per_s(spark: Any, source: Path, write: Write, folder: str) -> float:
     schema = spark.read.parquet(str(source)).schema
     with tempfile.TemporaryDirectory() as checkpoint, stopwatch() as seconds:
-        stream = spark.readStream.schema(schema).parquet(str(source))
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_EPOCH)
+        stream = reader.parquet(str(source))
         count = write(stream, folder, f"{checkpoint}/c")
         elapsed_s = seconds()
         assert count() == ROWS

@@ -6,6 +6,7 @@ its runtime is on the class path (`make proof ONLY=compat` runs these tests with
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.expressions import EqualTo, IsNull
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -54,18 +56,31 @@ from spark_stage import Killer, Source, run_to_end
 
 from epochal.coordinator.journal import read_state
 from epochal.errors import Misconfigured, RowRejected
+from epochal.kit.engine_files import Dictionaries
 from epochal.logs import checkpoint_log, open_log
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.iceberg import Iceberg
+from epochal.sinks.iceberg.engine_job import ICEBERG, EngineJob
 from epochal.spark import engine_write
 from epochal.spark.driver_write import DriverWrites
 from epochal.spark.pipeline import Pipeline
-from epochal.terms import JOB_PARTITION, Handle
+from epochal.terms import (
+    JOB_PARTITION,
+    EpochNumber,
+    Generation,
+    Handle,
+    Identity,
+    SinkName,
+    Uid,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STEPS = ("claimed", "begun", "prepared", "rehearsed", "gated", "decided", "committed f", "settled")
+IDENTITY = Identity(
+    pipeline="plain", uid=Uid("abcdefgh2345"), sink=SinkName("f"), generation=Generation(0)
+)
 BY_TASKS = 1 << 30
 """As `file_bytes_max`: files are then written by tasks."""
 LONG_TEXT = "ß" * 3000
@@ -307,6 +322,19 @@ def test_rows_are_in_the_order_of_the_table_in_each_file(spark: SparkSession, la
             ]
             assert len(rows) > 20
             assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("properties", "codec"), [({}, "zstd"), ({"write.parquet.compression-codec": "lz4"}, "lz4")]
+)
+def test_icebergs_writer_is_given_the_codec_of_the_table_and_zstd_where_it_has_none(
+    lake: Lake, tmp_path: Path, properties: dict[str, str], codec: str
+) -> None:
+    """By itself it would take gzip."""
+    metadata = lake.table("orders", properties=properties).metadata
+    job = EngineJob(metadata=metadata, rows=schema_to_pyarrow(ORDERS), form=ICEBERG)
+    asked = job.asked(IDENTITY.job_handle(EpochNumber(0), 1), tmp_path, Dictionaries())
+    assert json.loads(asked.table)["properties"]["write.parquet.compression-codec"] == codec
 
 
 def test_lists_maps_and_buckets_are_written_by_tasks_without_icebergs_runtime(

@@ -187,6 +187,34 @@ def test_a_stateful_query_and_epochs_without_rows_are_written_by_jobs(
     assert leftovers(pipeline) == []
 
 
+def test_a_dictionary_that_was_given_up_is_not_begun_again(
+    spark: SparkSession, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are as they would be, and nothing of Hadoop's checksums lies beside them."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    frame = spark.range(60_000, numPartitions=2).selectExpr("id", "id % 100 few", "id || 'x' text")
+    frame.write.parquet(str(source))
+    asked: list[EngineWrite] = []
+    write = engine_write.write
+
+    def noting(frame: Any, wanted: EngineWrite, *rest: Any, **options: Any) -> Any:
+        asked.append(wanted)
+        return write(frame, wanted, *rest, **options)
+
+    monkeypatch.setattr(engine_write, "write", noting)
+    reader = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1)
+    run_to_end(Pipeline("d", [Files(out, name="f")]), reader.parquet(str(source)), checkpoint)
+    tried = [{key for key in one.options if "dictionary" in key} for one in asked]
+    assert tried == [set(), {f"parquet.enable.dictionary#{name}" for name in ("id", "text")}]
+    for path in out.glob("*.parquet"):
+        group = pq.ParquetFile(path).metadata.row_group(0)
+        columns = [group.column(at) for at in range(group.num_columns)]
+        has_dictionary = {one.path_in_schema: one.has_dictionary_page for one in columns}
+        assert has_dictionary == {"id": False, "few": True, "text": False}
+    assert whole(out) == list(range(60_000))
+    assert list(out.parent.glob("out*/**/.*.crc")) == []
+
+
 def prepared_folder(out: Path) -> Path:
     """The one folder of a prepared job."""
     (found,) = [path for path in out.parent.rglob("epochal-*-e*") if path.is_dir()]
@@ -324,8 +352,25 @@ def test_what_tasks_write_after_the_end_of_their_job_is_never_seen_and_cleared(
     assert seen(out) == whole(out) == source.ids
 
 
-def test_a_stop_while_a_job_writes_leaves_nothing(
-    source: Source, checkpoint: Path, tmp_path: Path
+@pytest.fixture
+def logged(spark: SparkSession) -> Iterator[Callable[[], str]]:
+    """What the JVM's log has, from errors on."""
+    jvm: Any = spark._jvm
+    log4j = jvm.org.apache.logging.log4j
+    settings = log4j.LogManager.getContext(False).getConfiguration()
+    text = jvm.java.io.StringWriter()
+    layout_of_lines = log4j.core.layout.PatternLayout.createDefaultLayout()
+    appender = log4j.core.appender.WriterAppender.createAppender(
+        layout_of_lines, None, text, "test", False, True
+    )
+    appender.start()
+    settings.getRootLogger().addAppender(appender, log4j.Level.ERROR, None)
+    yield text.toString
+    settings.getRootLogger().removeAppender("test")
+
+
+def test_a_stop_while_a_job_writes_leaves_nothing_and_logs_no_error(
+    source: Source, checkpoint: Path, tmp_path: Path, logged: Callable[[], str]
 ) -> None:
     out, begun = tmp_path / "out", tmp_path / "begun"
     source.add_numbers(epochs=1, rows=40)
@@ -349,6 +394,7 @@ def test_a_stop_while_a_job_writes_leaves_nothing(
     run_to_end(pipeline, source.stream, checkpoint)
     assert seen(out) == whole(out) == source.ids
     assert leftovers(pipeline) == []
+    assert "Aborting" not in logged()
 
 
 # Delta

@@ -40,6 +40,10 @@ _REPLACED = (
 )
 _NEXT_START = "the epoch is tried again at the next start"
 _TOO_FEW_FOR_THREADS = 8
+_FIRST_PAGE_ROWS = 20_000
+"""parquet.page.row.count.limit. What is shorter does not show what a longer one would do."""
+_FOOTERS_MAX = 8
+_TRY_ALL_EVERY = 50
 _SPARK_CODECS = {"lz4": "lz4_raw"}
 """Spark's names of codecs, where they differ from Arrow's."""
 
@@ -47,6 +51,49 @@ _SPARK_CODECS = {"lz4": "lz4_raw"}
 def writer_options(compression: str) -> dict[str, str]:
     """Options of Spark's parquet writer."""
     return {"compression": _SPARK_CODECS.get(compression, compression)}
+
+
+class Dictionaries:
+    """
+    Which columns need no dictionary, as the footers of earlier jobs show.
+
+    Spark's writer begins a dictionary for every column, and gives up one that saves nothing by the
+    first page of a row group, of up to 20,000 rows: of columns whose values don't repeat, a tenth
+    of the time of a small file. Where it was given up it is not begun again, but for a job now and
+    then, as what rows are like may change. The files are the same.
+    """
+
+    def __init__(self) -> None:
+        self._plain: frozenset[str] = frozenset()
+        self._seen: list[Any] = []
+        self._jobs = 0
+
+    def footer(self, path: Path) -> tuple[Any, int]:
+        """The footer of a file of a job, which the next job goes by, and its rows."""
+        footer, rows = parquet_footer(path)
+        if len(self._seen) < _FOOTERS_MAX:
+            self._seen.append(footer)
+        return footer, rows
+
+    def options(self) -> dict[str, str]:
+        """Options of the next job."""
+        seen, self._seen = self._seen, []
+        self._jobs += 1
+        is_to_try_all = self._jobs % _TRY_ALL_EVERY == 0
+        self._plain = frozenset() if is_to_try_all else self._plain | _without_dictionary(seen)
+        return {f"parquet.enable.dictionary#{path}": "false" for path in sorted(self._plain)}
+
+
+def _without_dictionary(footers: Sequence[Any]) -> frozenset[str]:
+    groups = [footer.row_group(n) for footer in footers for n in range(footer.num_row_groups)]
+    columns = [
+        group.column(place)
+        for group in groups
+        if group.num_rows >= _FIRST_PAGE_ROWS
+        for place in range(group.num_columns)
+    ]
+    kept = {column.path_in_schema for column in columns if column.has_dictionary_page}
+    return frozenset(column.path_in_schema for column in columns) - kept
 
 
 def sql_name(column: str) -> str:
@@ -104,7 +151,6 @@ class EngineFile:
 
     def move_to(self, place: Path) -> None:
         self.path.rename(place)
-        _checksum_of(self.path).unlink(missing_ok=True)
 
 
 def parquet_footer(path: Path) -> tuple[Any, int]:
@@ -156,7 +202,6 @@ def engine_files(
     ]
     for file in files:
         if file.rows == 0:
-            _checksum_of(file.path).unlink(missing_ok=True)
             file.path.unlink()
     return [file for file in files if file.rows != 0]
 
@@ -174,11 +219,6 @@ def _written(folder: Path) -> Iterator[Path]:
 def _partition(folder: Path, path: Path) -> str:
     relative = path.parent.relative_to(folder)
     return "" if relative == Path() else str(relative)
-
-
-def _checksum_of(path: Path) -> Path:
-    """Hadoop keeps one beside each file of a local disk."""
-    return path.with_name(f".{path.name}.crc")
 
 
 def _read(footer_of: Callable[[Path], tuple[Any, int]], path: Path) -> tuple[Any, int]:

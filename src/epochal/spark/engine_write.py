@@ -13,7 +13,8 @@ itself, and one that then fails leaves them: it is never used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from contextlib import suppress
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
@@ -34,6 +35,13 @@ _COMMITTER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
+LOCAL_FILES = {
+    # By default Hadoop writes a second file of checksums beside each, and runs chmod for both. An
+    # instance of its own, as that of other users of this JVM is kept.
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Settings of Hadoop, for jobs that write to a local disk."""
 SETTINGS = {
     # INT96, the default, has no statistics, and many readers take it for nanoseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -42,6 +50,11 @@ SETTINGS = {
     "spark.sql.avro.datetimeRebaseModeInWrite": "CORRECTED",
 }
 """Of the session, while a job of Spark's own writer runs."""
+_ABORTS = (
+    r"(?s)Aborting (job [0-9a-f-]{36}|task)\b.*|Job: job_.* aborted.*"
+    r"|Could not delete file:.*/_temporary/.*|Suppressing exception in catch: .TASK_WRITE_FAILED.*"
+)
+"""What the writer and its committer log of a job that is aborted."""
 _COMMITTERS_NEEDED = {
     "spark.sql.sources.commitProtocolClass": (
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
@@ -207,6 +220,7 @@ def write(
     frame: DataFrame, asked: EngineWrite, schema: pa.Schema, *, fingerprint: bool
 ) -> EngineWritten:
     """Run the job. Where it fails, tasks of it may still write for a while."""
+    _hide_aborts(frame.sparkSession._jvm)
     texts = {} if asked.select else _texts(frame, asked.partition_by)
     observed = ObservedRows(_refusing(frame, texts, asked), is_hashed=fingerprint, values=texts)
     shaped = _shaped(observed.frame, asked)
@@ -292,7 +306,7 @@ def _field_id(asked: EngineWrite, path: str) -> dict[str, int]:
 
 def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     """The logical plan of `DataFrameWriter.save`, which gives no access to what it has written."""
-    options = {**asked.options, **_COMMITTER}
+    options = {**asked.options, **_COMMITTER, **LOCAL_FILES}
     writer = frame.write.format(asked.format).mode("errorifexists").options(**options)
     if asked.partition_by:
         writer = writer.partitionBy(*asked.partition_by)
@@ -406,3 +420,22 @@ def _is_null(name: str) -> RowRejected:
         f"column {name} is required, and a row has none",
         f'where="{name} IS NOT NULL" leaves it out',
     )
+
+
+@lru_cache(maxsize=1)
+def _hide_aborts(jvm: Any) -> None:
+    """
+    Keep what Spark's writer logs of a job that is aborted out of the log of this JVM. A stop of a
+    query aborts the job that writes, which is no error; and of one that fails, the error itself is
+    logged by the task and raised. Where the log is not Log4j's, nothing is done.
+    """
+    with suppress(Exception):
+        core = jvm.org.apache.logging.log4j.core
+        results = core.Filter.Result
+        found = core.filter.RegexFilter.createFilter(
+            _ABORTS, None, False, results.DENY, results.NEUTRAL
+        )
+        found.start()
+        context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
+        context.getConfiguration().addFilter(found)
+        context.updateLoggers()

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epochal.spark.engine_write import executed
+from epochal.spark.engine_write import LOCAL_FILES, executed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +52,10 @@ def write_staged(rows: DataFrame, asked: EngineWrite) -> Staged:
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
     metadata = iceberg.TableMetadataParser.fromJson(asked.table)
-    files = iceberg.hadoop.HadoopFileIO(spark._jsc.hadoopConfiguration())
+    settings = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
+    for key, value in LOCAL_FILES.items():
+        settings.set(key, value)
+    files = iceberg.hadoop.HadoopFileIO(settings)
     locations = iceberg.LocationProviders.locationsFor(metadata.location(), metadata.properties())
     name = str(asked.handle)
     table = iceberg.BaseTable(iceberg.StaticTableOperations(metadata, files, locations), name)

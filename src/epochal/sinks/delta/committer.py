@@ -24,7 +24,7 @@ from deltalake.transaction import RemoveAction
 from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
-from epochal.kit.engine_files import JobFolders, engine_files, writer_options
+from epochal.kit.engine_files import Dictionaries, JobFolders, engine_files, writer_options
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -77,6 +77,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._jobs = JobFolders(None if local is None else local / JOBS)
         self._table = Table(self._files)
         self._newest = NewestEpoch(identity)
+        self._dictionaries = Dictionaries()
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
         self._wider: Mapping[str, str] = {}
@@ -201,7 +202,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             format=form,
             folder=f"file://{self._jobs.folder(handle)}",
             partition_by=self._planned.partition_by,
-            options=writer_options(self._sink.compression),
+            options={**self._dictionaries.options(), **writer_options(self._sink.compression)},
         )
 
     def gather(self, written: EngineWritten) -> Receipt:
@@ -225,7 +226,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         moved: list[DataFile] = []
         names = [name for name in written.schema.names if name not in plan.partition_by]
         columns = pa.schema([written.schema.field(name) for name in names])
-        for file in engine_files(folder, written):
+        for file in engine_files(folder, written, footer_of=self._dictionaries.footer):
             compression = self._sink.compression
             path = data_path(file.partition, written.handle, len(moved), compression)
             (table / path).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ that was cut short is repeated and finds some of them in their place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from epochal.contract import Begin, EngineWrite, EngineWritten, Rows
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, Refused
-from epochal.kit.engine_files import orc_footer, parquet_footer, rising
+from epochal.kit.engine_files import Dictionaries, orc_footer, rising
 from epochal.kit.hive_partitions import check_columns
 from epochal.kit.marked_files import MarkedFilesCommitter, of_sink
 from epochal.kit.sink_base import Compacted, Dropped, Recount
@@ -72,6 +72,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         self._partition_by = partition_by
         self._whole_epochs = whole_epochs
         self._engine = engine
+        self._dictionaries = Dictionaries() if format == "parquet" else None
         self._ledger = Ledger(staging.stores.ours, identity.uid, identity.tag)
         self._rehearsed_view: LedgerView | None = None
         self._log = log
@@ -146,9 +147,12 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
             has_log=attempt.has_log,
             partition_by=self._partition_by,
             sort_by=[rising(name) for name in self._sorted_by],
-            options=FORMATS[self._format].engine.writer_options(
-                self._engine.compression, self._engine.options
-            ),
+            options={
+                **({} if self._dictionaries is None else self._dictionaries.options()),
+                **FORMATS[self._format].engine.writer_options(
+                    self._engine.compression, self._engine.options
+                ),
+            },
         )
 
     @property
@@ -163,12 +167,18 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         rows = attempt.gather(
             written,
             lambda number: layout.file_name(written.handle, number, suffix),
-            _FOOTERS.get(self._format),
+            self._footer_of,
             partial(_has_rows, form=self._format),
         )
         return receipt_of(
             attempt, written.handle, written.schema, rows, fingerprint=written.fingerprint
         )
+
+    @property
+    def _footer_of(self) -> Callable[[Path], tuple[Any, int]] | None:
+        if self._dictionaries is not None:
+            return self._dictionaries.footer
+        return orc_footer if self._format == "orc" else None
 
     def _engine_attempt(self, handle: Handle) -> EngineAttempt:
         attempt = self._staging.engine_attempt(handle)
@@ -301,7 +311,6 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         return self._staging.is_published(receipt) or ledger.may_be_shown(receipt.handle)
 
 
-_FOOTERS = {"parquet": parquet_footer, "orc": orc_footer}
 _EMPTY_BYTES_MAX = 1 << 20
 """A header, or what a format writes before the first row, is smaller."""
 

@@ -23,7 +23,7 @@ from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
-from epochal.kit.engine_files import JobFolders
+from epochal.kit.engine_files import Dictionaries, JobFolders
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -94,6 +94,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         self._begun: TableMetadata | None = None
         """The table as rows of this epoch are written for it."""
         self._planner = SnapshotPlanner(sink, identity)
+        self._dictionaries = Dictionaries()
         self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
@@ -214,7 +215,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
             table, metadata = self._newest_known(), self._begun_metadata
             _layout(table).markers(TableFiles(table.io)).put(handle)
             job = EngineJob(metadata=metadata, rows=schema, form=form)
-            return job.asked(handle, _jobs(table).folder(handle))
+            return job.asked(handle, _jobs(table).folder(handle), self._dictionaries)
 
     def gather(self, written: EngineWritten) -> Receipt:
         """Move the files to where they will stay: a snapshot makes them visible."""
@@ -222,7 +223,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         with self._errors("take the files of Spark's writer"):
             table, metadata = self._newest_known(), self._begun_metadata
             files, layout, jobs = TableFiles(table.io), _layout(table), _jobs(table)
-            found = job_files(written, metadata, jobs.folder(handle))
+            found = job_files(written, metadata, jobs.folder(handle), self._dictionaries)
             moved = prepared_files(found, handle, files, layout, spec_id=metadata.default_spec_id)
             jobs.remove(handle)
             if not moved:

@@ -33,7 +33,14 @@ from pyiceberg.typedef import Record
 from epochal.contract import EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, TryAgain
 from epochal.kit import parquet
-from epochal.kit.engine_files import EngineFile, engine_files, rising, sql_name, writer_options
+from epochal.kit.engine_files import (
+    Dictionaries,
+    EngineFile,
+    engine_files,
+    rising,
+    sql_name,
+    writer_options,
+)
 from epochal.kit.marked_files import at_once
 from epochal.sinks.iceberg.partitions import partition_types, split
 from epochal.sinks.iceberg.pyiceberg_private import FooterStatistics, without_history
@@ -116,7 +123,7 @@ class EngineJob:
                 return f"the table is partitioned or sorted by {transform} of {source.name}"
         return None
 
-    def asked(self, handle: Handle, folder: Path) -> EngineWrite:
+    def asked(self, handle: Handle, folder: Path, dictionaries: Dictionaries) -> EngineWrite:
         select = {name: self._cast(name, kind) for name, kind in self._written()}
         schema = self.metadata.schema()
         required = [one.name for one in schema.fields if one.required and one.name in select]
@@ -139,7 +146,7 @@ class EngineJob:
             required=required,
             sort_by=self._order(list(keys)),
             field_ids=dict(_field_ids(schema.fields)),
-            options=self._options(),
+            options={**dictionaries.options(), **self._options()},
         )
 
     # Columns
@@ -188,7 +195,13 @@ class EngineJob:
             for key, value in self.metadata.properties.items()
             if key != _LOCATIONS_OF_ITS_OWN and not key.startswith("epochal.")
         }
-        properties = {**kept, **_LOCATION_PROPERTIES, _DATA_PATH: f"file://{folder}"}
+        # Without a codec, Iceberg's writer takes gzip, whatever a table is created with today.
+        properties = {
+            _CODEC: _CODEC_DEFAULT,
+            **kept,
+            **_LOCATION_PROPERTIES,
+            _DATA_PATH: f"file://{folder}",
+        }
         return without_history(self.metadata, properties).model_dump_json()
 
     # Partitions and the order of rows
@@ -350,10 +363,12 @@ class JobFile:
         return found
 
 
-def job_files(written: EngineWritten, metadata: TableMetadata, folder: Path) -> list[JobFile]:
+def job_files(
+    written: EngineWritten, metadata: TableMetadata, folder: Path, dictionaries: Dictionaries
+) -> list[JobFile]:
     """The files of a job that succeeded, each looked at, and nothing that other attempts left."""
     if written.reports is None:
-        files = engine_files(folder, written)
+        files = engine_files(folder, written, footer_of=dictionaries.footer)
         if files:
             _require_field_ids(files[0], metadata)
         footers = Footers(metadata)
