@@ -104,12 +104,7 @@ def few_rows_are_written_by_jobs_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_two_pipelines_on_one_table_lose_and_double_no_row_wherever_one_dies(
-    spark: SparkSession,
-    source: Source,
-    checkpoint: Path,
-    killer: Killer,
-    tmp_path: Path,
-    kind: str,
+    source: Source, checkpoint: Path, killer: Killer, tmp_path: Path, kind: str
 ) -> None:
     """Between two steps of one, which dies at several of them, the other commits."""
     (tmp_path / "lake").mkdir()
@@ -119,7 +114,7 @@ def test_two_pipelines_on_one_table_lose_and_double_no_row_wherever_one_dies(
     def beside(step: str, epoch: int | None) -> None:
         if step in BESIDE and chance.random() < 0.4:
             rows = range(first := next(numbers), first + 10)
-            frame = spark.range(first, first + 10).selectExpr("id", "concat('v', id) v")
+            frame = source.spark.range(first, first + 10).selectExpr("id", "concat('v', id) v")
             other = Pipeline("other", [target.sink()])
             other.write(frame, run=str(first), checkpoint=tmp_path / "other")
             others.extend(rows)
@@ -132,7 +127,7 @@ def test_two_pipelines_on_one_table_lose_and_double_no_row_wherever_one_dies(
         assert killer.run(pipeline, source.stream, checkpoint), f"never reached {killer.at}"
     assert not killer.run(pipeline, source.stream, checkpoint)
     assert others, "the other has written nothing"
-    assert target.ids(spark) == source.ids + others
+    assert target.ids(source.spark) == source.ids + others
     assert target.is_by_jobs()
     assert target.left() == []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epochal.coordinator import Gate, PreparedEpoch, Stopped
 from epochal.coordinator.gates import AskedTooEarly
@@ -29,6 +29,9 @@ _STOP = re.compile(
     # The last two: Ctrl-C in the driver's main thread, and spark.stop().
     r"( was stopped|cancellation of all jobs|SparkContext was shut down)"
 )
+_OF_A_WRITE = ("[TASK_WRITE_FAILED]", "[WRITING_JOB_ABORTED]")
+"""Conditions by which Spark's writer says that it failed, and not why."""
+_NO_SPACE = "No space left on device"
 _RAISED_LAST = re.compile(r"^(?!\s)(?:[\w.]+\.)?(\w+(?::[^\n]*)?)$", re.MULTILINE)
 
 
@@ -93,8 +96,14 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
             "nothing is lost: start again; its last lines on stderr, or the system's log, say "
             "whether it was killed or ran out of memory",
         )
+    reason = _reason(error)
+    if _NO_SPACE in reason:
+        return TryAgain(
+            f"{doing}: {reason}",
+            "free some space, or raise the quota; the epoch is tried again at the next start",
+        )
     return TaskFailed(
-        f"{doing}: {_reason(error)}",
+        f"{doing}: {reason}",
         "the epoch is tried again at the next start; the whole stack trace is in the logs of the "
         "executors, and in this driver's at level DEBUG (logger epochal)",
     )
@@ -134,9 +143,18 @@ def _reason(error: BaseException) -> str:
         raised = _RAISED_LAST.search(rest)
         if raised is not None:
             return raised[1][:_REASON_CHARS_MAX]
-    java = getattr(error, "java_exception", None)
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     whole = text if java is None else str(java.toString())
-    return whole.partition("\n")[0][:_REASON_CHARS_MAX]
+    reason = whole.partition("\n")[0][:_REASON_CHARS_MAX]
+    if java is None or not any(condition in reason for condition in _OF_A_WRITE):
+        return reason
+    return f"{reason}: {_root_cause(java)}"
+
+
+def _root_cause(java: Any) -> str:
+    while (cause := java.getCause()) is not None:
+        java = cause
+    return str(java.toString()).partition("\n")[0][:_REASON_CHARS_MAX]
 
 
 def message_first(error: EpochalError) -> EpochalError:
