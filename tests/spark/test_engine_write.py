@@ -190,7 +190,7 @@ def test_a_stateful_query_and_epochs_without_rows_are_written_by_jobs(
 def test_a_dictionary_that_was_given_up_is_not_begun_again(
     spark: SparkSession, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files are as they would be, and nothing of Hadoop's checksums lies beside them."""
+    """The files are as they would be; Hadoop's checksums don't lie beside them."""
     source, out = tmp_path / "source", tmp_path / "out"
     frame = spark.range(60_000, numPartitions=2).selectExpr("id", "id % 100 few", "id || 'x' text")
     frame.write.parquet(str(source))
@@ -199,7 +199,9 @@ def test_a_dictionary_that_was_given_up_is_not_begun_again(
 
     def noting(frame: Any, wanted: EngineWrite, *rest: Any, **options: Any) -> Any:
         asked.append(wanted)
-        return write(frame, wanted, *rest, **options)
+        written = write(frame, wanted, *rest, **options)
+        assert list(Path(wanted.folder.removeprefix("file://")).rglob(".*.crc")) == []
+        return written
 
     monkeypatch.setattr(engine_write, "write", noting)
     reader = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1)
@@ -212,7 +214,6 @@ def test_a_dictionary_that_was_given_up_is_not_begun_again(
         has_dictionary = {one.path_in_schema: one.has_dictionary_page for one in columns}
         assert has_dictionary == {"id": False, "few": True, "text": False}
     assert whole(out) == list(range(60_000))
-    assert list(out.parent.glob("out*/**/.*.crc")) == []
 
 
 def prepared_folder(out: Path) -> Path:
