@@ -323,8 +323,11 @@ def test_a_pipeline_reads_well_in_a_notebook(source: Source, checkpoint: Path) -
     source.add_numbers(epochs=1)
     pipeline = Pipeline("notebook", [Memory(where="id < 5 AND v <> '<b>'")])
     assert "not started" in repr(pipeline)
+    assert repr(pipeline.last_epochs()) == "no epochs yet"
     run_to_end(pipeline, source.stream, checkpoint)
     assert "epoch 0: committed, 5 rows" in repr(pipeline)
+    assert repr(pipeline.last_epochs()).startswith("epoch 0: committed, 5 rows, ")
+    assert "<td>memory: 5</td>" in pipeline.last_epochs()._repr_html_()
     assert "<td>committed</td>" in pipeline._repr_html_()
     assert "&lt;b&gt;" in pipeline._repr_html_()
 
