@@ -368,6 +368,8 @@ class Simulation:
         if isinstance(call.event, Loaded) and call.event.position is not None:
             peer.values = call.values
             peer.disk.append((call.event.position, peer.values))
+        if isinstance(call.event, Listed):
+            call.event = replace(call.event, now_ms=self._now_ms + peer.clock_off_ms)
         if self._broken.unknown_is_refused and call.event == Stored(None):
             self._give_up(peer, call)
         else:
@@ -393,7 +395,7 @@ class Simulation:
                 return Stored(log.put(action.number, action.data, self._now_ms))
             case List():
                 highest = action.number if self._broken.no_list else max(log.slots, default=0)
-                return Listed(highest, log.times.get(action.number, 0))
+                return Listed(highest, log.times.get(action.number, 0), 0)
             case AskNewest():
                 return Newest(max(log.snapshots, default=0))
             case Load():
@@ -638,7 +640,7 @@ PATCHES: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "an unknown put is taken for written": ("_tick_stored", _unknown_is_won),
     "slots are not chained": ("_breach", lambda _at, _slot: ""),
     "an empty slot is the end": ("_ask_newest", _believes_end),
-    "any clock may expire": ("is_clock_right", lambda _time_ms, _stored_ms: True),
+    "any clock may expire": ("is_clock_right", lambda *_: True),
 }
 FLAGS: Mapping[str, Broken] = {
     "no list after a claim": Broken(no_list=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -18,10 +19,10 @@ COMMAND = [sys.executable, "-m", "epochal.cli", "broker"]
 
 @contextmanager
 def running_broker(
-    folder: Path, preexec_fn: Callable[[], object]
+    folder: Path, preexec_fn: Callable[[], object], *options: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A broker in its own process, with its address."""
-    command = [*COMMAND, "--data", str(folder), "--port", "0"]
+    command = [*COMMAND, "--data", str(folder), "--port", "0", *options]
     running = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
@@ -34,6 +35,36 @@ def running_broker(
         running.kill()
         running.stderr.close()
         running.wait()
+
+
+def test_the_members_of_a_cluster_are_shown(tmp_path):
+    journal = str(tmp_path / "journal")
+    options = ["--cluster", journal, "--member", "m1", "--advertise", "127.0.0.1:0"]
+    shown = [*COMMAND, "status", journal]
+    nobody = subprocess.run(shown, capture_output=True, text=True, check=False)
+    assert nobody.returncode == 1
+    assert "no cluster of brokers has its journal at" in nobody.stderr
+    with running_broker(tmp_path / "m1", default_sigint, *options) as (_, address):
+        produce(address)
+        table = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+        assert table.splitlines()[1].split()[:2] == ["m1", "active"]
+        assert address in table
+        printed = subprocess.run([*shown, "--json"], capture_output=True, check=True).stdout
+    (member,) = json.loads(printed)["members"]
+    assert (member["role"], member["generation"], member["lag"]) == ("active", 1, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--member", "m1"], ["--cluster", "journal"], ["--cluster", "etcd://h:2379/p/"]],
+    ids=["no-cluster", "no-name", "etcd-without-segments"],
+)
+def test_half_a_member_is_refused(tmp_path, options):
+    whole = ["--member", "m1", "--advertise", "h:1"] if "etcd" in options[-1] else []
+    command = [*COMMAND, "--data", str(tmp_path), *options, *whole]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "[misconfigured]" in refused.stderr
 
 
 def ignored_sigint() -> None:

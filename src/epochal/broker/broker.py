@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from epochal.broker.core.entries import Identity
 from epochal.broker.core.partitions import Partition
@@ -33,6 +33,12 @@ FEATURE_MAX = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
+    host: str
+    port: int
+
+
+class Node(NamedTuple):
+    node_id: int
     host: str
     port: int
 
@@ -81,9 +87,24 @@ class Call:
     later: Callable[[], Later]
     """For a handler that answers later, and returns None now."""
 
+    @property
+    def leader(self) -> Node:
+        """Who leads and coordinates everything: this broker, or the active one of its cluster."""
+        here = Node(self.broker.settings.node_id, self.address.host, self.address.port)
+        return self.broker.leader or here
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All brokers that a client may connect to, the leader included."""
+        leader = self.leader
+        return [leader, *(one for one in self.broker.members if one.node_id != leader.node_id)]
+
 
 class Broker:
-    def __init__(self, settings: Settings, store: Store, now_ms: int) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, now_ms: int, *, is_member: bool = False
+    ) -> None:
+        """`is_member`: of a cluster, in which it decides nothing before it leads."""
         self.settings = settings
         self.store = store
         self.fetch_waiters = FetchWaiters()
@@ -98,11 +119,32 @@ class Broker:
         self.damaged_batches = 0
         self._reported: set[str] = set()
         self.state = BrokerState(settings, store.emit, self.fetch_waiters.grown)
-        self._recover()
+        self.is_leading = not is_member
+        self.may_clean_up = True
+        """False for the active of a cluster whose clock is wrong."""
+        self.leader: Node | None = None
+        self.members: Sequence[Node] = ()
+        store.recover(self.state)
+        if not is_member:
+            self._recover()
+
+    def lead(self, *, is_clock_right: bool) -> None:
+        """The claim of this member is won: what it decides from here on goes to slots."""
+        state = self.state
+        self.is_leading = True
+        self.may_clean_up = is_clock_right
+        if not state.cluster_id:
+            identity = Identity(secrets.token_urlsafe(16), state.topics.next_partition)
+            state.apply(identity)
+            self.store.emit(identity)
+        state.begin_reign(self.now_ms)
 
     def _recover(self) -> None:
         store, state = self.store, self.state
-        store.recover(state)
+        if store.position is not None:
+            # A member's folder, run alone: what it writes from here on is in no shared journal.
+            store.position = None
+            store.roll(state.known())
         if not state.cluster_id:
             cluster_id = secrets.token_urlsafe(16)
             state.apply(Identity(cluster_id, state.topics.next_partition))

@@ -33,6 +33,9 @@ _HEAD = struct.Struct(">hhih")
 _ANSWER = struct.Struct(">ii")
 _API_VERSIONS = 18
 _BEFORE_LOGIN = frozenset((17, 18, 36))
+_OF_STANDBYS = frozenset((3, 10, 17, 18, 36, 60))
+"""Metadata, FindCoordinator, SaslHandshake, ApiVersions, SaslAuthenticate, DescribeCluster: what a
+member of a cluster that is not the active answers."""
 _KNOWN_BYTES = 6
 """The size of a request and its API key: enough to know whether it may be that large."""
 _UNCOUNTED_BYTES = 1 << 14
@@ -227,6 +230,9 @@ class Connection(asyncio.Protocol):
                 self._put(api_versions.too_new(is_newer=is_newer), 0, correlation_id, False)
                 return
             raise Malformed(f"API key {api_key} version {version} is not supported")
+        if api_key not in _OF_STANDBYS and not self._ticks.broker.is_leading:
+            self.close()  # the client asks for metadata then, and is shown the active
+            return
         if self._login is not None and self._login.user is None and api_key not in _BEFORE_LOGIN:
             raise Malformed(f"API key {api_key} before authentication")
         is_flexible = version >= handler.request.FLEXIBLE_FROM
@@ -372,6 +378,15 @@ class Connection(asyncio.Protocol):
         self._drop_requests()
         self._is_closing = True
         if self._transport is not None and not self._out and not self._sending:
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """Cut it at once: answers that are not sent yet never leave."""
+        self._drop_requests()
+        self._is_closing = True
+        self._out.clear()
+        self._sending.clear()
+        if self._transport is not None:
             self._transport.abort()
 
 

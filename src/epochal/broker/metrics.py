@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from epochal.broker.acceptor import Acceptor
 from epochal.broker.core.settings import LIMITS
@@ -13,8 +13,29 @@ _REQUEST_WITHIN_S = 5.0
 _REQUEST_BYTES_MAX = 1 << 14
 
 
-def render(ticks: TickLoop, acceptor: Acceptor) -> str:
-    return "".join(f"{line}\n" for line in _lines(ticks, acceptor))
+def render(ticks: TickLoop, acceptor: Acceptor, member: Mapping[str, int] | None = None) -> str:
+    """`member`: what a member of a cluster counts."""
+    lines = [*_lines(ticks, acceptor), *_member_lines(member or {})]
+    return "".join(f"{line}\n" for line in lines)
+
+
+_OF_MEMBERS: Mapping[str, tuple[str, str]] = {
+    "active": ("gauge", "1 on the member that is the active, 0 on standbys."),
+    "generation": ("gauge", "How often a member has taken over, in all."),
+    "slot": ("gauge", "The newest slot of the shared journal that this member has taken in."),
+    "snapshot": ("gauge", "The slot of the newest snapshot that this member knows of."),
+    "takeovers_total": ("counter", "How often this member has become the active."),
+    "fenced_total": ("counter", "How often another member took over from this one."),
+    "snapshots_total": ("counter", "Snapshots of the shared journal that this member wrote."),
+}
+
+
+def _member_lines(member: Mapping[str, int]) -> Iterator[str]:
+    for name, value in member.items():
+        kind, meaning = _OF_MEMBERS[name]
+        yield f"# HELP epochal_broker_member_{name} {meaning}"
+        yield f"# TYPE epochal_broker_member_{name} {kind}"
+        yield f"epochal_broker_member_{name} {value}"
 
 
 def _lines(ticks: TickLoop, acceptor: Acceptor) -> Iterator[str]:

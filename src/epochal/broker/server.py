@@ -8,10 +8,12 @@ import signal
 import ssl
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from epochal.broker.acceptor import Acceptor
 from epochal.broker.broker import Address, Broker
@@ -22,7 +24,9 @@ from epochal.broker.sasl import MECHANISMS, Login, Users
 from epochal.broker.storage.disk import RealDisk
 from epochal.broker.storage.store import Store
 from epochal.broker.tick_loop import TickLoop
+from epochal.clock import SystemClock
 from epochal.errors import Misconfigured
+from epochal.storage.urls import scheme_of
 
 _SYNC_LOOK_S = 0.002
 _SWITCH_S = 0.001
@@ -78,6 +82,25 @@ class Listener:
         return context
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What makes a broker a member of a cluster."""
+
+    journal: str
+    """The URL of the store that all members share."""
+    member: str
+    """The name of this member, its own for life."""
+    advertised: str
+    """host:port under which clients reach this member."""
+    segments: str = ""
+    """The URL of a store for the records of snapshots, if not that of the journal."""
+    snapshot_slots: int = 20_000
+    snapshot_bytes: int = 64 << 20
+    """With so many slots or bytes behind the newest snapshot, another is written."""
+    peer_port: int = 0
+    """Where other members ask how it is; 0: any free port."""
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -120,7 +143,8 @@ async def running(
         for note in store.notes:
             ticks.log(note)
         acceptor.start()
-        metrics = await _metrics(listener, ticks, acceptor)
+        loop = ticks
+        metrics = await _metrics(listener, lambda: render(loop, acceptor))
         try:
             yield address
         finally:
@@ -136,14 +160,98 @@ async def running(
         disk.close()
 
 
-async def _metrics(
-    listener: Listener, ticks: TickLoop, acceptor: Acceptor
-) -> asyncio.Server | None:
+@asynccontextmanager
+async def running_member(
+    data_dir: str | Path,
+    listener: Listener,
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    fail: Callable[[BaseException], None],
+) -> AsyncIterator[Address]:
+    """A member of a cluster for the length of a block, which begins once it can be connected to."""
+    from epochal.broker.shared.journal import MemberRecord, SharedJournal  # noqa: PLC0415  one
+    from epochal.broker.shared.member import (  # noqa: PLC0415  broker alone needs
+        ClusterMember,
+        SnapshotLimits,
+    )
+    from epochal.broker.shared.peers import serve_status  # noqa: PLC0415  none of these
+
+    listener.check()
+    context = listener.context()
+    users = Users(listener.users, listener.mechanisms) if listener.users else None
+    node_id = zlib.crc32(cluster.member.encode()) & 0x7FFF_FFFF
+    settings = replace(settings, node_id=node_id)
+    host, _, port = cluster.advertised.rpartition(":")
+    if not host or not port.isdigit():
+        raise Misconfigured(f"--advertise {cluster.advertised}: no address", "host:port")
+    clock = SystemClock()
+    if scheme_of(cluster.journal) in {"etcd", "etcds"} and not cluster.segments:
+        raise Misconfigured(
+            "an etcd is too small for the records of a broker",
+            "--segments with a folder that all members share, an object store or a database",
+        )
+    journal = SharedJournal(cluster.journal, clock, cluster.segments)
+    disk = RealDisk(Path(data_dir))
+    try:
+        secret = await asyncio.to_thread(journal.make_secret)
+        doubts = await asyncio.to_thread(journal.doubts)
+        member = ClusterMember(
+            disk,
+            settings,
+            journal,
+            name=cluster.member,
+            clock=clock,
+            fail=fail,
+            limits=SnapshotLimits(slots=cluster.snapshot_slots, bytes=cluster.snapshot_bytes),
+        )
+        for doubt in doubts:
+            member.ticks.log(f"{journal.location}: {doubt}")
+        peers = await serve_status(listener.host, cluster.peer_port, secret, member.status)
+
+        def connect() -> Connection:
+            return Connection(member.ticks, None if users is None else Login(users))
+
+        def limit_reached(limit: str) -> None:
+            member.ticks.limit_reached(limit)
+
+        acceptor = Acceptor(connect, settings, context, limit_reached)
+        try:
+            await member.caught_up()
+            bound = await acceptor.bind(listener.host, listener.port)
+            address = Address(host=host, port=int(port) or bound)
+            record = MemberRecord(
+                member=cluster.member,
+                node_id=node_id,
+                host=address.host,
+                port=address.port,
+                peer_host=host,
+                peer_port=peers.sockets[0].getsockname()[1],
+            )
+            await member.join(record, secret)
+            acceptor.start()
+            metrics = await _metrics(
+                listener, lambda: render(member.ticks, acceptor, member.counts())
+            )
+            try:
+                yield address
+            finally:
+                if metrics is not None:
+                    metrics.close()
+        finally:
+            acceptor.close()
+            peers.close()
+            await member.close()
+    finally:
+        disk.close()
+
+
+async def _metrics(listener: Listener, text: Callable[[], str]) -> asyncio.Server | None:
     if listener.metrics_port is None:
         return None
     host, port = "127.0.0.1", listener.metrics_port
     try:
-        return await serve_metrics(host, port, lambda: render(ticks, acceptor))
+        return await serve_metrics(host, port, text)
     except OSError as error:
         raise Misconfigured(
             f"no metrics on {host}:{port}: {error.strerror}", "give another port"
@@ -160,6 +268,7 @@ async def _serve(
     settings: Settings,
     *,
     fsync: bool,
+    cluster: Cluster | None,
     ready: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -178,15 +287,40 @@ async def _serve(
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop)
     try:
-        async with running(data_dir, listener, settings, fsync=fsync, fail=fail) as address:
-            host = f"[{address.host}]" if ":" in address.host else address.host
-            ready(f"{host}:{address.port}")
-            await over
+        if cluster is None:
+            block = running(data_dir, listener, settings, fsync=fsync, fail=fail)
+        else:
+            block = running_member(data_dir, listener, settings, cluster, fail=fail)
+        await _until(over, block, ready)
     except OSError as error:
         raise Misconfigured(
             f"the broker has stopped: its folder {data_dir} can't be used: {error.strerror}",
             hint="acknowledged records are kept: free some space, and start it again",
         ) from error
+
+
+async def _until(
+    over: asyncio.Future[None],
+    block: AbstractAsyncContextManager[Address],
+    ready: Callable[[str], None],
+) -> None:
+    """Run a broker until `over`, which may come before it is ready: a member takes its time."""
+    is_ready = False
+
+    async def run() -> None:
+        nonlocal is_ready
+        async with block as address:
+            is_ready = True
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            ready(f"{host}:{address.port}")
+            await over
+
+    task = asyncio.create_task(run())
+    await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
+    if not is_ready:
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def serve(
@@ -203,6 +337,7 @@ def serve(
     client_ca_file: str | None = None,
     metrics_port: int | None = None,
     settings: Settings | None = None,
+    cluster: Mapping[str, Any] | None = None,
     ready: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """
@@ -227,4 +362,13 @@ def serve(
     )
     # A thread beside the loop gives way to it after this time.
     sys.setswitchinterval(_SWITCH_S)
-    asyncio.run(_serve(data_dir, listener, settings or Settings(), fsync=fsync, ready=ready))
+    asyncio.run(
+        _serve(
+            data_dir,
+            listener,
+            settings or Settings(),
+            fsync=fsync,
+            cluster=None if cluster is None else Cluster(**cluster),
+            ready=ready,
+        )
+    )

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from epochal.broker.broker import Address, Broker
 from epochal.broker.connection import Connection
@@ -34,6 +34,16 @@ _ASIDE_THREADS = 2
 
 
 T = TypeVar("T")
+
+
+class Durable(Protocol):
+    """
+    Makes a tick that was decided durable. Called by the loop for every tick, one at a time.
+
+    True: its answers may leave now. False: `then` will be called, once, when they may.
+    """
+
+    def __call__(self, *, has_answers: bool, then: Callable[[], None]) -> bool: ...
 
 
 class TickLoop:
@@ -76,7 +86,9 @@ class TickLoop:
         self._due: list[Callable[[], None]] = []
         self._is_scheduled = False
         self.is_syncing = False
-        self._is_over = False
+        """A tick waits to be durable: no other is decided meanwhile."""
+        self.durable: Durable = self._durable_on_disk
+        self.is_over = False
         self._clean_up_every_s = clean_up_every_s
         self._clean_up_at = self._loop.time() + clean_up_every_s
         self._limits_check_at = 0.0
@@ -85,7 +97,7 @@ class TickLoop:
     # For connections
 
     def admit(self, connection: Connection) -> bool:
-        if self._is_over:
+        if self.is_over:
             return False
         self._connections.add(connection)
         if connection.is_before_login:
@@ -132,6 +144,10 @@ class TickLoop:
             return self._advertised
         return Address(host=sockname[0], port=self._advertised.port)
 
+    def advertise(self, address: Address) -> None:
+        """Known only once the socket is bound."""
+        self._advertised = address
+
     def wake(self, connection: Connection) -> None:
         self._woken[connection] = None
         self._schedule()
@@ -161,7 +177,7 @@ class TickLoop:
 
     def _aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         def done(future: asyncio.Future[T]) -> None:
-            if future.cancelled() or self._is_over:
+            if future.cancelled() or self.is_over:
                 return
             error = future.exception()
             if error is not None:
@@ -174,8 +190,13 @@ class TickLoop:
 
     # The tick
 
+    def run_soon(self, then: Callable[[], None]) -> None:
+        """Call within the next tick."""
+        self._due.append(then)
+        self._schedule()
+
     def _schedule(self) -> None:
-        if not self._is_scheduled and not self.is_syncing and not self._is_over:
+        if not self._is_scheduled and not self.is_syncing and not self.is_over:
             self._is_scheduled = True
             self._loop.call_soon(self._tick)
 
@@ -183,18 +204,18 @@ class TickLoop:
         self._is_scheduled = False
         # A decision can wake a connection before its own sync begins: without this, a second tick
         # would run during that sync, and the first one's end would send the answers of both.
-        if self._is_over or self.is_syncing:
+        if self.is_over or self.is_syncing:
             return
         try:
             self._decide()
-            self.broker.store.commit()
+            self.is_syncing = True
+            is_durable = self.durable(has_answers=bool(self._answering), then=self._is_durable)
         except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk
+            self.is_syncing = False
             self._stop(error)
             return
-        if self._answering and self.broker.store.needs_sync:
-            self._sync()
-        else:
-            self._answer()
+        if is_durable:
+            self._is_durable()
 
     def _decide(self) -> None:
         broker = self.broker
@@ -208,7 +229,7 @@ class TickLoop:
             woken, self._woken = self._woken, {}
             for connection in woken:
                 connection.work()
-            if state.finish(broker.now_ms):
+            if broker.is_leading and state.finish(broker.now_ms):
                 self._due.append(_nothing)
             self._give_group_answers()
             broker.fetch_waiters.wake_ready()
@@ -222,25 +243,37 @@ class TickLoop:
             for token, answer in given:
                 token(answer)
 
-    def _sync(self) -> None:
-        self.is_syncing = True
-        done = self._loop.run_in_executor(None, self.broker.store.sync)
-        done.add_done_callback(self._synced)
+    def _durable_on_disk(self, *, has_answers: bool, then: Callable[[], None]) -> bool:
+        """Of a broker by itself: in its journal, and synced where that is asked for."""
+        store = self.broker.store
+        store.commit()
+        if not has_answers or not store.needs_sync:
+            return True
 
-    def _synced(self, done: asyncio.Future[None]) -> None:
+        def synced(done: asyncio.Future[None]) -> None:
+            error = done.exception()
+            if error is None:
+                then()
+            else:
+                self.is_syncing = False
+                self._stop(error)
+
+        self._loop.run_in_executor(None, store.sync).add_done_callback(synced)
+        return False
+
+    def refuse_answers(self) -> None:
+        """None of the answers of this tick may leave: cut their connections."""
+        answering, self._answering = self._answering, []
+        for connection in answering:
+            connection.abort()
+
+    def _is_durable(self) -> None:
         self.is_syncing = False
-        error = done.exception()
-        if error is not None:
-            self._stop(error)
-            return
-        self._answer()
-
-    def _answer(self) -> None:
         answering, self._answering = self._answering, []
         for connection in answering:
             connection.flush()
         store = self.broker.store
-        if store.wants_roll:
+        if store.wants_roll and not store.has_pending:
             try:
                 store.roll(self.broker.state.known())
             except BaseException as error:  # noqa: BLE001  as above
@@ -256,10 +289,12 @@ class TickLoop:
 
     def _time(self) -> None:
         broker = self.broker
-        broker.state.pass_time(broker.now_ms)
+        if broker.is_leading:
+            broker.state.pass_time(broker.now_ms)
         if self._loop.time() >= self._clean_up_at:
             self._clean_up_at = self._loop.time() + self._clean_up_every_s
-            broker.clean_up()
+            if broker.is_leading and broker.may_clean_up:
+                broker.clean_up()
         if self._loop.time() >= self._limits_check_at:
             self._limits_check_at = self._loop.time() + _LIMITS_CHECK_S
             for connection in list(self._connections):
@@ -273,11 +308,17 @@ class TickLoop:
 
     def close(self) -> None:
         """Stop, and cut all connections: requests without an answer may have been carried out."""
-        self._is_over = True
+        self.is_over = True
         self._timer.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for connection in list(self._connections):
             connection.close()
+
+    def cut(self) -> None:
+        """Stop, and let no answer leave any more, whatever is decided."""
+        self.close()
+        for connection in list(self._connections):
+            connection.abort()
 
 
 def _nothing() -> None:

@@ -198,6 +198,24 @@ class Identity(NamedTuple):
     next_partition: int
 
 
+class ProducersForgotten(NamedTuple):
+    """Producers that have not written to a partition for long are no longer known there."""
+
+    partition: int
+    producers: list[int]
+
+
+class SlotTaken(NamedTuple):
+    """Of a member of a cluster: everything up to this slot of the shared journal is in here."""
+
+    number: int
+    crc: int
+    generation: int
+    nonce: str
+    holder: str
+    claims: list[int]
+
+
 OffsetRow: TypeAlias = tuple[str, int, int, int, str, int]
 ProducerRow: TypeAlias = tuple[int, int, int, int, int, list[tuple[int, int, int]]]
 """Producer id, epoch, last time stamp, coordinator epoch, first offset of the open transaction or
@@ -230,4 +248,6 @@ Entry: TypeAlias = (
     | PartitionKnown
     | SegmentKnown
     | Identity
+    | ProducersForgotten
+    | SlotTaken
 )

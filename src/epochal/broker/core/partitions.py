@@ -21,6 +21,7 @@ were opened, so that the oldest is always the first: no search.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -228,15 +229,17 @@ class Partition:
         at = bisect_left(self.aborted, offset, key=lambda aborted: aborted.last_offset)
         del self.aborted[:at]
 
-    def forget_idle(self, before_ms: int) -> None:
-        """Drop producers that have not been heard of since, and have nothing open."""
-        idle = [
+    def idle_producers(self, before_ms: int) -> list[int]:
+        """Those that have not been heard of since, and have nothing open."""
+        return [
             producer_id
             for producer_id, known in self.producers.items()
             if known.heard_ms < before_ms and known.first_open_offset < 0
         ]
-        for producer_id in idle:
-            del self.producers[producer_id]
+
+    def forget(self, producer_ids: Sequence[int]) -> None:
+        for producer_id in producer_ids:
+            self.producers.pop(producer_id, None)
 
     def recovered(self, now_ms: int) -> None:
         """When they were last heard of is not kept: it counts from here."""

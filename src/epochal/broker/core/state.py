@@ -32,7 +32,9 @@ from epochal.broker.core.entries import (
     PartitionKnown,
     Placed,
     ProducerIdsReserved,
+    ProducersForgotten,
     SegmentKnown,
+    SlotTaken,
     TopicChanged,
     TopicDeleted,
     TxnChanged,
@@ -212,7 +214,11 @@ class BrokerState:
             case Identity():
                 self.cluster_id = entry.cluster_id
                 self.topics.next_partition = entry.next_partition
-            case Placed() | SegmentKnown():
+            case ProducersForgotten():
+                partition = self.topics.partitions.get(entry.partition)
+                if partition is not None:
+                    partition.forget(entry.producers)
+            case Placed() | SegmentKnown() | SlotTaken():
                 pass  # where bytes are is the storage's business
 
     def recovered(self, now_ms: int) -> None:
@@ -221,6 +227,14 @@ class BrokerState:
         for partition in self.topics.partitions.values():
             partition.recovered(now_ms)
         self.groups.recovered(now_ms)
+
+    def begin_reign(self, now_ms: int) -> None:
+        """
+        A member of a cluster has become the active: time passes from here on. What another clock
+        has measured does not count: open transactions and sessions get their time anew.
+        """
+        self.transactions.restart_timeouts(now_ms)
+        self.recovered(now_ms)
 
     def known(self) -> Iterator[Entry]:
         yield Identity(self.cluster_id, self.topics.next_partition)
@@ -243,7 +257,10 @@ class BrokerState:
         """From time to time: expire ids, producers and groups that are no longer used."""
         self.transactions.forget_idle(now_ms)
         for partition in self.topics.partitions.values():
-            partition.forget_idle(now_ms - self.settings.producer_expiry_ms)
+            idle = partition.idle_producers(now_ms - self.settings.producer_expiry_ms)
+            if idle:
+                partition.forget(idle)
+                self.emit(ProducersForgotten(partition.number, idle))
         self._forget_offsets(now_ms - self.settings.offsets_retention_ms)
 
     def _forget_offsets(self, before_ms: int) -> None:

@@ -337,6 +337,12 @@ class Transactions:
             if txn.state is State.ONGOING:
                 self._watch(txn)
 
+    def restart_timeouts(self, now_ms: int) -> None:
+        for txn in self.ids.values():
+            if txn.state is State.ONGOING:
+                txn.started_ms = now_ms
+                self._emit(_changed(txn))
+
     def known(self) -> Iterator[Entry]:
         for txn in self.ids.values():
             yield _changed(txn)

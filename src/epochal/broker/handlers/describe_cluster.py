@@ -1,4 +1,4 @@
-"""DescribeCluster: one broker, this one."""
+"""DescribeCluster: this broker, or all members of its cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ def handle(call: Call, request: DescribeClusterRequest) -> DescribeClusterRespon
     if request.endpoint_type != _BROKERS:
         code = Code.MISMATCHED_ENDPOINT_TYPE
         return DescribeClusterResponse(error_code=code, endpoint_type=request.endpoint_type)
-    node_id = call.broker.settings.node_id
-    me = DescribeClusterBroker(broker_id=node_id, host=call.address.host, port=call.address.port)
     if request.include_cluster_authorized_operations:
         operations = AuthorizedOperations.CLUSTER
     else:
@@ -27,6 +25,9 @@ def handle(call: Call, request: DescribeClusterRequest) -> DescribeClusterRespon
     return DescribeClusterResponse(
         cluster_authorized_operations=operations,
         cluster_id=call.broker.state.cluster_id,
-        controller_id=node_id,
-        brokers=[me],
+        controller_id=call.leader.node_id,
+        brokers=[
+            DescribeClusterBroker(broker_id=node.node_id, host=node.host, port=node.port)
+            for node in call.nodes
+        ],
     )

@@ -1,4 +1,4 @@
-"""FindCoordinator: the coordinator of a group or a transactional id: always this broker."""
+"""FindCoordinator: the coordinator of a group or a transactional id: whoever leads all."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def _of(call: Call, request: FindCoordinatorRequest, key: str) -> Coordinator:
     if request.key_type not in (_GROUP, _TRANSACTION):
         code = Code.INVALID_REQUEST
         return Coordinator(key=key, node_id=-1, port=-1, error_code=code, error_message=code.name)
+    leader = call.leader
     return Coordinator(
         key=key,
-        node_id=call.broker.settings.node_id,
-        host=call.address.host,
-        port=call.address.port,
+        node_id=leader.node_id,
+        host=leader.host,
+        port=leader.port,
         error_message=None,
     )

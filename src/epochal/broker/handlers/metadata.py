@@ -1,4 +1,4 @@
-"""Metadata: which topics there are, and who leads them: this broker, always."""
+"""Metadata: which topics there are, and who leads them: this broker, or the active member."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _EMPTY_MEANS_ALL_TO = 0
 
 def handle(call: Call, request: MetadataRequest) -> MetadataResponse:
     broker = call.broker
-    node_id = broker.settings.node_id
+    node_id = call.leader.node_id
     asked = request.topics
     if asked is None or (not asked and call.version <= _EMPTY_MEANS_ALL_TO):
         topics = [_result(topic, node_id) for topic in broker.state.topics.by_name.values()]
     else:
-        may_create = request.allow_auto_topic_creation
+        may_create = request.allow_auto_topic_creation and broker.is_leading
         topics = [_one(call, topic, may_create=may_create) for topic in asked]
     if request.include_topic_authorized_operations:
         for topic in topics:
             if topic.error_code == Code.NONE:
                 topic.topic_authorized_operations = AuthorizedOperations.TOPIC
-    me = MetadataResponseBroker(node_id=node_id, host=call.address.host, port=call.address.port)
     answer = MetadataResponse(
-        brokers=[me],
+        brokers=[
+            MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port)
+            for node in call.nodes
+        ],
         cluster_id=broker.state.cluster_id,
         controller_id=node_id,
         topics=topics,
@@ -53,7 +55,7 @@ def _one(call: Call, asked: MetadataRequestTopic, *, may_create: bool) -> Metada
             return MetadataResponseTopic(
                 error_code=Code.UNKNOWN_TOPIC_ID, name=asked.name, topic_id=asked.topic_id
             )
-        return _result(found, broker.settings.node_id)
+        return _result(found, call.leader.node_id)
     name = asked.name or ""
     try:
         found = broker.topic(name, may_create=may_create)
@@ -61,7 +63,7 @@ def _one(call: Call, asked: MetadataRequestTopic, *, may_create: bool) -> Metada
         return MetadataResponseTopic(error_code=refused.code, name=name)
     if found is None:
         return MetadataResponseTopic(error_code=Code.UNKNOWN_TOPIC_OR_PARTITION, name=name)
-    return _result(found, broker.settings.node_id)
+    return _result(found, call.leader.node_id)
 
 
 def _result(topic: Topic, node_id: int) -> MetadataResponseTopic:

@@ -145,10 +145,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The answer to `List`: the highest number, and when the claim was stored by the store."""
+    """The answer to `List`."""
 
     highest: int
+    """The highest number of all slots."""
     stored_ms: int
+    """When the claim was stored, by the clock of the store."""
+    now_ms: int
+    """By the clock of the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +431,7 @@ def _listed(member: Member, event: Listed) -> Result:
         waits=Waits.NOTHING,
         data=b"",
     )
-    is_right = is_clock_right(wish.time_ms, event.stored_ms)
+    is_right = is_clock_right(wish.time_ms, event.stored_ms, event.now_ms)
     return active, (Apply(b"", at), Serve(at, is_right))
 
 
@@ -451,8 +455,13 @@ def _above_found(member: Member, event: Found) -> Result:
     return _read_next(taken, Apply(b"", at))
 
 
-def is_clock_right(time_ms: int, stored_ms: int) -> bool:
-    return abs(time_ms - stored_ms) <= CLOCK_OFF_MAX_MS
+def is_clock_right(before_ms: int, stored_ms: int, after_ms: int) -> bool:
+    """
+    Whether the store's clock, when it stored the claim, shows what this member's did. A member
+    that slept in between can't tell: the sleep may be as long as its clock is off.
+    """
+    is_awake = after_ms - before_ms <= CLOCK_OFF_MAX_MS
+    return is_awake and abs(before_ms - stored_ms) <= CLOCK_OFF_MAX_MS
 
 
 # The active

@@ -100,6 +100,8 @@ class Claim:
     node_id: int
     host: str
     port: int
+    peer_host: str
+    peer_port: int
     release: str
     format: int = FORMAT
 

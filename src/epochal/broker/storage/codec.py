@@ -55,6 +55,8 @@ KINDS: dict[int, type[Entry]] = {
     19: entries.ConsumerGroupChanged,
     20: entries.ConsumerMember,
     21: entries.ConsumerMemberGone,
+    22: entries.ProducersForgotten,
+    23: entries.SlotTaken,
 }
 """Never renumbered: data folders outlive releases."""
 _NUMBERS: dict[type[Entry], int] = {kind: number for number, kind in KINDS.items()}

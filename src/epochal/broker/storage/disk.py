@@ -99,6 +99,12 @@ class FileSlice:
         self._taken(len(data))
         return data
 
+    def take_all(self) -> bytes:
+        parts = []
+        while self._left:
+            parts.append(self.take(self._left))
+        return b"".join(parts)
+
     def _taken(self, size: int) -> int:
         if not size:
             raise OSError(errno.ENODATA, "a segment is shorter than it was")

@@ -90,6 +90,13 @@ class Chunk(NamedTuple):
     data: Records | FileSlice
     before: int
 
+    @property
+    def content(self) -> bytes:
+        """The bytes themselves; once."""
+        if isinstance(self.data, FileSlice):
+            return self.data.take_all()
+        return bytes(self.data)
+
 
 @dataclass(slots=True, eq=False)
 class Segment:

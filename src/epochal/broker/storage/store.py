@@ -22,6 +22,7 @@ from epochal.broker.core.entries import (
     PartitionKnown,
     Placed,
     SegmentKnown,
+    SlotTaken,
     TopicChanged,
     TopicDeleted,
 )
@@ -53,6 +54,8 @@ class Store:
     ) -> None:
         self.logs: dict[int, PartitionLog] = {}
         self.is_synced = is_synced
+        self.missing_bytes = 0
+        """Of segments, at the start: the disk has lost what was synced to it."""
         self.notes: list[str] = []
         """What recovery found that a person may want to know."""
         self._disk = disk
@@ -70,6 +73,8 @@ class Store:
         self.ticks = 0
         """Written since the start."""
         self._is_unsynced = False
+        self.position: SlotTaken | None = None
+        """Of a member of a cluster: how far it has taken in the shared journal."""
         self._journal: Journal | None = None
 
     @property
@@ -125,9 +130,33 @@ class Store:
 
     def commit(self) -> None:
         """Step 2 of a tick."""
-        if not self._pending or self._journal is None:
-            return
+        if self._pending and self._journal is not None:
+            self._write(self.take())
+
+    def take(self) -> list[Entry]:
+        """The entries of a tick: what is emitted from now on belongs to the next one."""
         pending, self._pending = self._pending, []
+        return pending
+
+    def keep(self, entries: list[Entry], position: SlotTaken) -> None:
+        """Step 2 of a tick that is in the shared journal up to this slot."""
+        self.position = position
+        self._write([*entries, position])
+
+    def take_in(self, state: BrokerState, entries: Iterable[Entry], position: SlotTaken) -> None:
+        """A tick that another member has decided: apply and keep it."""
+        taken = list(entries)
+        for entry in taken:
+            self._apply(state, entry)
+            if isinstance(entry, Appended):
+                log = self.logs.get(entry.partition)
+                if log is not None and log.tail_bytes > self._tail_bytes_max:
+                    self._touched[log.number] = log
+        self.keep(taken, position)
+
+    def _write(self, pending: list[Entry]) -> None:
+        if self._journal is None:
+            return
         placed: dict[int, Placed] = {}
         if self._touched:
             for number, log in self._touched.items():
@@ -151,7 +180,9 @@ class Store:
 
     def _flush(self, log: PartitionLog) -> Placed | None:
         placed = log.flush()
-        if placed is not None and self.is_synced and log not in self._written:
+        # A member's journal is a copy, which ends where its bytes do; its snapshot must not.
+        is_kept = self.is_synced or self.position is not None
+        if placed is not None and is_kept and log not in self._written:
             self._written.append(log)
         return placed
 
@@ -193,7 +224,10 @@ class Store:
         self._sync_segments()
         segments = (entry for log in self.logs.values() for entry in log.known())
         number = (0 if self._journal is None else self._journal.number) + 1
-        self._begin(number, [*known, *segments])
+        self._begin(number, [*known, *segments, *self._place()])
+
+    def _place(self) -> list[Entry]:
+        return [] if self.position is None else [self.position]
 
     def _begin(self, number: int, snapshot: Iterable[Entry]) -> None:
         journal.write_snapshot(self._disk, number, snapshot)
@@ -220,6 +254,7 @@ class Store:
         for log in self.logs.values():
             missing = log.settle()
             if missing:
+                self.missing_bytes += missing
                 self.notes.append(f"{log.folder} lost {missing} bytes that were not synced to disk")
         self._remove_unknown()
         self._pending.clear()
@@ -230,7 +265,7 @@ class Store:
                 self._flush(log)
         self._sync_segments()
         segments = (entry for log in self.logs.values() for entry in log.known())
-        self._begin(number + 1, [*state.known(), *segments])
+        self._begin(number + 1, [*state.known(), *segments, *self._place()])
 
     def _apply_frames(self, state: BrokerState, found: Frames) -> None:
         """
@@ -275,6 +310,8 @@ class Store:
         match entry:
             case SegmentKnown():
                 self.logs[entry.partition].restore(entry)
+            case SlotTaken():
+                self.position = entry
             case Placed():
                 log = self.logs.get(entry.partition)
                 if log is not None:

@@ -1,0 +1,241 @@
+"""`SharedJournal`: slots, members and their secret in a store, as calls that block.
+
+Its keys:
+    slots/00000000000000000041     slot 41
+    snapshots/…  records/…         see `snapshots`
+    members/NAME                   where a member is reached, for clients and for `status`
+    secret                         by which members know each other: who may read the journal has it
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from epochal.broker.core.entries import SlotTaken
+from epochal.broker.shared import snapshots
+from epochal.broker.shared.protocol import (
+    Action,
+    AskNewest,
+    Event,
+    Found,
+    List,
+    Listed,
+    Newest,
+    Position,
+    Put,
+    Read,
+    Stored,
+    deletable,
+)
+from epochal.broker.shared.snapshots import RecordObject, Restoring, Snapshot
+from epochal.broker.storage.disk import Disk
+from epochal.clock import Clock
+from epochal.errors import InvariantBroken, OutcomeUnknown
+from epochal.storage import ServedStore, Store, open_store
+from epochal.storage.urls import OBJECT_SCHEMES, scheme_of
+
+_SLOTS = "slots"
+_SNAPSHOTS = "snapshots"
+_DELETED_AT_ONCE = 500
+_READ_AHEAD = 8
+_TICK_EVERY_S = 0.1
+_MEMBERS = "members"
+_KEY_OF_SECRET = "secret"  # noqa: S105  the name of a key
+_ETCD_PAYLOAD_BYTES = (1 << 20) - 4_096
+_PAYLOAD_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """Where a member is reached."""
+
+    member: str
+    node_id: int
+    host: str
+    port: int
+    peer_host: str
+    peer_port: int
+
+
+class SharedJournal:
+    """Used by one thread at a time; `again` opens another for another thread."""
+
+    def __init__(self, url: str, clock: Clock, segments: str = "") -> None:
+        """`segments`: the URL of a store for the records of snapshots, if not the same."""
+        self._url = url
+        self._segments = segments
+        self._clock = clock
+        self._store: Store = open_store(url)
+        is_slow = scheme_of(url) in OBJECT_SCHEMES
+        self.tick_every_s = _TICK_EVERY_S if is_slow else 0.0
+        """Not more often: each is paid for, and standbys have to read as fast."""
+        self._readers = ThreadPoolExecutor(_READ_AHEAD) if is_slow else None
+        self._ahead: dict[int, bytes] = {}
+        self._records: Store = open_store(segments) if segments else self._store
+        self.payload_bytes_max = (
+            _ETCD_PAYLOAD_BYTES if scheme_of(url) in {"etcd", "etcds"} else _PAYLOAD_BYTES
+        )
+
+    def again(self) -> SharedJournal:
+        return SharedJournal(self._url, self._clock, self._segments)
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def carry_out(self, action: Action) -> Event:
+        """A call of the protocol. Raises `TryAgain` where nothing was done."""
+        store = self._store
+        match action:
+            case Read():
+                return Found(self._read(action.number))
+            case Put():
+                try:
+                    return Stored(store.put_if_absent(_slot(action.number), action.data))
+                except OutcomeUnknown:
+                    return Stored(None)
+            case List():
+                entry = store.entry(_slot(action.number))
+                stored_ms = 0 if entry is None else int(entry.modified_at * 1000)
+                return Listed(self.highest(), stored_ms, int(self._clock.now() * 1000))
+            case AskNewest():
+                return Newest(max(self.snapshot_numbers(), default=0))
+            case _:
+                raise InvariantBroken(f"{action} is no call of the store")
+
+    def _read(self, number: int) -> bytes | None:
+        """
+        A slot. Of a store whose every answer takes long, several behind it are read at once: one
+        that was there is that slot, whenever it is used; it is used once. That a slot is not there
+        is never remembered.
+        """
+        found = self._ahead.pop(number, None)
+        if found is not None:
+            return found
+        self._ahead.clear()
+        data = self._store.read(_slot(number))
+        if data is not None and self._readers is not None:
+            numbers = range(number + 1, number + 1 + _READ_AHEAD)
+            contents = self._readers.map(self._store.read, map(_slot, numbers))
+            read = zip(numbers, contents, strict=True)
+            self._ahead = {one: content for one, content in read if content is not None}
+        return data
+
+    def doubts(self) -> list[str]:
+        """What the servers of the store do not promise, for a person."""
+        if not isinstance(self._store, ServedStore):
+            return []
+        return [f"{one.name}: {one.because}" for one in self._store.check() if not one.granted]
+
+    # Snapshots
+
+    def snapshot_numbers(self) -> list[int]:
+        return sorted(int(name) for name in self._store.names(_SNAPSHOTS))
+
+    def snapshot(self, number: int) -> Snapshot | None:
+        data = self._store.read(f"{_SNAPSHOTS}/{number:020d}")
+        return None if data is None else snapshots.decode(number, data)
+
+    def put_snapshot(self, snapshot: Snapshot) -> None:
+        """Once its objects are put."""
+        number = snapshot.position.number
+        self._store.put_if_absent(f"{_SNAPSHOTS}/{number:020d}", snapshot.encode())
+
+    def put_object(self, one: RecordObject, data: bytes) -> None:
+        self._records.put(one.key, data)
+
+    def restore(self, number: int, disk: Disk) -> bool:
+        """The folder is as of this snapshot; False: the snapshot is gone, as there is a newer."""
+        found = self.snapshot(number)
+        if found is None:
+            return False
+        restoring = Restoring(disk, found)
+        for one in found.objects:
+            if restoring.has(one):
+                continue
+            data = self._records.read(one.key)
+            if data is None and self.snapshot(number) is None:
+                return False
+            restoring.add(one, data or b"")
+        restoring.finish()
+        return True
+
+    def prune(self) -> int:
+        """Delete what the two newest snapshots make needless; returns how many slots that were."""
+        numbers = self.snapshot_numbers()
+        kept = [found for number in numbers[-2:] if (found := self.snapshot(number)) is not None]
+        if len(kept) < 2:
+            return 0
+        named = {one.key for snapshot in kept for one in snapshot.objects}
+        for number in numbers[:-2]:
+            old = self.snapshot(number)
+            if old is not None:
+                self._records.delete([one.key for one in old.objects if one.key not in named])
+            self._store.delete([f"{_SNAPSHOTS}/{number:020d}"])
+        slots = (int(name) for name in self._store.names(_SLOTS))
+        gone = deletable(slots, [to_position(snapshot.position) for snapshot in kept])
+        for at in range(0, len(gone), _DELETED_AT_ONCE):
+            self._store.delete([_slot(number) for number in gone[at : at + _DELETED_AT_ONCE]])
+        return len(gone)
+
+    def highest(self) -> int:
+        names = self._store.names(_SLOTS)
+        return int(names[-1]) if names else 0
+
+    def secret(self) -> bytes | None:
+        """None: no member has ever been here."""
+        return self._store.read(_KEY_OF_SECRET)
+
+    def make_secret(self) -> bytes:
+        """The secret, made where this is the first member."""
+        while (found := self.secret()) is None:
+            self._store.put_if_absent(_KEY_OF_SECRET, secrets.token_hex(32).encode())
+        return found
+
+    def register(self, record: MemberRecord) -> None:
+        content = json.dumps(asdict(record)).encode()
+        self._store.put(f"{_MEMBERS}/{record.member}", content)
+
+    def retire(self, member: str) -> None:
+        self._store.delete([f"{_MEMBERS}/{member}"])
+
+    def members(self) -> list[MemberRecord]:
+        found = (self._store.read(f"{_MEMBERS}/{name}") for name in self._store.names(_MEMBERS))
+        return [MemberRecord(**json.loads(content)) for content in found if content is not None]
+
+    def close(self) -> None:
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
+        self._records.close()
+
+
+def to_position(taken: SlotTaken | None) -> Position:
+    if taken is None:
+        return Position()
+    return Position(
+        number=taken.number,
+        crc=taken.crc,
+        generation=taken.generation,
+        nonce=bytes.fromhex(taken.nonce),
+        holder=taken.holder.encode(),
+        claims=tuple(taken.claims),
+    )
+
+
+def to_entry(position: Position) -> SlotTaken:
+    return SlotTaken(
+        position.number,
+        position.crc,
+        position.generation,
+        position.nonce.hex(),
+        position.holder.decode(),
+        list(position.claims),
+    )
+
+
+def _slot(number: int) -> str:
+    return f"{_SLOTS}/{number:020d}"

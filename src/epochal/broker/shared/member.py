@@ -1,0 +1,597 @@
+"""`ClusterMember`: the life of one member: takes slots in, takes over, serves, is fenced.
+
+It carries out what `protocol.step` asks for. Calls to the store run in a thread of their own, one
+at a time; everything else happens in the event loop. A call that fails is repeated for as long as
+it takes: requests wait meanwhile, and nobody is told anything that is not in the journal.
+
+    standby    takes in the slots of the active and keeps them in its own folder; asks the active
+               how it is, and claims the next slot once nobody answers
+    active     decides; a tick is answered once it is in its slot (`TickLoop.durable`)
+    fenced     all connections are cut, and a new broker begins from the folder, which has won slots
+               only
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from epochal import __version__
+from epochal.broker.broker import Address, Broker, Node
+from epochal.broker.core.entries import Entry
+from epochal.broker.core.settings import Settings
+from epochal.broker.shared import protocol, snapshots
+from epochal.broker.shared.journal import MemberRecord, SharedJournal, to_entry, to_position
+from epochal.broker.shared.peers import Peer, Status
+from epochal.broker.shared.protocol import (
+    Action,
+    Apply,
+    Durable,
+    EndSeen,
+    Event,
+    Fenced,
+    Load,
+    Loaded,
+    Member,
+    Position,
+    Serve,
+    Stop,
+    Stored,
+    TakeOver,
+    Tick,
+    Waits,
+    Wake,
+)
+from epochal.broker.shared.slots import HINT, Claim
+from epochal.broker.shared.snapshots import RecordObject, Snapshot
+from epochal.broker.storage import codec
+from epochal.broker.storage.disk import Disk
+from epochal.broker.storage.store import Store
+from epochal.broker.tick_loop import TickLoop
+from epochal.clock import Clock
+from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.kafka.primitives import Part
+
+_LOOK_S = 0.03
+_LOOK_IDLE_S = 0.25
+_IDLE_AFTER_S = 2.0
+_LOOK_ACTIVE_S = 1.0
+"""An active without clients looks so often whether it still is the active."""
+_PROVE_END_S = 0.3
+_END_SEEN_WITHIN_S = 1.0
+"""A standby that has not proven for so long that it is at the end answers nobody."""
+_PING_S = 0.2
+_SILENCE_S = 2.0
+_PONG_WITHIN_S = 0.4
+_ROUND_MAX_S = _PING_S + _PONG_WITHIN_S + 0.5
+"""A member whose own loop took longer was paused itself: its count of silence begins again."""
+_CALL_AGAIN_S = 0.05
+_CALL_AGAIN_MAX_S = 1.0
+_MEMBERS_S = 5.0
+_SNAPSHOT_LOOK_S = 0.5
+_ACTIVE_WAITS = 1.5
+_STOP_WITHIN_S = 5.0
+
+
+@dataclass(slots=True)
+class _TickUnderWay:
+    entries: list[Entry]
+    size: int
+    then: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotLimits:
+    """How much of the journal there may be behind the newest snapshot."""
+
+    slots: int = 20_000
+    bytes: int = 64 << 20
+
+
+class _Moved(Exception):
+    """What a snapshot was made of is not there any more: the next attempt has what is."""
+
+
+class ClusterMember:
+    def __init__(
+        self,
+        disk: Disk,
+        settings: Settings,
+        journal: SharedJournal,
+        *,
+        name: str,
+        clock: Clock,
+        fail: Callable[[BaseException], None],
+        limits: SnapshotLimits,
+    ) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._journal = journal
+        self._name = name
+        self._clock = clock
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, "epochal-broker-journal")
+        self._record: MemberRecord | None = None
+        self._secret = b""
+        self._address = Address(host="", port=0)
+        self._members: list[Node] = []
+        self._tick: _TickUnderWay | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._wish: TakeOver | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
+        self._failures = 0
+        self._limits = limits
+        self._snapshot_number = 0
+        """The newest that is known here."""
+        self._taken_bytes = 0
+        """Of ticks since then."""
+        self.snapshots = 0
+        self._wake_at = self._taken_at = self._loop.time()
+        self._end_seen_at = -_END_SEEN_WITHIN_S
+        self._durable_at = self._tick_at = 0.0
+        self._begun: asyncio.Future[None] = self._loop.create_future()
+        self.takeovers = 0
+        self.fenced = 0
+        self.since_ms = self._now_ms()
+        self.ticks: TickLoop = self._begin()
+        at = to_position(self.ticks.broker.store.position)
+        self._member = Member(payload_bytes_max=journal.payload_bytes_max, settled=at, at=at)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    def _begin(self) -> TickLoop:
+        """A broker as its folder has it: up to a slot that was won, and nothing else."""
+        segment_bytes_max = self._settings.segment_bytes
+        store = Store(self._disk, is_synced=False, segment_bytes_max=segment_bytes_max)
+        broker = Broker(self._settings, store, self._now_ms(), is_member=True)
+        if store.missing_bytes:
+            raise Misconfigured(
+                f"{store.folder} has lost {store.missing_bytes} bytes that were synced to its disk",
+                "empty the folder: the member takes all of it from the cluster again",
+            )
+        if broker.state.cluster_id and store.position is None:
+            raise Misconfigured(
+                f"{store.folder} holds the data of a broker that is no member of a cluster",
+                "give a member a folder of its own: it takes in what the others have",
+            )
+        ticks = TickLoop(broker, advertised=self._address, has_fixed_host=True, fail=self._fail)
+        ticks.durable = self._durable
+        for note in store.notes:
+            ticks.log(note)
+        self._show_leader(broker, to_position(store.position))
+        broker.members = self._members
+        return ticks
+
+    # Its life
+
+    async def caught_up(self) -> None:
+        """Begin to take slots in; returns once it has seen the end."""
+        self._go_on()
+        await self._begun
+
+    async def join(self, record: MemberRecord, secret: bytes) -> None:
+        """Clients can connect from now on: take over where nobody else is the active."""
+        self._record, self._secret = record, secret
+        self._address = Address(host=record.host, port=record.port)
+        self.ticks.advertise(self._address)
+        journal = self._journal.again()
+        self._tasks = [
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._know_members(journal, record)),
+            asyncio.create_task(self._write_snapshots(self._journal.again())),
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.ticks.close()
+        until = self._loop.time() + _STOP_WITHIN_S
+        while self.ticks.is_syncing and self._loop.time() < until:
+            await asyncio.sleep(0.002)
+        self._is_over = True
+        store = self.ticks.broker.store
+        if not self.ticks.is_syncing and not store.has_pending:
+            store.roll(self.ticks.broker.state.known())
+        store.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._record is not None:
+            # Clients need not try a member that has stopped; the store may be away, too.
+            with suppress(EpochalError, TimeoutError):
+                retired = asyncio.to_thread(self._journal.retire, self._name)
+                await asyncio.wait_for(retired, _STOP_WITHIN_S)
+        self._journal.close()
+
+    @property
+    def role(self) -> str:
+        if self._member.is_active:
+            return "active"
+        is_claiming = self._member.waits in (Waits.CLAIM, Waits.CLAIM_READ, Waits.LIST)
+        return "claiming" if is_claiming else "standby"
+
+    def status(self) -> Status:
+        at = self._member.settled
+        return {
+            "member": self._name,
+            "role": self.role,
+            "generation": at.generation,
+            "slot": at.number,
+            "since_ms": self.since_ms,
+            "is_at_end": self._is_at_end(),
+            "release": __version__,
+        }
+
+    def counts(self) -> dict[str, int]:
+        """For metrics."""
+        at = self._member.settled
+        return {
+            "active": int(self._member.is_active),
+            "generation": at.generation,
+            "slot": at.number,
+            "snapshot": self._snapshot_number,
+            "takeovers_total": self.takeovers,
+            "fenced_total": self.fenced,
+            "snapshots_total": self.snapshots,
+        }
+
+    def _is_at_end(self) -> bool:
+        is_fresh = self._loop.time() - self._end_seen_at <= _END_SEEN_WITHIN_S
+        return self._member.is_active or is_fresh
+
+    # The tick
+
+    def _durable(self, *, has_answers: bool, then: Callable[[], None]) -> bool:
+        if not self._member.is_active:
+            if has_answers and not self._is_at_end():
+                self.ticks.refuse_answers()
+            return True
+        store = self.ticks.broker.store
+        is_due = self._loop.time() - self._durable_at > _LOOK_ACTIVE_S
+        if not has_answers and not store.has_pending and not is_due:
+            return True
+        entries = store.take()
+        parts: list[Part] = []
+        for entry in entries:
+            codec.put(entry, parts)
+        payload = b"".join(parts)
+        self._tick = _TickUnderWay(entries, len(payload), then)
+        tick = Tick(payload, self._now_ms())
+        wait_s = self._tick_at + self._journal.tick_every_s - self._loop.time()
+        self._tick_at = self._loop.time() + max(wait_s, 0.0)
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._feed_tick, tick)
+        else:
+            self._feed(tick)
+        return False
+
+    def _feed_tick(self, tick: Tick) -> None:
+        if not self._is_over:
+            self._feed(tick)
+
+    # The protocol
+
+    def _feed(self, event: Event) -> None:
+        try:
+            self._member, actions = protocol.step(self._member, event)
+            for action in actions:
+                self._act(action)
+        except BaseException as error:  # noqa: BLE001  memory may be ahead of the disk
+            self._stop(error)
+            return
+        self._go_on()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Apply():
+                self._take_in(action)
+            case EndSeen():
+                self._end_seen_at = self._wake_at
+                if not self._begun.done():
+                    self._begun.set_result(None)
+            case Serve():
+                self._serve(action)
+            case Durable():
+                self._is_durable(action.position)
+            case Fenced():
+                self._begin_again(action.position)
+            case Load():
+                self._load(action.number)
+            case Stop():
+                raise CorruptRecord(f"{self._journal.location}: {action.reason}", HINT)
+            case _:
+                self._call(action)
+
+    def _go_on(self) -> None:
+        """A standby with nothing under way: claim, or look for news after a while."""
+        if self._is_over or self._member.is_active or self._member.waits is not Waits.NOTHING:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._wish is not None:
+            wish, self._wish = self._wish, None
+            self._wake_at = self._loop.time()
+            self._feed(wish)
+            return
+        is_idle = self._loop.time() - self._taken_at > _IDLE_AFTER_S
+        delay_s = _LOOK_IDLE_S if is_idle and self._begun.done() else _LOOK_S
+        self._timer = self._loop.call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if self._is_over or self._member.is_active or self._member.waits is not Waits.NOTHING:
+            return
+        self._wake_at = self._loop.time()
+        self._feed(Wake(self._wake_at - self._end_seen_at > _PROVE_END_S))
+
+    def _call(self, action: Action) -> None:
+        done = self._loop.run_in_executor(self._thread, self._journal.carry_out, action)
+        done.add_done_callback(partial(self._called, action))
+
+    def _called(self, action: Action, done: asyncio.Future[Event]) -> None:
+        if self._is_over or done.cancelled():
+            return
+        error = done.exception()
+        if error is None and done.result() != Stored(None):
+            self._failures = 0
+            self._feed(done.result())
+            return
+        is_begun = self._begun.done()
+        is_passing = isinstance(error, (TryAgain, OutcomeUnknown)) or (
+            is_begun and isinstance(error, Misconfigured)
+        )
+        if error is not None and not is_passing:
+            self._stop(error)
+            return
+        self._failures += 1
+        self.ticks.log(f"the shared journal: {error or 'no answer'}", "journal")
+        delay_s = min(_CALL_AGAIN_S * self._failures, _CALL_AGAIN_MAX_S)
+        if error is None:
+            self._loop.call_later(delay_s, self._feed, done.result())
+        else:
+            self._loop.call_later(delay_s, self._call, action)
+
+    def _take_in(self, action: Apply) -> None:
+        broker = self.ticks.broker
+        entries = codec.read(action.payload)
+        broker.store.take_in(broker.state, entries, to_entry(action.position))
+        if broker.store.wants_roll:
+            broker.store.roll(broker.state.known())
+        if not action.payload:
+            self._show_leader(broker, action.position)
+        self._taken_at = self._loop.time()
+        self._taken_bytes += len(action.payload)
+
+    def _serve(self, action: Serve) -> None:
+        broker = self.ticks.broker
+        broker.now_ms = self.since_ms = self._now_ms()
+        broker.lead(is_clock_right=action.is_clock_right)
+        self._wish = None
+        self.takeovers += 1
+        self.ticks.log(f"{self._name} is the active, generation {action.position.generation}")
+        if not action.is_clock_right:
+            self.ticks.log("the clock of this machine is wrong: nothing is expired or deleted")
+        self.ticks.run_soon(_nothing)
+
+    def _is_durable(self, position: Position) -> None:
+        tick, self._tick = self._tick, None
+        self._durable_at = self._loop.time()
+        if tick is None:
+            raise CorruptRecord("a tick became durable that nobody has decided")
+        if tick.entries:
+            self._taken_bytes += tick.size
+            self.ticks.broker.store.keep(tick.entries, to_entry(position))
+        tick.then()
+
+    def _begin_again(self, position: Position) -> None:
+        self.ticks.log(f"{self._name} is fenced after slot {position.number}: a standby from here")
+        self._tick = None
+        self.fenced += 1
+        self.ticks.cut()
+        self.ticks.broker.store.close()
+        self._end_seen_at = -_END_SEEN_WITHIN_S
+        self.since_ms = self._now_ms()
+        self.ticks = self._begin()
+        if to_position(self.ticks.broker.store.position) != position:
+            raise CorruptRecord(
+                f"the folder of {self._name} does not end at slot {position.number}"
+            )
+
+    def _load(self, number: int) -> None:
+        """Begin again from a snapshot: the folder is made anew."""
+        self.ticks.log(f"{self._name} begins from the snapshot of slot {number}")
+        self.ticks.cut()
+        self.ticks.broker.store.close()
+        self._restore(number)
+
+    def _restore(self, number: int) -> None:
+        done = self._loop.run_in_executor(self._thread, self._journal.restore, number, self._disk)
+        done.add_done_callback(partial(self._restored, number))
+
+    def _restored(self, number: int, done: asyncio.Future[bool]) -> None:
+        if self._is_over or done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, (TryAgain, OutcomeUnknown)):
+            self.ticks.log(f"the shared journal: {error}", "journal")
+            self._loop.call_later(_CALL_AGAIN_MAX_S, self._restore, number)
+            return
+        if error is not None:
+            self._stop(error)
+            return
+        try:
+            self.ticks = self._begin()
+        except BaseException as failure:  # noqa: BLE001  it has no broker any more
+            self._stop(failure)
+            return
+        self._snapshot_number = max(self._snapshot_number, number)
+        position = to_position(self.ticks.broker.store.position)
+        self._feed(Loaded(position if done.result() else None))
+
+    def _stop(self, error: BaseException) -> None:
+        self._is_over = True
+        self.ticks.cut()
+        if self._begun.done():
+            self._fail(error)
+        else:
+            self._begun.set_exception(error)
+
+    def _show_leader(self, broker: Broker, position: Position) -> None:
+        if position.holder:
+            claim = Claim.decode(position.holder)
+            broker.leader = Node(claim.node_id, claim.host, claim.port)
+
+    # The others
+
+    def _take_over(self) -> None:
+        record = self._record
+        is_wished = self._wish is not None or self._member.wish is not None
+        if record is None or self._member.is_active or is_wished:
+            return
+        claim = Claim(release=__version__, **asdict(record))
+        self._wish = TakeOver(
+            nonce=secrets.token_bytes(16), payload=claim.encode(), time_ms=self._now_ms()
+        )
+        self._go_on()
+
+    async def _watch(self) -> None:
+        """Ask the active how it is, and take over where it is gone or silent."""
+        peer: Peer | None = None
+        heard_at = asked_at = self._loop.time()
+        while True:
+            await asyncio.sleep(_PING_S)
+            now = self._loop.time()
+            if self._member.is_active or now - asked_at > _ROUND_MAX_S:
+                heard_at = now  # it is the active, or it slept itself
+            asked_at = now
+            if self._member.is_active:
+                continue
+            holder = self._member.at.holder
+            claim = Claim.decode(holder) if holder else None
+            if claim is None:
+                self._take_over()  # nobody has ever been the active
+                continue
+            if peer is None or peer.address != (claim.peer_host, claim.peer_port):
+                if peer is not None:
+                    peer.close()
+                peer = Peer(claim.peer_host, claim.peer_port, self._secret)
+                heard_at = now
+            try:
+                status = await asyncio.wait_for(_asked(peer), _PONG_WITHIN_S)
+            except ConnectionRefusedError:
+                self._take_over()
+            except (OSError, TimeoutError, ValueError):
+                now = self._loop.time()
+                if now - asked_at < _ROUND_MAX_S and now - heard_at > _SILENCE_S:
+                    self._take_over()
+            else:
+                if status["role"] == "standby" and status["member"] == claim.member:
+                    self._take_over()  # it has begun again, and is the active no more
+                else:
+                    heard_at = self._loop.time()
+
+    async def _know_members(self, journal: SharedJournal, record: MemberRecord) -> None:
+        """Keep this member listed, and know the others: clients learn of them by Metadata."""
+        is_listed = False
+        try:
+            while True:
+                try:
+                    if not is_listed:
+                        await asyncio.to_thread(journal.register, record)
+                        is_listed = True
+                    found = await asyncio.to_thread(journal.members)
+                    self._members = [Node(one.node_id, one.host, one.port) for one in found]
+                    self.ticks.broker.members = self._members
+                except (TryAgain, OutcomeUnknown, Misconfigured) as error:
+                    self.ticks.log(f"the shared journal: {error}", "members")
+                await asyncio.sleep(_MEMBERS_S)
+        finally:
+            journal.close()
+
+    # Snapshots
+
+    async def _write_snapshots(self, journal: SharedJournal) -> None:
+        try:
+            while True:
+                await asyncio.sleep(_SNAPSHOT_LOOK_S)
+                try:
+                    if self._is_snapshot_due() and await self._write_snapshot(journal):
+                        self.snapshots += 1
+                        await asyncio.to_thread(journal.prune)
+                except (TryAgain, OutcomeUnknown, Misconfigured, _Moved) as error:
+                    self.ticks.log(f"no snapshot: {error}", "snapshot")
+        finally:
+            journal.close()
+
+    def _is_snapshot_due(self) -> bool:
+        """The active waits for longer: it does it only where no standby does."""
+        times = _ACTIVE_WAITS if self._member.is_active else 1.0
+        slots = self._member.settled.number - self._snapshot_number
+        return slots >= self._limits.slots * times or (
+            self._taken_bytes >= self._limits.bytes * times
+        )
+
+    async def _write_snapshot(self, journal: SharedJournal) -> bool:
+        newest = max(await asyncio.to_thread(journal.snapshot_numbers), default=0)
+        if newest > self._snapshot_number:
+            self._snapshot_number, self._taken_bytes = newest, 0
+            return False
+        base = await asyncio.to_thread(journal.snapshot, newest) if newest else None
+        ticks = self.ticks
+        while ticks.is_syncing or ticks.broker.store.has_pending:
+            await asyncio.sleep(0)  # a tick of the active is not settled yet
+            if ticks.is_over:
+                return False
+        broker = ticks.broker
+        position = broker.store.position
+        if position is None or position.number <= newest:
+            return False
+        state = snapshots.state_bytes(broker.state.known())
+        taken_bytes = self._taken_bytes
+        ends = [(one, one.log_start, one.end) for one in broker.state.topics.partitions.values()]
+        objects: list[RecordObject] = []
+        for partition, log_start, end in ends:
+            number = partition.number
+            known = snapshots.kept_objects(base.objects if base else (), number, log_start)
+            objects += known
+            at = known[-1].end if known else log_start
+            while at < end:
+                log = broker.store.logs.get(number)
+                if ticks.is_over or log is None or partition.log_start != log_start:
+                    raise _Moved(f"partition {number} has changed meanwhile")
+                chunk = log.read(at, end, snapshots.OBJECT_BYTES_MAX)
+                data = chunk.content
+                if not data:
+                    break
+                one = snapshots.record_object(position.number, number, at, chunk.before, data)
+                await asyncio.to_thread(journal.put_object, one, data)
+                objects.append(one)
+                at = chunk.before
+        await asyncio.to_thread(journal.put_snapshot, Snapshot(position, state, objects))
+        self._snapshot_number = position.number
+        self._taken_bytes -= taken_bytes
+        return True
+
+
+async def _asked(peer: Peer) -> Status:
+    """A kept connection may have ended with the process behind it: then a new one tells."""
+    try:
+        return await peer.ask()
+    except ConnectionRefusedError:
+        raise
+    except ConnectionError:
+        return await peer.ask()
+
+
+def _nothing() -> None:
+    """Schedules the first tick of an active."""
