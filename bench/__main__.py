@@ -6,6 +6,7 @@ import sys
 
 from bench import (
     broker,
+    broker_cluster,
     console_scale,
     coordinator,
     coordinator_scale,
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "coordinator": coordinator.run,
     **files_parquet.RUNS,
     **broker.RUNS,
+    **broker_cluster.RUNS,
     **console_scale.RUNS,
     **coordinator_scale.RUNS,
     **delta.RUNS,

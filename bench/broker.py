@@ -263,7 +263,7 @@ def open_transactions(name: str) -> Comparison:
         first_start_s = time.perf_counter() - started
         broker_load.make_topic(process.address, "open", 8)
         before = _rss_mb(process.pid)
-        _open_many(process.address)
+        open_many(process.address)
         grown = _rss_mb(process.pid) - before
         process.kill()
         started = time.perf_counter()
@@ -276,7 +276,7 @@ def open_transactions(name: str) -> Comparison:
     return found
 
 
-def _open_many(address: str) -> None:
+def open_many(address: str) -> None:
     with Client(address, clock=SystemClock()) as client:
         asks = [
             Ask(
