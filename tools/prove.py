@@ -3,10 +3,11 @@ Prove by brute force, one part after the other: `make proof`, or `make proof ONL
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds,
 `shared-journal` as many of a broker on several machines, `mutants` breaks the coordinator,
-`compat` runs the small suite on every supported PySpark. Two parts run tests that are marked
-`proof`: `kills` those of Spark drivers that write to databases, topics, files and tables under one
-decision, `storms` all others (standbys, executors, servers, the broker under kills, power cuts and
-damage, random schedules). KILLS says how long their loops are.
+`compat` runs the small suite on every supported PySpark. Three parts run tests that are marked
+`proof`: `clients` suites of other people's Kafka clients on the embedded broker, `kills` those of
+Spark drivers that write to databases, topics, files and tables under one decision, `storms` all
+others (standbys, executors, servers, the broker under kills, power cuts and damage, random
+schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 
 PYTHON = sys.executable
 _MARKED = ("pytest", "-m", "proof", "-n", "2", "--dist", "loadfile")
+_CLIENTS = ("tests/broker/test_client_suites.py",)
 _KILLS = ("tests/spark/test_kills.py", "tests/spark/test_lake_kills.py")
 
 
@@ -28,8 +30,9 @@ def parts(seeds: int) -> dict[str, list[str]]:
         "simulation": [PYTHON, "-m", "proof.simulation", "--seeds", str(seeds)],
         "shared-journal": [PYTHON, "-m", "proof.shared_journal", "--seeds", str(seeds)],
         "mutants": [PYTHON, "-m", "proof.mutants"],
+        "clients": [*_MARKED, *_CLIENTS],
         "kills": [*_MARKED, *_KILLS],
-        "storms": [*_MARKED, "tests", *(f"--ignore={file}" for file in _KILLS)],
+        "storms": [*_MARKED, "tests", *(f"--ignore={file}" for file in (*_CLIENTS, *_KILLS))],
         "compat": [PYTHON, "tools/compat.py"],
     }
 

@@ -355,7 +355,8 @@ class Connection(asyncio.Protocol):
             if len(part) and not self._is_full:
                 self._transport.write(part.take(_FILE_BYTES))
         except OSError as error:
-            self._ticks.log(f"an answer for {self._host} can't be sent: {error}", "sending")
+            if not isinstance(error, ConnectionError):  # else the client has gone
+                self._ticks.log(f"an answer for {self._host} can't be sent: {error}", "sending")
             self._sending.clear()
             self._transport.abort()
             return
