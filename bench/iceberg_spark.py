@@ -15,6 +15,8 @@ from epochal.sinks.iceberg import Iceberg
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 2_000_000
+FILES_PER_EPOCH = 2
+"""Of eight: a start is paid once in the life of a query."""
 COLUMNS = (
     "id",
     "cast(id % 997 as int) as customer",
@@ -57,7 +59,7 @@ class Contest:
         self.spark = session(folder, runtime)
         self.spark.sparkContext.setLogLevel("ERROR")
         self.source = folder / "source"
-        self.spark.range(ROWS, numPartitions=4).selectExpr(*COLUMNS).write.parquet(str(self.source))
+        self.spark.range(ROWS, numPartitions=8).selectExpr(*COLUMNS).write.parquet(str(self.source))
         self.properties = {
             "type": "sql",
             "uri": f"sqlite:///{folder}/catalog.db",
@@ -115,8 +117,7 @@ class Contest:
 
     def _stream(self) -> Any:
         schema = self.spark.read.parquet(str(self.source)).schema
-        # Four epochs: a start is paid once in the life of a query.
-        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_EPOCH)
         return reader.parquet(str(self.source))
 
     def _place(self) -> str:
