@@ -552,7 +552,12 @@ class Pipeline:
 
         def start_run() -> Run:
             return self._start_run(
-                query, location, run=run, unfinished=unfinished, retarget=retarget
+                # Anew: settings of the session may have changed since the last run.
+                self._query(session, None),
+                location,
+                run=run,
+                unfinished=unfinished,
+                retarget=retarget,
             )
 
         def hand_over(started: Run) -> WorkerEpochs:
