@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -326,11 +327,10 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
         Part(sink=sink, identity=identity, handout=None)
         for sink, identity in zip(sinks, identities, strict=True)
     ]
-    session = SimpleNamespace(
-        sparkContext=GoneContext(), _jsparkSession=object(), conf=dict(COMPILED)
-    )
-    batch = SimpleNamespace(sparkSession=session)
-    for some in (parts[:1], parts):
+    gone = GoneContext()
+    for some, conf in product((parts[:1], parts), (dict(COMPILED), gone)):
+        session = SimpleNamespace(sparkContext=gone, _jsparkSession=object(), conf=conf)
+        batch = SimpleNamespace(sparkSession=session)
         prepared = prepare_all(
             cast("Any", batch),
             EpochNumber(0),

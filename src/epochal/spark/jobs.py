@@ -138,11 +138,15 @@ def prepare_all(
     is_by_engine = any(part.engine is not None for part in parts)
     # A session of Spark Connect is shared with its client, and other queries.
     compiled = {} if is_connect(spark) else COMPILED
-    with session_settings(spark, compiled | (engine_write.SETTINGS if is_by_engine else {})):
-        if len(parts) == 1:
-            run(parts[0])
-        else:
-            _in_parallel(run, parts, cancel, _thread_class(spark))
+    settings = compiled | (engine_write.SETTINGS if is_by_engine else {})
+    try:
+        with session_settings(spark, settings):
+            if len(parts) == 1:
+                run(parts[0])
+            else:
+                _in_parallel(run, parts, cancel, _thread_class(spark))
+    except Exception as error:  # of the settings, by a JVM that has exited
+        outcome.error = outcome.error or stop_or_error(error, f"epoch {epoch}")
     return outcome
 
 
