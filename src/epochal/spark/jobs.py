@@ -145,7 +145,7 @@ def prepare_all(
                 run(parts[0])
             else:
                 _in_parallel(run, parts, cancel, _thread_class(spark))
-    except Exception as error:  # of the settings, by a JVM that has exited
+    except Exception as error:  # noqa: BLE001  of the settings, by a JVM that has exited
         outcome.error = outcome.error or stop_or_error(error, f"epoch {epoch}")
     return outcome
 
