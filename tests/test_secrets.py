@@ -45,7 +45,11 @@ SECRETS = {
     "CONSOLE_TOKEN": "hunter-console-7f3a",
 }
 PAGES_MAX = 30
-ASKING = ("verify jobs:pipeline", "recover jobs:pipeline --dry-run", "doctor jobs:pipeline --json")
+ASKING = (
+    "verify secretive:pipeline",
+    "recover secretive:pipeline --dry-run",
+    "doctor secretive:pipeline --json",
+)
 REPORTS = ("status chk --json", "status chk", "epochs chk --json", "log export chk", "doctor chk")
 JOBS = """
 import os
@@ -182,6 +186,7 @@ def shown(monkeypatch, caplog, capfd):
     caplog.set_level(logging.DEBUG, logger="epochal")
     seen: dict[str, bytes] = {}
     yield seen
+    sys.modules.pop("secretive", None)
     seen["metrics of the driver"] = generate_latest(registry)
     lines = map(caplog.handler.format, caplog.get_records("call"))
     seen["log"] = "\n".join(lines).encode()
@@ -196,12 +201,11 @@ def test_no_secret_is_left_behind_or_shown(servers, spark, tmp_path, monkeypatch
     theirs, running = servers
     work = tmp_path / "work"
     work.mkdir()
-    (work / "jobs.py").write_text(JOBS, encoding="utf-8")
+    (work / "secretive.py").write_text(JOBS, encoding="utf-8")
     monkeypatch.chdir(work)
     monkeypatch.syspath_prepend(str(work))
     monkeypatch.setenv("CHECKPOINT", str(work / "chk"))
-    pipeline = importlib.import_module("jobs").pipeline
-    monkeypatch.delitem(sys.modules, "jobs")  # and so it is forgotten in the end
+    pipeline = importlib.import_module("secretive").pipeline
     source = work / "in"
     spark.range(3000).selectExpr("id", "'x' AS name").write.parquet(str(source))
     stream = spark.readStream.schema("id BIGINT, name STRING").parquet(str(source))
@@ -234,7 +238,7 @@ def test_no_secret_is_left_behind_or_shown(servers, spark, tmp_path, monkeypatch
         note(f"epochal {words}", reported(words))
     console = Console(
         work,
-        *("--token-env", "CONSOLE_TOKEN", "--pipeline", "jobs:pipeline"),
+        *("--token-env", "CONSOLE_TOKEN", "--pipeline", "secretive:pipeline"),
         environment={"PYTHONPATH": os.pathsep.join([str(work), *sys.path])},
     )
     try:

@@ -191,6 +191,7 @@ def scene(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
+    sys.modules.pop("jobs", None)
     playing = globals()[request.param.replace("-", "_")](Scene(tmp_path))
     with closing(playing):
         next(playing)
