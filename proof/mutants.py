@@ -402,9 +402,9 @@ MUTANTS = (
         ),
         (
             CLEANUP,
-            "        abort_judged(committer, judged, state)\n        self._note",
+            "        abort_judged(committer, judged, state)\n        room",
             "        abort_judged(committer, judged, state)\n"
-            "        require_not_back(state, sink, committer.newest())\n        self._note",
+            "        require_not_back(state, sink, committer.newest())\n        room",
         ),
     ),
     mutant(

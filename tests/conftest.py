@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache, partial
@@ -25,6 +26,7 @@ _SPARKS = {
     *("broker/test_spark.py", "examples/test_sqlite_package.py", "docs/test_docs_types.py"),
     *("sinks/delta/test_spark.py", "sinks/files/test_s3_spark.py", "sinks/test_four_at_once.py"),
     *("spark/test_clusters.py", "spark/test_kills.py", "proof/test_model.py"),
+    *("spark/test_connect.py", "test_secrets.py", "examples/test_programs.py"),
 }
 """Files that keep the cores busy, beside those that share the local Spark."""
 _LONG = {
@@ -48,6 +50,8 @@ _SPARK_WORKERS = 2
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every Spark of this run, in this process or in others, starts quickly."""
+    # Before anything imports grpc: see `epochal.storage.etcd_client`.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if not hasattr(config, "workerinput"):
         make_archive()
     speed_up_spark()

@@ -179,7 +179,7 @@ def test_a_standby_says_when_it_waits_and_works_and_a_signal_ends_it_cleanly(tmp
     finally:
         run.kill()
     said = (tmp_path / "said.txt").read_text()
-    # A worker of PySpark that is ended while it connects reports a broken pipe.
-    assert [one for one in said.split("Traceback")[1:] if "pyspark/daemon.py" not in one] == []
+    # PySpark's own: a worker that is ended while it connects reports a broken pipe.
+    assert [line for line in said.splitlines() if "File" in line and "/epochal/" in line] == []
     assert other.acquire("another driver") is True
     other.close()

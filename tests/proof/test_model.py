@@ -116,10 +116,10 @@ def test_an_unanswered_decision_taken_for_failed_and_aborted_stands_all_the_same
 def test_claims_outside_the_sequence_let_a_superseded_driver_decide(monkeypatch):
     real = Journal.claim
 
-    def claim(self, follow, *kind):
+    def claim(self, follow, *kind, **named):
         number, before = self._newest()
         if before is None:
-            return real(self, follow, *kind)
+            return real(self, follow, *kind, **named)
         self._number, self._state = number, follow(before)
         return self._state
 

@@ -33,6 +33,8 @@ from urllib.parse import unquote
 from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.storage.urls import first_line
 
+# Its handlers of fork() may abort a child before it runs another program, such as Spark's JVM.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 try:
     import grpc
 except ImportError as error:
