@@ -258,7 +258,7 @@ class Room:
 
 
 @runtime_checkable
-class Roomy(Protocol):
+class LimitsBytes(Protocol):
     """A committer whose prepared rows have a limit of bytes."""
 
     def room(self) -> Room | None:
