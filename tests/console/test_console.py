@@ -228,6 +228,7 @@ def test_axe_finds_no_violation(doubtful, chromium, scheme, width):
     page.wait_for_selector("h1:has-text('Pipelines')")
     found[page.url] = violations(page)
     page.click("a:has-text('payments')")
+    page.wait_for_url("**/pipelines/*")
     found[page.url] = violations(page)
     address = page.url
     for part in ("epochs", "epochs/1", "recover", "resolve"):
@@ -238,6 +239,7 @@ def test_axe_finds_no_violation(doubtful, chromium, scheme, width):
 
 
 def violations(page) -> list[str]:
+    page.wait_for_load_state("load")
     found = Axe().run(page).response["violations"]
     return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,6 +22,8 @@ from epochal.protocol.state import Accepted
 from epochal.terms import EpochNumber
 
 SCHEMA = pa.schema([("id", pa.int64())])
+START_S = int(time.time()) + 60
+"""Later than any commit of these tests."""
 
 
 class DeltaPlace:
@@ -45,9 +50,20 @@ class DeltaPlace:
 
 
 class DeltaByTime(DeltaPlace):
+    """By the times of the log's files, as delta-rs goes by them: ten seconds from one to the next."""
+
     def put_back(self, version):
-        (entry,) = [one for one in self.table.history() if one["version"] == version]
-        self.table.restore(datetime.fromtimestamp(entry["timestamp"] / 1000, UTC))
+        self.table.restore(self.spread_to(version))
+
+    def put_back_between(self, version):
+        """To a time after the commit itself, and before that of its file."""
+        self.table.restore(self.spread_to(version) - timedelta(seconds=5))
+
+    def spread_to(self, version):
+        for file in sorted(Path(self.url, "_delta_log").glob("*.json")):
+            written_s = START_S + 10 * int(file.stem)
+            os.utime(file, (written_s, written_s))
+        return datetime.fromtimestamp(START_S + 10 * version, UTC)
 
 
 class IcebergPlace:
@@ -138,6 +154,17 @@ def test_epochs_that_are_gone_are_noticed_by_a_running_driver_and_at_a_start(pla
     with session(place, tmp_path) as again:
         epoch(again, 7)
     assert place.ids() == [0, 1, 4, 6, 7]
+
+
+def test_a_table_that_was_put_back_to_a_time_is_judged_by_its_files(tmp_path):
+    place = DeltaByTime(tmp_path)
+    with session(place, tmp_path) as running:
+        for number in range(4):
+            epoch(running, number)
+        place.put_back_between(place.now() - 2)
+        with pytest.raises(WentBack, match="proves epochs up to 0, and epoch 3 was committed"):
+            epoch(running, 4)
+    assert place.ids() == [0]
 
 
 def test_what_others_wrote_may_be_put_back(place, tmp_path):

@@ -27,6 +27,7 @@ _LOG = "_delta_log"
 _METADATA = "epochal"
 _RESTORE = "RESTORE"
 _HISTORY_FIRST = 64
+_VERSIONS_COMPARED_MAX = 20
 _NOT_ENCODED = "/!$&'()+,:;=@~"
 """What delta-rs leaves as it is in a path, beside letters, digits and `_.-`."""
 _INTERVAL = "delta.checkpointInterval"
@@ -205,24 +206,42 @@ def epoch_after_restores(table: DeltaTable, ledger: str, written: int) -> int | 
             if entry.get("operation") != _RESTORE:
                 at -= 1
                 continue
-            is_restored, at = True, _restored_version(entry, entries)
+            is_restored, at = True, _restored_version(table, entry, entries)
     return None if is_restored else written
 
 
-def _restored_version(restore: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]) -> int:
-    """The version that it put back; -1 where that is not known: Spark notes a time as text."""
+def _restored_version(
+    table: DeltaTable, restore: Mapping[str, Any], entries: Mapping[int, Mapping[str, Any]]
+) -> int:
+    """
+    The version that it put back; -1 where that is not found. Of a time, it is found by the files: a
+    writer may go by the times of the log's own files, which are later than those in commits.
+    """
     asked = restore.get("operationParameters") or {}
     if (asked.get("version") or "null") != "null":
         return int(asked["version"])
     moment = str(asked.get("datetime") or "")
     older = [
         version
-        for version, entry in entries.items()
+        for version, entry in sorted(entries.items(), reverse=True)
         if version < restore["version"]
-        and moment.isdigit()
-        and entry.get("timestamp", 0) <= int(moment)
+        and (not moment.isdigit() or entry.get("timestamp", 0) <= int(moment))
     ]
-    return max(older, default=-1)
+    files = _paths_at(table, restore["version"])
+    for version in older[:_VERSIONS_COMPARED_MAX]:
+        if files is not None and _paths_at(table, version) == files:
+            return version
+    return -1
+
+
+def _paths_at(table: DeltaTable, version: int) -> set[str] | None:
+    """The files of a version; None where the log no longer goes back so far."""
+    with translate_errors(f"read version {version} of the table"):
+        try:
+            options = table._storage_options
+            return active_paths(DeltaTable(table.table_uri, version, storage_options=options))
+        except DeltaError:
+            return None
 
 
 def active_paths(table: DeltaTable) -> set[str]:
