@@ -50,7 +50,7 @@ class DeltaPlace:
 
 
 class DeltaByTime(DeltaPlace):
-    """By the times of the log's files, as delta-rs goes by them: ten seconds from one to the next."""
+    """By the times of the log's files, as delta-rs does: ten seconds from one to the next."""
 
     def put_back(self, version):
         self.table.restore(self.spread_to(version))
