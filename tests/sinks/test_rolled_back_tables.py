@@ -22,8 +22,6 @@ from epochal.protocol.state import Accepted
 from epochal.terms import EpochNumber
 
 SCHEMA = pa.schema([("id", pa.int64())])
-START_S = int(time.time()) + 60
-"""Later than any commit of these tests."""
 
 
 class DeltaPlace:
@@ -60,10 +58,11 @@ class DeltaByTime(DeltaPlace):
         self.table.restore(self.spread_to(version) - timedelta(seconds=5))
 
     def spread_to(self, version):
+        later_s = int(time.time()) + 60  # than any commit
         for file in sorted(Path(self.url, "_delta_log").glob("*.json")):
-            written_s = START_S + 10 * int(file.stem)
+            written_s = later_s + 10 * int(file.stem)
             os.utime(file, (written_s, written_s))
-        return datetime.fromtimestamp(START_S + 10 * version, UTC)
+        return datetime.fromtimestamp(later_s + 10 * version, UTC)
 
 
 class IcebergPlace:
