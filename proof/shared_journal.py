@@ -14,7 +14,7 @@ Clients write values and read all of them. The judge objects where
 - a value is expired that is not old, or appears although its client was told that it was not taken;
 - a member stops although the store has lost nothing;
 - members differ at rest, from each other or from a new one that has only the store.
-A store that has lost its end must be noticed: whoever goes on, agrees with all others who do.
+A store that has lost its end must be noticed: the members that go on agree with each other.
 
 `--control NAME` breaks one rule on purpose: the judge must object.
 """

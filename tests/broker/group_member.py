@@ -34,7 +34,7 @@ def main(address: str, group: str, topic: str, file: str, protocol: str) -> None
             try:
                 consumer.commit(asynchronous=False)
             except KafkaException:
-                continue  # fenced, or the broker is away: whoever has the partition reads again
+                continue  # fenced, or the broker is away: its next reader reads again
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def random_life(seed: int, steps: int) -> None:  # noqa: PLR0912  a case per eve
                 group.add(name, *topics, assignor=chance.choice([None, "uniform", "range"]))
             case 1 if alive:
                 group.leave(chance.choice(alive))
-            case 2 if alive:  # it dies, and nobody is told
+            case 2 if alive:  # it dies without a word to the broker
                 del group.members[chance.choice(alive).name]
             case 3:
                 group.restart()
@@ -218,7 +218,7 @@ def random_life(seed: int, steps: int) -> None:  # noqa: PLR0912  a case per eve
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_partition_has_two_readers_whoever_comes_goes_or_dies(seed: int) -> None:
+def test_no_partition_has_two_readers_when_members_come_go_or_die(seed: int) -> None:
     random_life(seed, 80)
 
 

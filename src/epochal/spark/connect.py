@@ -3,7 +3,7 @@ Spark Connect: a query is started by a client, and its epochs are written by a w
 
 The function of `foreachBatch` is pickled to a Python worker that runs beside Spark's driver. All
 that decides is there: at its first batch the worker makes the coordinator, and goes on as any
-driver does. The client claims before the query starts, so that whoever starts last wins, and hands
+driver does. The client claims before the query starts, so that the last start wins, and hands
 over what it has claimed (`StartToken`):
 
     client                                 worker on the server            newest record

@@ -1,4 +1,4 @@
-"""FindCoordinator: the coordinator of a group or a transactional id: whoever leads all."""
+"""FindCoordinator: the coordinator of a group or a transactional id: the broker that leads all."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It carries out what `protocol.step` asks for. Calls to the store run in a thread of their own, one
 at a time; everything else happens in the event loop. A call that fails is repeated for as long as
-it takes: requests wait meanwhile, and nobody is told anything that is not in the journal.
+it takes: requests wait meanwhile, and no answer holds anything that is not in the journal.
 
     standby    takes in the slots of the active and keeps them in its own folder; asks the active
                how it is, and claims the next slot once nobody answers

@@ -6,7 +6,7 @@ at a time: two puts in flight would break the fence, as a late one could land ab
 
 The rules, each of which the simulation (`proof/shared_journal.py`) shows to be needed:
 
-  1. Slot n + 1 is filled by whoever has taken in slot n, with put-if-absent. An unknown outcome:
+  1. Slot n + 1 is filled by a member that has slot n, with put-if-absent. An unknown outcome:
      the same bytes into the same slot again. Refused: the slot is read; these very bytes are ours.
   2. An answer leaves only once its tick is in its slots. A tick that only answers looks first: slot
      n is as the active wrote it, and n + 1 is empty. So no answer is older than a newer claim.
