@@ -115,21 +115,28 @@ def median_ms(
 
 def _replayed_ms(spark: Any) -> float:
     """An epoch that is decided already: the driver died before Spark noted it as done."""
-    return _first_after_restart_ms(spark, _forget_last_commit)
+    return _first_after_restart_ms(spark, _forget_commit)
 
 
 def _first_ms(spark: Any) -> float:
     """The first epoch after a restart, which a replayed one is to be compared with."""
-    return _first_after_restart_ms(spark, lambda _checkpoint: None)
+    return _first_after_restart_ms(spark, lambda _checkpoint, _epoch: None)
 
 
-def _first_after_restart_ms(spark: Any, meanwhile: Callable[[Path], None]) -> float:
-    pipeline = _pipeline()
+def _first_after_restart_ms(spark: Any, meanwhile: Callable[[Path, int], None]) -> float:
+    """`meanwhile` gets the checkpoint and the newest epoch that was decided."""
+    decided: list[int] = []
+
+    def watch(step: str, epoch: int | None) -> None:
+        if step == "decided" and epoch is not None:
+            decided.append(epoch)
+
+    pipeline = Pipeline("bench", sinks=[Memory()], watch=watch)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         query = pipeline.start(_stream(spark), checkpoint=folder)
         _wait_for(query, EPOCHS)
         query.stop()
-        meanwhile(Path(folder))
+        meanwhile(Path(folder), decided[-1])
         return _first_of(pipeline.start(_stream(spark), checkpoint=folder))
 
 
@@ -139,16 +146,14 @@ def _first_of(query: Any) -> float:
     return _durations_ms(query)[0]
 
 
-def _forget_last_commit(checkpoint: Path) -> None:
-    commits = checkpoint / "commits"
-    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
+def _forget_commit(checkpoint: Path, epoch: int) -> None:
+    """Spark goes on with this epoch: a stop may have ended it before Spark noted it, or after."""
+    (checkpoint / "commits" / str(epoch)).unlink(missing_ok=True)
+    (checkpoint / "commits" / f".{epoch}.crc").unlink(missing_ok=True)
     for later in (checkpoint / "offsets").iterdir():
-        if later.name.strip(".").removesuffix(".crc").isdigit():
-            number = int(later.name.strip(".").removesuffix(".crc"))
-            if number > last:
-                later.unlink()
+        number = later.name.strip(".").removesuffix(".crc")
+        if number.isdigit() and int(number) > epoch:
+            later.unlink()
 
 
 def _wait_for(query: Any, epochs: int) -> None:
