@@ -66,14 +66,26 @@ class Unsettled(OutcomeUnknown):
 
 
 class PreparedLost(EpochalError):
-    """The target proves that it threw prepared rows of a decided epoch away: write them again."""
+    """
+    The target proves that it threw prepared rows of a decided epoch away: write them again.
+
+    `shows_none`: no row of the epoch is visible at the target, and what is left of it can't become
+    visible without the lost part. All of it is then written again, in any partitions.
+    """
 
     code = "prepared-lost"
 
-    def __init__(self, message: str, hint: str = "", handles: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        handles: tuple[str, ...] = (),
+        shows_none: bool = False,
+    ) -> None:
         super().__init__(message, hint)
-        self.args = (message, hint, handles)
+        self.args = (message, hint, handles, shows_none)
         self.handles = handles
+        self.shows_none = shows_none
 
 
 class Fenced(EpochalError):

@@ -181,6 +181,13 @@ def test_rows_that_the_target_proves_thrown_away_must_be_written_again(carry, no
     assert noted == [{Y}]
 
 
+def test_where_no_row_is_visible_without_the_lost_ones_all_must_be_written_again(carry):
+    pending = {X: (receipt(X, 0), receipt(X, 1)), Y: (receipt(Y),)}
+    both = tuple(str(one.handle) for one in pending[X])
+    lost = PreparedLost("gone", handles=both[1:], shows_none=True)
+    assert carry(pending=pending, x=Scripted([lost]), y=Scripted([None])) == {X: both}
+
+
 def test_a_lost_sink_does_not_keep_another_from_being_retried(carry):
     lost = PreparedLost("gone", handles=("h",))
     other = Scripted([TryAgain("busy"), None])

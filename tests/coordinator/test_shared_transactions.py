@@ -149,6 +149,14 @@ def test_where_one_lost_its_rows_the_others_wait_and_are_not_noted_as_done():
     assert carry(Script([lost])) == ({Y: lost.handles}, [{Z}])
 
 
+def test_where_one_lost_a_part_its_other_parts_are_lost_and_none_of_the_others():
+    (first,) = ALL[Y]
+    parts = (first, replace(first, handle=replace(first.handle, partition=1)))
+    lost = PreparedLost("gone", handles=(str(parts[1].handle),), shows_none=True)
+    found, _ = carry(Script([lost]), pending={**ALL, Y: parts})
+    assert found == {Y: tuple(str(one.handle) for one in parts)}
+
+
 def test_a_loss_that_names_nobody_is_everybodys():
     found, noted = carry(Script([PreparedLost("gone")]))
     assert (found.keys(), noted) == ({X, Y}, [{Z}])

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -189,7 +189,7 @@ class Commit:
                 self.on_committed(sink)
                 self.environment.on_step(f"committed {sink}", self.epoch)
         elif isinstance(result, PreparedLost):
-            self.lost |= _lost_by_sink(group, result.handles)
+            self.lost |= _lost_by_sink(group, result)
         else:
             self._errors |= dict.fromkeys(group, result)
         if result is not None or self._is_delayed:
@@ -219,16 +219,15 @@ def _sentence(error: BaseException) -> str:
     return f"{hint}; " if hint else ""
 
 
-def _lost_by_sink(group: Receipts, handles: Sequence[str]) -> dict[SinkName, tuple[str, ...]]:
-    if len(group) == 1:
-        return dict.fromkeys(group, tuple(handles))
-    gone = frozenset(handles)
-    named = {
-        sink: tuple(str(one.handle) for one in some if str(one.handle) in gone)
-        for sink, some in group.items()
-    }
+def _lost_by_sink(group: Receipts, error: PreparedLost) -> dict[SinkName, tuple[str, ...]]:
+    """What is to be written again: see `PreparedLost.shows_none`."""
+    all_of = {sink: tuple(str(one.handle) for one in some) for sink, some in group.items()}
+    gone = frozenset(error.handles)
+    named = {sink: tuple(one for one in some if one in gone) for sink, some in all_of.items()}
     lost = {sink: some for sink, some in named.items() if some}
-    return lost or dict.fromkeys(group, tuple(handles))
+    if not lost or len(group) == 1:
+        lost = dict.fromkeys(group, error.handles)
+    return {sink: all_of[sink] for sink in lost} if error.shows_none else lost
 
 
 # Writing again what a target threw away after the decision

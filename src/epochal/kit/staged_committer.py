@@ -260,7 +260,8 @@ class StagedCommitter(CommitterBase, Generic[T]):
                 f"epoch {epoch}: {len(lost)} of {len(names)} prepared attempts are not staged",
                 "somebody removed them from the staging: the rows are written again where the "
                 "source can be replayed",
-                lost,
+                handles=lost,
+                shows_none=True,
             )
         self.publish(transaction, receipts)
         self.discard(transaction, names)

@@ -36,6 +36,9 @@ still equal:
     p1 lost, replayed    p0': 3 rows, a       p1': 2, b    equal: p0 p1' stand, p0' is surplus
     p1 lost, replayed    p0': 5 rows, a+b                  refused: p0 is visible already, and no
                                                            part of the replay is just p1
+
+Where a target shows an epoch at one instant, p0 is not visible without p1: both count as lost then
+(`PreparedLost.shows_none`), and the new receipts stand.
 """
 
 from __future__ import annotations
@@ -116,7 +119,10 @@ def plan_rewrite(
     lost: each partition's must agree too, or the visible part and the new part would overlap.
     """
     lost = frozenset(lost)
-    _require_equal(sink, "all rows", sum_of(decided).fingerprint, sum_of(again).fingerprint)
+    before_sum, now_sum = sum_of(decided).fingerprint, sum_of(again).fingerprint
+    if not _is_equal(before_sum, now_sum):
+        because = "the source or the query gives other rows on a replay (or fingerprints are off):"
+        raise _other_rows(sink, "all rows", before_sum, now_sum, because)
     before = tuple(sorted(claims_of(decided)))
     if all(str(receipt.handle) in lost for receipt in decided):
         return Rewrite(
@@ -127,7 +133,16 @@ def plan_rewrite(
         partition = receipt.handle.partition
         now = renewed.get(partition)
         found = Fingerprint(0, 0) if now is None else now.fingerprint
-        _require_equal(sink, f"partition {partition}", receipt.fingerprint, found)
+        if not _is_equal(receipt.fingerprint, found):
+            raise _other_rows(
+                sink,
+                f"partition {partition}",
+                receipt.fingerprint,
+                found,
+                "the replay has the same rows in other partitions, and a part of the epoch is "
+                "visible already: start again, where the source or coalesced tasks may give the "
+                "decided partitions; else",
+            )
     gone = {receipt.handle.partition for receipt in decided if str(receipt.handle) in lost}
     kept = tuple(receipt for receipt in decided if receipt.handle.partition not in gone)
     taken = tuple(
@@ -137,14 +152,18 @@ def plan_rewrite(
     return Rewrite(receipts=kept + taken, surplus=surplus)
 
 
-def _require_equal(sink: SinkName, what: str, decided: Fingerprint, again: Fingerprint) -> None:
-    if decided == again and decided.is_comparable_to(again):
-        return
-    raise Unsettled(
+def _is_equal(decided: Fingerprint, again: Fingerprint) -> bool:
+    return decided == again and decided.is_comparable_to(again)
+
+
+def _other_rows(
+    sink: SinkName, what: str, decided: Fingerprint, again: Fingerprint, because: str
+) -> Unsettled:
+    return Unsettled(
         f"sink {sink!r} lost prepared rows of a decided epoch, and they can't be written again: "
         f"{what} was {_text(decided)} when it was decided and is {_text(again)} now",
-        "the source or the query gives other rows on a replay (or fingerprints are off): bring the "
-        f"rows back by hand, then record where they are: {give_up_command(sink)}",
+        f"{because} bring the rows back by hand, then record where they are: "
+        f"{give_up_command(sink)}",
     )
 
 

@@ -10,6 +10,7 @@ Streaming queries and the once-only load (`Pipeline.write`) both write through t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,10 +28,20 @@ from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import Part, drain, evaluated, prepare_all
 from epochal.spark.plan_analysis import PlanFacts
-from epochal.terms import NO_OFFSETS, EpochNumber, Limits, Offsets, Receipts, SinkName
+from epochal.terms import (
+    NO_OFFSETS,
+    EpochNumber,
+    Limits,
+    Offsets,
+    Receipts,
+    SinkName,
+    quantity,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+logger = logging.getLogger("epochal")
 
 
 def no_offsets() -> Offsets:
@@ -54,6 +65,8 @@ class EpochWriter:
     driver_writes: DriverWrites
     is_speculating: bool
     """Spark copies slow tasks: of two copies, the one that is killed may go on for a while."""
+    limited: set[SinkName] = field(default_factory=set)
+    """Sinks whose slots limited the tasks of an epoch: each is logged once."""
 
     def write(
         self,
@@ -139,9 +152,13 @@ class EpochWriter:
         *,
         is_narrow: bool,
         by_tasks: Collection[SinkName] = (),
+        is_again: bool = False,
     ) -> Receipts:
         """`by_tasks`: the sinks whose rows only tasks may prepare, partition by partition."""
-        parts = [self._part(sink, frame, is_by_tasks=sink.name in by_tasks) for sink in sinks]
+        parts = [
+            self._part(sink, frame, is_by_tasks=sink.name in by_tasks, is_again=is_again)
+            for sink in sinks
+        ]
         prepared = prepare_all(
             frame,
             epoch,
@@ -156,15 +173,35 @@ class EpochWriter:
             self.coordinator.note_late_tasks()
             raise _PrepareFailed(prepared.receipts, prepared.error)
         self.driver_writes.note(prepared.receipts)
+        if not is_again:
+            self._log_limited(epoch, parts, prepared.receipts)
         return prepared.receipts
 
-    def _part(self, sink: Sink, frame: DataFrame, *, is_by_tasks: bool) -> Part:
+    def _log_limited(self, epoch: EpochNumber, parts: Sequence[Part], receipts: Receipts) -> None:
+        """How many partitions a batch had is not asked: that may plan and run stages of it."""
+        for part in parts:
+            sink, tasks = part.sink.name, len(receipts[part.sink.name])
+            if tasks == part.writers_max and sink not in self.limited:
+                self.limited.add(sink)
+                logger.warning(
+                    "sink %s: epoch %s was written by %s, as many as its slots allow; partitions "
+                    "beyond that are put together: slots= and `epochal staging` give more",
+                    sink,
+                    epoch,
+                    quantity(tasks, "task"),
+                )
+
+    def _part(self, sink: Sink, frame: DataFrame, *, is_by_tasks: bool, is_again: bool) -> Part:
         engine = (
             self.coordinator.engine_writes(sink.name)
             if self.writer.is_within_reach and not is_by_tasks
             else None
         )
         is_by_engine = engine is not None and engine.tasks_refusal is not None
+        writers_max = getattr(sink, "writers_max", None)
+        if is_again and writers_max is not None and not is_by_tasks:
+            # The decided attempts that are left keep their slots until the log names others.
+            writers_max = 1
         return Part(
             sink=sink,
             identity=self.coordinator.identity(sink.name),
@@ -174,6 +211,7 @@ class EpochWriter:
             on_driver=None
             if is_by_tasks or is_by_engine
             else self.driver_writes.expected(sink, frame),
+            writers_max=writers_max,
         )
 
     def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
@@ -187,7 +225,12 @@ class EpochWriter:
             with evaluated(batch, self.pipeline, epoch) as frame:
                 # Checkpointed: the blocks that a stage reads are there, or the epoch fails.
                 again = self._prepare(
-                    frame, epoch, lost, is_narrow=True, by_tasks=self._lost_in_part()
+                    frame,
+                    epoch,
+                    lost,
+                    is_narrow=True,
+                    by_tasks=self._lost_in_part(),
+                    is_again=True,
                 )
                 self.coordinator.rewrite(again)
         except _PrepareFailed as failed:

@@ -70,6 +70,8 @@ class Part:
     """Given once by a driver: it names the job of Spark's own writer (I6)."""
     on_driver: DriverWrite | None = None
     """Where few rows are expected, which the driver may write itself."""
+    writers_max: int | None = None
+    """How many tasks may prepare: further partitions are put together."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,9 +244,8 @@ def _prepare(
             written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
             return (part.engine.gather(written),)
     rows, job = as_tasks()
-    writers_max = getattr(part.sink, "writers_max", None)
-    if writers_max is not None:
-        rows = rows.coalesce(writers_max)
+    if part.writers_max is not None:
+        rows = rows.coalesce(part.writers_max)
     collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 

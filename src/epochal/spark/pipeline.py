@@ -46,7 +46,7 @@ from epochal.coordinator.targets import by_name, described, engine_ability
 from epochal.coordinator.tracker import EPOCHS_KEPT, metrics_of
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured
 from epochal.logs import StoredLog, checkpoint_log, open_log
-from epochal.protocol.admission import Position, Start
+from epochal.protocol.admission import Position, Start, Unfinished
 from epochal.spark.active_runs import (
     EachBatch,
     RemoteRun,
@@ -63,14 +63,7 @@ from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of, leaves
 from epochal.spark.projection import arrow_schema, empty_like, project
-from epochal.spark.query_options import (
-    QueryOptions,
-    StartOptions,
-    UnfinishedChoice,
-    configured,
-    read_options,
-    unfinished_choice,
-)
+from epochal.spark.query_options import QueryOptions, configured, read_options
 from epochal.spark.versions import (
     faster_settings,
     is_connect,
@@ -102,6 +95,7 @@ if TYPE_CHECKING:
     from epochal.spark.standby import Standby
 
 Location = str | os.PathLike[str]
+UnfinishedChoice = Literal["ask", "redo", "skip"]
 
 _RUN_KEY_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _RUN_KEY_CHARS_MAX = 60
@@ -241,10 +235,16 @@ class Pipeline:
         are joined: it is called at each turn, so that they are as new as the takeover. What can be
         refused is refused at once.
         """
-        asked = StartOptions.read(run, unfinished, retarget)
         if standby is not False:
-            build = df if callable(df) else _same_each_time(df)
-            return self._stand_by(build, standby, checkpoint, asked, options)
+            return self._stand_by(
+                df if callable(df) else _same_each_time(df),
+                standby,
+                self._location(checkpoint, read_options(options, self.sinks).checkpoint),
+                run=run,
+                unfinished=unfinished,
+                retarget=retarget,
+                options=options,
+            )
         if callable(df):
             raise Misconfigured(
                 "start() takes a DataFrame; a function that makes one is for a standby",
@@ -252,7 +252,9 @@ class Pipeline:
             )
         self._standby = None
         start = self._start_remote if is_connect(df.sparkSession) else self._start_query
-        started: Run | RemoteRun = start(df, checkpoint, asked, options)
+        started: Run | RemoteRun = start(
+            df, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
+        )
         if started.query is None:
             raise InvariantBroken(f"{started.location}: a run was started without a query")
         return started.query
@@ -261,8 +263,11 @@ class Pipeline:
         self,
         build: Callable[[], DataFrame],
         standby: bool | str | Lease,
-        checkpoint: Location | None,
-        asked: StartOptions,
+        checkpoint: Location,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         options: QueryOptions,
     ) -> Standby:
         """Refuse what a start would refuse before its claim, and wait for the lease."""
@@ -277,16 +282,19 @@ class Pipeline:
         require_classic(frame.sparkSession, "a standby")
         self._require_spark(frame.sparkSession)
         require_streaming(frame)
-        query_options = read_options(options, self.sinks)
-        configured(frame, query_options)
+        configured(frame, read_options(options, self.sinks))
         query = self._query(frame.sparkSession, frame)
-        location = self._location(checkpoint, query_options.checkpoint)
-        folder = open_checkpoint(location, query.spark)
+        folder = open_checkpoint(checkpoint, query.spark)
         log = self._log_of(folder.location, query.spark)
         coordinator = Coordinator(log=log, sinks=self.sinks, limits=self.limits)
         try:
             start = self._start_of(
-                folder.location, asked, query_id=folder.query_id, position=folder.position
+                folder.location,
+                run=run,
+                query_id=folder.query_id,
+                position=folder.position,
+                unfinished=_unfinished(unfinished),
+                retarget=retarget,
             )
             coordinator.check_start(start, query.schemas, query.engines)
         finally:
@@ -299,7 +307,9 @@ class Pipeline:
             sinks=self.sinks,
             columns=frame.schema,
             build=build,
-            start=lambda made: self._start_query(made, location, asked, options),
+            start=lambda made: self._start_query(
+                made, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
+            ),
             log=self._log_of(folder.location, query.spark),
             lease=self._lease(standby, folder.location, query.spark),
         )
@@ -319,7 +329,10 @@ class Pipeline:
         self,
         df: DataFrame,
         checkpoint: Location | None,
-        asked: StartOptions,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         options: QueryOptions,
     ) -> Run:
         """Claim, recover and start the query: `Run.query`."""
@@ -332,7 +345,9 @@ class Pipeline:
         started = self._start_run(
             self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
-            asked,
+            run=run,
+            unfinished=unfinished,
+            retarget=retarget,
             query_name=name,
         )
         try:
@@ -351,7 +366,10 @@ class Pipeline:
         self,
         df: DataFrame,
         checkpoint: Location | None,
-        asked: StartOptions,
+        *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         options: QueryOptions,
     ) -> RemoteRun:
         """The same where epochs are written by a worker of the server, which claims after us."""
@@ -365,7 +383,9 @@ class Pipeline:
         handed = self._hand_over(
             self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
-            asked,
+            run=run,
+            unfinished=unfinished,
+            retarget=retarget,
             query_name=name,
         )
         claimed, location = handed.claimed, handed.function.checkpoint
@@ -391,8 +411,10 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: Location,
-        asked: StartOptions,
         *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         query_name: str | None = None,
     ) -> _HandedOver:
         """Claim and recover, where this process reaches the log."""
@@ -405,7 +427,14 @@ class Pipeline:
             require_free_name(query.spark, query_name, location)
         end_earlier_run(location)
         log = self._log_of(location, None)
-        claim = partial(self._claim, log, query=query, asked=asked)
+        claim = partial(
+            self._claim,
+            log,
+            query=query,
+            run=run,
+            unfinished=_unfinished(unfinished),
+            retarget=retarget,
+        )
         coordinator = None
         is_reached = connect.is_reached(query.spark, log)
         known = read_state(log) if is_reached and folder is None else None
@@ -417,7 +446,9 @@ class Pipeline:
         function = self._worker_epochs(
             query,
             location if location.startswith("/") and given.startswith("/") else given,
-            asked,
+            run=run,
+            unfinished=unfinished,
+            retarget=retarget,
             token=None if coordinator is None else coordinator.hand_over(),
         )
         return _HandedOver(function=function, claimed=coordinator, is_log_reached=is_reached)
@@ -426,8 +457,10 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: str,
-        asked: StartOptions,
         *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         token: StartToken | None,
     ) -> WorkerEpochs:
         from epochal import __version__  # noqa: PLC0415  the root imports this module
@@ -439,7 +472,9 @@ class Pipeline:
             token=token,
             plan=query.plan,
             schemas=query.schemas,
-            asked=asked,
+            run=run,
+            unfinished=unfinished,
+            retarget=tuple(retarget),
             release=__version__,
         )
 
@@ -464,9 +499,11 @@ class Pipeline:
             self._log_of(folder.location, query.jvm),
             folder.location,
             query=query,
-            asked=given.asked,
+            run=given.run,
             query_id=folder.query_id,
             position=position,
+            unfinished=_unfinished(given.unfinished),
+            retarget=given.retarget,
             above=given.token,
             only_new=given.token is None,
         )
@@ -505,20 +542,33 @@ class Pipeline:
         self._require_spark(session)
         location = self._location(checkpoint)
         query = self._query(session, None)
-        asked = StartOptions.read(run, unfinished, retarget)
         if is_connect(session):
-            handed = self._hand_over(query, location, asked)
+            handed = self._hand_over(
+                query, location, run=run, unfinished=unfinished, retarget=retarget
+            )
             if handed.claimed is not None:
                 handed.claimed.leave()
             return handed.function
 
         def start_run() -> Run:
-            # Anew: settings of the session may have changed since the last run.
-            return self._start_run(self._query(session, None), location, asked)
+            return self._start_run(
+                # Anew: settings of the session may have changed since the last run.
+                self._query(session, None),
+                location,
+                run=run,
+                unfinished=unfinished,
+                retarget=retarget,
+            )
 
         def hand_over(started: Run) -> WorkerEpochs:
-            token = started.coordinator.token
-            return self._worker_epochs(query, started.location, asked, token=token)
+            return self._worker_epochs(
+                query,
+                started.location,
+                run=run,
+                unfinished=unfinished,
+                retarget=retarget,
+                token=started.coordinator.token,
+            )
 
         return EachBatch(session, start_run, hand_over)
 
@@ -540,7 +590,7 @@ class Pipeline:
         query = self._query(spark, df)
         location = f"{open_checkpoint(checkpoint, query.jvm).location}/epochal/runs/{_safe(run)}"
         log = open_log(f"{location}/log", spark=query.jvm)
-        coordinator = self._claim(log, location, query=query, asked=StartOptions(run=run))
+        coordinator = self._claim(log, location, query=query, run=run)
         try:
             is_repeat = coordinator.state.last is not None
             if not is_repeat or coordinator.lost:
@@ -555,8 +605,10 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: Location,
-        asked: StartOptions,
         *,
+        run: str | None,
+        unfinished: UnfinishedChoice,
+        retarget: Collection[str],
         query_name: str | None = None,
     ) -> Run:
         """End this process's earlier run on the checkpoint, and claim for a new one."""
@@ -568,9 +620,11 @@ class Pipeline:
             self._log_of(folder.location, query.spark),
             folder.location,
             query=query,
-            asked=asked,
+            run=run,
             query_id=folder.query_id,
             position=folder.position,
+            unfinished=_unfinished(unfinished),
+            retarget=retarget,
         )
         self._tracker = coordinator.tracker
         self._run = Run(
@@ -588,9 +642,11 @@ class Pipeline:
         location: str,
         *,
         query: _Query,
-        asked: StartOptions,
+        run: str | None,
         query_id: str | None = None,
         position: Position | None = None,
+        unfinished: Unfinished = Unfinished.ASK,
+        retarget: Collection[str] = (),
         above: StartToken | None = None,
         only_new: bool = False,
     ) -> Coordinator:
@@ -608,7 +664,13 @@ class Pipeline:
         if self._run is None or self._run.is_over:
             self._tracker = coordinator.tracker
         start = self._start_of(
-            location, asked, query_id=query_id, position=position, only_new=only_new
+            location,
+            run=run,
+            query_id=query_id,
+            position=position,
+            unfinished=unfinished,
+            retarget=retarget,
+            only_new=only_new,
         )
         try:
             coordinator.start(start, query.schemas, query.engines, above=above)
@@ -620,10 +682,12 @@ class Pipeline:
     def _start_of(
         self,
         location: str,
-        asked: StartOptions,
         *,
+        run: str | None,
         query_id: str | None,
         position: Position | None,
+        unfinished: Unfinished,
+        retarget: Collection[str],
         only_new: bool = False,
     ) -> Start:
         return Start(
@@ -632,10 +696,10 @@ class Pipeline:
             sinks=described(self.sinks),
             driver=this_driver(),
             query_id=query_id,
-            run=asked.run,
+            run=run,
             position=position,
-            unfinished=asked.unfinished,
-            retarget=asked.retarget,
+            unfinished=unfinished,
+            retarget=[SinkName(name) for name in retarget],
             fence=self.limits.fence_on_start,
             only_new=only_new,
         )
@@ -734,7 +798,7 @@ class Pipeline:
             location=found.location,
             query_id=found.query_id,
             position=found.position,
-            unfinished=unfinished_choice(unfinished),
+            unfinished=_unfinished(unfinished),
         )
 
     def fork(self, checkpoint: Location, *, original_lives: bool = False) -> None:
@@ -870,3 +934,13 @@ def _same_each_time(frame: DataFrame) -> Callable[[], DataFrame]:
         "was made; a standby may wait for days",
         "give a function that makes it: start(make_orders, …, standby=True)",
     )
+
+
+def _unfinished(choice: str) -> Unfinished:
+    """What to do with a batch that other code left unfinished."""
+    try:
+        return Unfinished(choice)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in Unfinished)
+        message = f"unfinished={choice!r} is none of {known}"
+        raise Misconfigured(message, f"one of {known}") from None

@@ -265,6 +265,7 @@ class StagedTable(SqlCommitter):
             f"{self.staging.schema}, and the ledger does not prove them committed",
             f"{because}, or the server was restored from a backup",
             handles=tuple(map(str, lost)),
+            shows_none=True,
         )
 
     def _rows_to_read(

@@ -332,6 +332,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 "somebody removed them (VACUUM with a short retention does), or gave the table "
                 "other partitions or columns, or driver and executors don't see the same folder",
                 handles=tuple(sorted(lost)),
+                shows_none=True,
             )
 
     def _lost(

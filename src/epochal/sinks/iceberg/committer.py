@@ -293,6 +293,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
                 "only when they are older than any epoch that is still to be committed; columns "
                 "may be replaced only while nothing is",
                 handles=tuple(lost),
+                shows_none=True,
             )
 
     def _require_acceptable(

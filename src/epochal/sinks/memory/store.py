@@ -93,6 +93,7 @@ class Store:
                 raise PreparedLost(
                     f"epoch {epoch}: {len(lost)} of {len(handles)} prepared attempts are not there",
                     handles=lost,
+                    shows_none=True,
                 )
             rows = _joined([self._prepared.pop(handle).rows for handle in handles])
             if replaces:
