@@ -41,6 +41,12 @@ class TestPreparedAppend(_Conformance):
     options = MappingProxyType({"strategy": "prepared"})
 
 
+@pytest.mark.products("mariadb", "mysql")
+class TestPreparedAppendWithKey(_Conformance):
+    options = MappingProxyType({"strategy": "prepared", "lock_timeout_s": 3})
+    key = "PRIMARY KEY"
+
+
 @pytest.mark.products("mysql")
 class TestUpsert(_Conformance):
     options = MappingProxyType({"mode": "upsert", "keys": ["id"]})

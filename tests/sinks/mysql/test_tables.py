@@ -49,8 +49,24 @@ def test_a_table_may_have_any_name(place, some):
 
 def test_an_engine_without_transactions_is_refused(place, some):
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text) ENGINE=MyISAM")
-    with pytest.raises(Misconfigured, match="MyISAM, which knows no transactions"):
+    with pytest.raises(Misconfigured, match="MyISAM, whose rows do not commit"):
         place.life().start(some(1))
+
+
+@pytest.mark.products("mariadb")
+def test_a_table_on_another_server_is_refused(place, some):
+    place.sql("INSTALL SONAME 'ha_federatedx'")
+    try:
+        place.sql(f"CREATE TABLE {place.schema}.base (id bigint, name text)")
+        place.sql(
+            f"CREATE TABLE {place.schema}.orders (id bigint, name text) ENGINE=FEDERATED"
+            f" CONNECTION='mysql://root@127.0.0.1:{place.server.port}/{place.schema}/base'"
+        )
+        with pytest.raises(Misconfigured, match="FEDERATED, whose rows do not commit"):
+            place.life().start(some(1))
+        place.sql(f"DROP TABLE {place.schema}.orders")
+    finally:
+        place.sql("UNINSTALL SONAME 'ha_federatedx'")
 
 
 def test_a_server_that_takes_no_rows_from_clients_is_reported(orders, some):

@@ -40,12 +40,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("place", marked.args if marked else both, indirect=True)
 
 
+def binaries() -> Path | None:
+    """EPOCHAL_POSTGRES=15 runs everything on Debian's server."""
+    return debian_binaries(CACHE) if os.environ.get("EPOCHAL_POSTGRES") == "15" else None
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    """EPOCHAL_POSTGRES=15 runs everything on Debian's server."""
-    is_older = os.environ.get("EPOCHAL_POSTGRES") == "15"
     try:
-        with running_server(binaries=debian_binaries(CACHE) if is_older else None) as running:
+        with running_server(binaries=binaries()) as running:
             yield running
     except NoServer as error:
         pytest.fail(f"no PostgreSQL to prove anything on: {error}", pytrace=False)
@@ -103,7 +106,7 @@ class Place(shared.Place):
     def kill_any_session(self) -> None:
         self.sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name LIKE 'epochal-%' ORDER BY random() LIMIT 1"
+            " WHERE application_name LIKE 'ep%' ORDER BY random() LIMIT 1"
         )
 
     def setting(self, connection: Any) -> str:
@@ -172,7 +175,7 @@ def place(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Pl
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[tuple[Place, Proxy]]:
     """A server that may be killed, with a proxy before it; it sees a COPY whichever the way is."""
-    with running_server() as doomed, make_place(doomed, "bytes") as made:
+    with running_server(binaries=binaries()) as doomed, make_place(doomed, "bytes") as made:
         made.sql(f"CREATE TABLE {made.schema}.orders (id bigint, name text)")
         between = Proxy(doomed.port)
         yield made, between

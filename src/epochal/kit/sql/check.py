@@ -62,6 +62,33 @@ def _session_sql(sink: TableSink) -> list[Ability]:
     return [Ability(name="session_sql", granted=True, because=because)]
 
 
+def written_once(
+    sink: TableSink, *, may_collide: bool, obstacle: str = "", needed: str = ""
+) -> Ability:
+    """
+    Which strategy fits. `obstacle`: why `prepared` does not, on this server; `needed`: a right that
+    it needs beside those of `staged`.
+    """
+    name = "rows written once"
+    if sink.strategy == "prepared":
+        late = ", attempts that are tried again from staging, as keys may collide"
+        because = "tasks write into the table itself" + (late if may_collide else "")
+        return Ability(name=name, granted=True, because=because)
+    if sink.mode != "append":
+        obstacle = f"has no mode={sink.mode!r}"
+    elif sink.rejects_to is not None:
+        obstacle = "has no on_reject"
+    if obstacle:
+        because = f"strategy='staged' fits best: strategy='prepared' {obstacle}"
+        return Ability(name=name, granted=False, because=because)
+    because = (
+        "staged rows are written twice; strategy='prepared' would fit this table and server, for "
+        f"large epochs at about half the work{needed and f' ({needed})'}, and show an epoch task "
+        "by task"
+    )
+    return Ability(name=name, granted=False, because=because)
+
+
 class Rounded(Protocol):
     """One field that is written, and how its column may round it."""
 

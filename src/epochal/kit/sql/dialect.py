@@ -22,7 +22,7 @@ from epochal.kit.sql.names import (
     staging_prefix,
 )
 from epochal.kit.sql.rejects import NumberedRows, Rows, row_text
-from epochal.terms import Handle, Identity, InDoubt, Json
+from epochal.terms import EpochNumber, Handle, Identity, InDoubt, Json
 
 if TYPE_CHECKING:
     from epochal.kit.sql.apply import Apply, Source
@@ -342,11 +342,19 @@ class Dialect(ErrorTable):
         """Commit or roll back one that another session prepared."""
 
     def end_tasks(
-        self, session: Session, identity: Identity, is_lost: Callable[[Handle], bool]
+        self,
+        session: Session,
+        identity: Identity,
+        epoch: EpochNumber,
+        partitions: int,
+        is_lost: Callable[[Handle], bool],
     ) -> None:
         """
-        End sessions of tasks of this sink that are not done yet, and whose attempts are lost. Only
-        called where `TableSink.stages_late`.
+        End sessions of tasks of this sink that are not done yet, and whose attempts are lost.
+
+        Every task of the epoch, which has so many partitions, has handed its receipt in by now.
+        Returns once these sessions hold no locks, or after some seconds. Only called where
+        `TableSink.stages_late`.
         """
 
     # Sessions of drivers that died

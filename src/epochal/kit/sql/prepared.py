@@ -222,7 +222,8 @@ class PreparedSqlCommitter(StagedTable):
             is_older = handle.epoch == epoch and handle.generation < own
             return is_lost(handle) or (is_older and handle not in named)
 
-        self.dialect.end_tasks(session, self.identity, is_over)
+        partitions = 1 + max(receipt.handle.partition for receipt in receipts)
+        self.dialect.end_tasks(session, self.identity, epoch, partitions, is_over)
         for one in self.dialect.prepared(session, self.identity):
             if one.handle is not None and is_lost(one.handle):
                 self._end(session, epoch, one.handle, is_commit=False)

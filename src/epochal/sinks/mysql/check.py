@@ -15,6 +15,7 @@ from epochal.kit.sql.check import (
     abilities,
     exact_values,
     must_not_collide,
+    written_once,
 )
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.modes import WriteMode
@@ -34,6 +35,12 @@ _XA_REFUSED = 1401
 """What MySQL answers to XA RECOVER without the right to it."""
 _KEY_CHARS = 255
 _NAMED_IN_FULL = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
+_TABLES_WITH_ENGINES = (
+    "SELECT table_schema, table_name, table_type, t.engine,"
+    " COALESCE(e.transactions = 'YES' AND e.xa = 'YES', 0) FROM information_schema.tables t"
+    " LEFT JOIN information_schema.engines e ON e.engine = t.engine"
+)
+"""Only engines with both commit together with another one; FEDERATED has transactions alone."""
 _ROW_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 _META_RIGHTS = f"CREATE, {_ROW_RIGHTS}"
 _STAGING_RIGHTS = f"{_META_RIGHTS}, DROP"
@@ -68,12 +75,17 @@ class MySQLChecker(Checker[Table, Sent]):
                 self._require_detaching(session)
             else:
                 self._require_listing(session)
-            if there is not None:
-                self._require_no_unique(there)
+            self._require_slots(about, there)
         if sink.is_fixed:
             about.require_skipping(sink)
             self.require_made(session)
-        return [*self._abilities(about), exact_values(planned)]
+        once = written_once(
+            sink,
+            may_collide=self._may_collide(there),
+            obstacle="" if about.detaches else "needs a newer server",
+            needed=about.right_to_prepare,
+        )
+        return [*self._abilities(about), once, exact_values(planned)]
 
     def _abilities(self, about: _About) -> list[Ability]:
         return [
@@ -147,12 +159,18 @@ class MySQLChecker(Checker[Table, Sent]):
                 f"{self._sink.grants()[-1]}; strategy='staged' (the default) needs none of this",
             ) from error
 
-    def _require_no_unique(self, table: Table) -> None:
+    def _may_collide(self, table: Table | None) -> bool:
+        if table is None:
+            return False
         expected, there = self._expected, table.columns
         written = frozenset(there) if expected is None else expected.written(there)
-        hit = table.unique_hit_by(written)
-        if hit:
-            raise must_not_collide(table, f"unique index {next(iter(hit))}")
+        return table.may_collide(written)
+
+    def _require_slots(self, about: _About, table: Table | None) -> None:
+        """A server without SKIP LOCKED has no slots, where attempts that are late would wait."""
+        if table is not None and self._may_collide(table) and not about.skips_locked:
+            hit = next(iter(table.unique), "key below this view")
+            raise must_not_collide(table, f"unique index {hit}")
 
     # What rows need
 
@@ -304,15 +322,26 @@ class _About:
                 "MariaDB 10.6 or MySQL 8.0 or newer",
             )
 
-    def require_detachable(self, sink: MySQL) -> None:
+    @property
+    def _detaching_since(self) -> tuple[int, int, int]:
+        return (10, 5, 2) if self.is_mariadb else (8, 0, 29)
+
+    @property
+    def detaches(self) -> bool:
         """Whether a prepared XA transaction outlives its connection."""
-        needed = (10, 5, 2) if self.is_mariadb else (8, 0, 29)
-        if self._number < needed:
+        return self._number >= self._detaching_since
+
+    @property
+    def right_to_prepare(self) -> str:
+        return f"it needs {'BINLOG REPLAY' if self.is_mariadb else 'XA_RECOVER_ADMIN'}"
+
+    def require_detachable(self, sink: MySQL) -> None:
+        if not self.detaches:
+            needed = ".".join(map(str, self._detaching_since))
             raise Misconfigured(
                 f"strategy='prepared' on {sink.place}, version {self._version}: there a prepared "
                 "XA transaction ends with its connection",
-                f"version {'.'.join(map(str, needed))} or newer; strategy='staged' (the default) "
-                "needs none of this",
+                f"version {needed} or newer; strategy='staged' (the default) needs none of this",
             )
 
 
@@ -320,20 +349,21 @@ def _require_transactional(session: Session, table: Table) -> None:
     if table.kind == "view":
         for schema, name, engine in _tables_below(session, table):
             raise Misconfigured(
-                f"view {table} leads to {schema}.{name}, a table of the engine {engine}, which "
-                "knows no transactions",
+                f"view {table} leads to {schema}.{name}, a table of the engine {engine}, whose "
+                "rows do not commit together with the ledger",
                 f"ALTER TABLE {DIALECT.quote(schema, name)} ENGINE=InnoDB",
             )
     elif not table.is_transactional:
         raise Misconfigured(
-            f"{table} is a table of the engine {table.engine}, which knows no transactions",
+            f"{table} is a table of the engine {table.engine}, whose rows do not commit together "
+            "with the ledger",
             f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
         )
 
 
 def _tables_below(session: Session, view: Table) -> list[tuple[str, str, str]]:
     """
-    The tables without transactions that a view names, also by other views, with their engines.
+    The tables that are not transactional and that a view names, also by other views.
 
     The server keeps a view's definition with every table named in full; who may not see it gets
     an empty one, and nothing is found.
@@ -351,19 +381,14 @@ def _tables_below(session: Session, view: Table) -> list[tuple[str, str, str]]:
         seen |= named
         pairs = ", ".join(f"({DIALECT.literal(one)}, {DIALECT.literal(two)})" for one, two in named)
         listed = (
-            session.query(
-                "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
-                " FROM information_schema.tables t"
-                " LEFT JOIN information_schema.engines e ON e.engine = t.engine"
-                f" WHERE (table_schema, table_name) IN ({pairs})"
-            )
+            session.query(f"{_TABLES_WITH_ENGINES} WHERE (table_schema, table_name) IN ({pairs})")
             if named
             else []
         )
-        for in_schema, table, kind, engine, transactions in listed:
+        for in_schema, table, kind, engine, is_transactional in listed:
             if "VIEW" in kind:
                 views.append((in_schema, table))
-            elif transactions != "YES":
+            elif not is_transactional:
                 found.append((in_schema, table, engine))
     return found
 
@@ -374,19 +399,15 @@ def _tables_below(session: Session, view: Table) -> list[tuple[str, str, str]]:
 def read_table(session: Session, name: TableName) -> Table | None:
     """The table of this name, in the connection's own database where none is named."""
     which = _which(name)
-    found = session.query(
-        "SELECT table_schema, table_name, table_type, t.engine, e.transactions"
-        " FROM information_schema.tables t"
-        f" LEFT JOIN information_schema.engines e ON e.engine = t.engine WHERE {which}"
-    )
+    found = session.query(f"{_TABLES_WITH_ENGINES} WHERE {which}")
     if not found:
         return None
-    in_schema, table, kind, engine, transactions = found[0]
+    in_schema, table, kind, engine, is_transactional = found[0]
     return Table(
         schema=in_schema,
         name=table,
         kind="view" if "VIEW" in kind else "table",
-        is_transactional=transactions == "YES",
+        is_transactional=bool(is_transactional),
         engine=engine or "",
         columns=_columns(session, which),
         unique=_unique(session, which),

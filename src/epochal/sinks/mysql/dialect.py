@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from epochal.kit.sql.apply import Apply, Source
@@ -12,7 +14,7 @@ from epochal.kit.sql.dialect import OwnTablesDialect, Query
 from epochal.kit.sql.ledger_rows import NAME_CHARS_MAX
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.sinks.mysql.errors import MySQLErrors
-from epochal.terms import Identity, InDoubt
+from epochal.terms import EpochNumber, Handle, Identity, InDoubt, SinkTag, Uid
 
 NAMES = NameRule(database="MySQL", length_max=64, unit="characters", quotes="`")
 AT = "epochal_at"
@@ -27,6 +29,9 @@ restart.
 """
 _GENERATIONS_BACK = 100
 """How far back drivers that died are searched for."""
+_ENDING_WAITS_S = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0)
+"""How long a session that was told to end may take."""
+_PARTITIONS_BEYOND = 64
 
 
 _MARIADB_GTIDS = re.compile(r"\d+-\d+-\d+(,\d+-\d+-\d+)*")
@@ -209,6 +214,44 @@ class MySQLDialect(MySQLErrors, OwnTablesDialect):
 
     def end_prepared(self, session: Session, name: str, *, is_commit: bool) -> None:
         session.execute(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {self.literal(name)}")
+
+    def task_lock(self, uid: Uid, sink: SinkTag, epoch: EpochNumber, partition: int) -> str:
+        """
+        The named lock that the session of a task's first attempt holds until its rows are prepared,
+        where keys may collide. Attempts of all drivers have the same: one of them goes first.
+        """
+        return f"epochal-{uid}-s{sink}-e{epoch}-p{partition}"
+
+    def end_tasks(
+        self,
+        session: Session,
+        identity: Identity,
+        epoch: EpochNumber,
+        partitions: int,
+        is_lost: Callable[[Handle], bool],  # noqa: ARG002  nothing is decided on what is open
+    ) -> None:
+        """
+        An older driver may have had more partitions. A session is listed, to its own account, until
+        it has rolled back.
+        """
+        locks = [
+            self.literal(self.task_lock(identity.uid, identity.tag, epoch, partition))
+            for partition in range(partitions + _PARTITIONS_BEYOND)
+        ]
+        query = f"SELECT {', '.join(f'IS_USED_LOCK({lock})' for lock in locks)}"
+        ended: set[int] = set()
+        for wait_s in _ENDING_WAITS_S:
+            (holders,) = session.query(query)
+            found = {int(one) for one in holders if one is not None}
+            for holder in found:
+                with suppress(*self.errors):
+                    session.execute(f"KILL CONNECTION {holder}")
+            ended |= found
+            listed = ", ".join(map(str, ended)) or "NULL"
+            processes = "SELECT 1 FROM information_schema.processlist"
+            if not session.query(f"{processes} WHERE id IN ({listed})"):
+                return
+            time.sleep(wait_s)
 
     # Sessions of drivers that died
 

@@ -33,7 +33,8 @@ class MySQL(TableSink):
     A table of a MySQL (8.0 or newer) or MariaDB (10.5 or newer) server.
 
     `strategy="staged"` (the default) shows an epoch whole, in one transaction. With
-    `strategy="prepared"` each task appends in an XA transaction of its own. The url is
+    `strategy="prepared"` each task appends in an XA transaction of its own; where the table has
+    keys, attempts that are tried again are applied from staging. The url is
     `mysql://user@host:3306/database`; the table `orders` or `shop.orders`, case kept. The ledger
     lives in the database `meta_schema`, staging tables in `<meta_schema>_staging`.
     """
@@ -42,6 +43,7 @@ class MySQL(TableSink):
     writes_on_driver: ClassVar[bool] = True
     called: ClassVar[str] = "MySQL"
     names: ClassVar[NameRule] = NAMES
+    stages_late: ClassVar[bool] = True
 
     meta_schema: str = "epochal"
     server: Server = field(init=False, repr=False)

@@ -1,9 +1,8 @@
 """Prepares rows on an executor: Arrow in, LOAD DATA LOCAL from memory, one transaction per attempt.
 
-Staged: the rows go into a table of this attempt's own, and the transaction commits: durable and
-without locks that others wait for. Prepared: they go into the table itself inside an XA
-transaction, which is left prepared under the handle's name and belongs to no connection any more
-once that is answered.
+Staged: the rows go into a staging table, and the transaction commits: durable and without locks
+that others wait for. Prepared: they go into the table itself inside an XA transaction, which is
+left prepared under the handle's name and belongs to no connection any more once that is answered.
 
 LOAD DATA LOCAL turns errors into warnings, and truncates or skips what it can't take: so a load
 with a single warning, or with fewer rows than were sent, is refused, with the row named. Where
@@ -14,7 +13,7 @@ warned of are deleted again and kept as text (`UNFIT`), under numbers below 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,8 @@ from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.slots import BYTES_MAX, ROWS_MAX, claim_slot, pool_of
-from epochal.sinks.mysql.types import TEXT, Planned, changed, from_json, plan, sent_fields
+from epochal.sinks.mysql.types import TEXT, Planned, Table, changed, from_json, plan, sent_fields
+from epochal.terms import Json
 
 if TYPE_CHECKING:
     from epochal.sinks.mysql.sink import MySQL
@@ -43,6 +43,8 @@ _NULL = "\\N"
 _WARNINGS_MAX = 65_535
 """No server lists more than this."""
 _NOT_ALLOWED = 1227
+_LOCK_WAIT_S = 1
+"""How long a session that was closed may take to end."""
 
 
 class MySQLWriter(TableWriter[MySQLConnection, Planned]):
@@ -51,7 +53,7 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
     def __init__(self, sink: MySQL, task: Task) -> None:
         super().__init__(sink, task, DIALECT)
         self._sink = sink
-        self._table = from_json(self._handout["table"])
+        self._table: Table = from_json(self._handout["table"])
         self._plan = plan(sent_fields(task.schema, sink), self._table, sink)
 
     @property
@@ -121,20 +123,22 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
 
 class StagedWriter(MySQLWriter):
     def _begin(self, connection: MySQLConnection) -> None:
-        pool = pool_of(self._sink, self._plan)
         if self._sink.is_fixed or self._is_small:
-            run, ask = partial(self._run, connection), partial(self._ask, connection)
-            handle = self._task.handle
-            self._staging_table = claim_slot(self._sink, pool, handle, ask, run)
+            self._claim_slot(connection)
             return
         # Rows of a private table can't violate a key: without the checks InnoDB fills an empty
         # table page by page.
         self._run(
             connection,
-            pool.create_slot(self._staging_table),
+            pool_of(self._sink, self._plan).create_slot(self._staging_table),
             "SET SESSION unique_checks = 0, foreign_key_checks = 0",
             "START TRANSACTION",
         )
+
+    def _claim_slot(self, connection: MySQLConnection) -> None:
+        run, ask = partial(self._run, connection), partial(self._ask, connection)
+        pool = pool_of(self._sink, self._plan)
+        self._staging_table = claim_slot(self._sink, pool, self._task.handle, ask, run)
 
     @property
     def _is_small(self) -> bool:
@@ -210,19 +214,53 @@ class KeepingWriter(StagedWriter):
         return reasons
 
 
-class PreparedWriter(MySQLWriter):
+class PreparedWriter(StagedWriter):
+    """
+    Where keys can collide only the first attempt of a task prepares: a later one would wait for the
+    locks of an attempt that nobody ends. Its rows wait in a slot, and are applied in the rehearsal.
+
+    A first attempt holds a named lock, by which the driver finds it as long as it is not prepared.
+    Where an attempt of an older driver still has the lock, it stages its rows, too.
+    """
+
+    def __init__(self, sink: MySQL, task: Task) -> None:
+        super().__init__(sink, task)
+        written = frozenset(one.column.name for one in self._plan if one.column is not None)
+        self._may_collide = self._table.may_collide(written)
+        self._is_late = self._may_collide and not task.is_first
+
+    @property
+    def _is_staged(self) -> bool:
+        return self._is_late
+
     @property
     def _xid(self) -> str:
         return DIALECT.literal(DIALECT.transaction_name(self._task.handle))
 
     def _begin(self, connection: MySQLConnection) -> None:
+        if self._may_collide and not self._is_late:
+            task = self._task.handle
+            lock = DIALECT.task_lock(task.uid, task.sink, task.epoch, task.partition)
+            get = f"SELECT GET_LOCK({DIALECT.literal(lock)}, {_LOCK_WAIT_S})"
+            ((is_held,),) = self._ask(connection, get)
+            self._is_late = not is_held
+        if self._is_late:
+            self._claim_slot(connection)
+            return
         self._run(
             connection,
             "SET SESSION unique_checks = 1, foreign_key_checks = 1",
             f"XA START {self._xid}",
         )
 
+    def _staged_at(self) -> Mapping[str, Json]:
+        is_staged = self._is_late and self._buffer.metrics.rows > 0
+        return {"slot": self._staging_table} if is_staged else {}
+
     def _finish(self, connection: MySQLConnection) -> None:
+        if self._is_late:
+            super()._finish(connection)
+            return
         self._classified("compare columns", lambda: self._require_layout(connection))
         detach = (DETACH_AT_PREPARE,) if connection.is_mariadb else ()
         statements = (*self._ledger_row(), *detach, f"XA END {self._xid}")

@@ -15,6 +15,7 @@ from epochal.kit.sql.check import (
     StagedLayout,
     abilities,
     exact_values,
+    written_once,
 )
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
@@ -448,22 +449,9 @@ def _written_once(session: Session, sink: Postgres, table: Table | None, pooler:
             f"ALTER SYSTEM SET max_prepared_transactions = {max(2 * sink.tasks_max, 64)} and a "
             f"restart of the server; {staged}"
         )
-    if sink.strategy == "prepared":
-        if fact:
-            raise Misconfigured(f"strategy='prepared' {fact}", hint)
-        late = ", attempts that are tried again from staging, as keys may collide"
-        because = "tasks copy into the table" + (late if table and table.unique else "")
-        return Ability(name="rows written once", granted=True, because=because)
-    if sink.mode != "append":
-        fact = f"has no mode={sink.mode!r}"
-    elif sink.rejects_to is not None:
-        fact = "has no on_reject"
-    fits = f"strategy='staged' fits best: strategy='prepared' {fact}"
-    faster = (
-        "staged rows are written twice; strategy='prepared' would fit this table and server, for "
-        "large epochs at about half the work, and show an epoch task by task"
-    )
-    return Ability(name="rows written once", granted=False, because=fits if fact else faster)
+    if fact and sink.strategy == "prepared":
+        raise Misconfigured(f"strategy='prepared' {fact}", hint)
+    return written_once(sink, may_collide=bool(table and table.unique), obstacle=fact)
 
 
 # The server's catalog

@@ -14,7 +14,16 @@ from epochal.kit.sql.dialect import Dialect, Query
 from epochal.kit.sql.names import NameRule, parse_staging_name, staging_prefix
 from epochal.kit.sql.rejects import Rows
 from epochal.sinks.postgres.errors import ALTERED, SHORT, PostgresErrors
-from epochal.terms import Generation, Handle, Identity, InDoubt, SinkTag, Uid, handle_prefix
+from epochal.terms import (
+    EpochNumber,
+    Generation,
+    Handle,
+    Identity,
+    InDoubt,
+    SinkTag,
+    Uid,
+    handle_prefix,
+)
 
 NAMES = NameRule(database="PostgreSQL", length_max=63)
 """Nothing is folded to lower case: case is kept."""
@@ -250,7 +259,12 @@ class PostgresDialect(PostgresErrors, Dialect):
         session.execute(f"{'COMMIT' if is_commit else 'ROLLBACK'} PREPARED {literal(name)}")
 
     def end_tasks(
-        self, session: Session, identity: Identity, is_lost: Callable[[Handle], bool]
+        self,
+        session: Session,
+        identity: Identity,
+        epoch: EpochNumber,  # noqa: ARG002  sessions have the names of their attempts
+        partitions: int,  # noqa: ARG002
+        is_lost: Callable[[Handle], bool],
     ) -> None:
         prefix = literal(staging_prefix(identity))
         query = (
