@@ -30,11 +30,12 @@ JDBC = "org.postgresql:postgresql:42.7.7"
 # Long enough that what a query pays at its start does not weigh: Java compiling, above all.
 APPEND_ROWS = 4_000_000
 APPEND_EPOCHS = 8
-UPSERT_ROWS = 400_000
+UPSERT_ROWS = 1_200_000
 UPSERT_EPOCHS = 4
 KEYED_ROWS = 2_000_000
-TEXT_ROWS = 200_000
-WIDE_ROWS = 100_000
+TEXT_ROWS = 600_000
+TEXT_BYTES = 1000
+WIDE_ROWS = 240_000
 WIDE_COLUMNS = 100
 HEAVY_EPOCHS = 4
 SMALL_ROWS = 100
@@ -55,12 +56,12 @@ def _jdbc(
     writer.option("url", url).save()
 
 
-def _ours(server: Any, *, fingerprint: bool = True, **options: Any) -> Callable[[Any, str], Any]:
+def _ours(server: Any, **options: Any) -> Callable[[Any, str], Any]:
     sink = Postgres(server.url(), table="public.ours", **options)
 
     def start(frame: Any, checkpoint: str) -> Any:
         # Each with a name of its own: a target remembers how far a pipeline has come.
-        pipeline = Pipeline(f"bench {checkpoint}", [sink], fingerprint=fingerprint)
+        pipeline = Pipeline(f"bench {checkpoint}", [sink])
         return pipeline.start(frame, checkpoint=checkpoint, availableNow=True)
 
     return start
@@ -116,12 +117,9 @@ class Measured:
 
 
 def _append(
-    name: str, rows: pa.Table, *, epochs: int, columns: str, is_dissected: bool = False
+    name: str, rows: pa.Table, *, epochs: int, columns: str, has_bare_copy: bool = False
 ) -> Comparison:
-    """
-    Prepared, with staged beside it, against JDBC, with its defaults beside it; dissected, also
-    without hashes of rows, and our way of sending alone.
-    """
+    """Prepared, with staged beside it, against JDBC, with its defaults beside it."""
     comparison = Comparison(
         name=name,
         peer_name="foreachBatch with Spark's JDBC append, reWriteBatchedInserts",
@@ -136,10 +134,7 @@ def _append(
 
         def ours() -> float:
             beside["staged"].append(measured.rate("staged", _ours(server), "ours"))
-            if is_dissected:
-                unhashed = _ours(server, strategy="prepared", fingerprint=False)
-                found = measured.rate("without_fingerprint", unhashed, "ours")
-                beside.setdefault("without_fingerprint", []).append(found)
+            if has_bare_copy:
                 bare = each_batch(lambda batch: _bare_copy(batch, server))
                 beside.setdefault("bare_copy", []).append(measured.rate("bare", bare, "ours"))
             say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items() if some))
@@ -155,7 +150,7 @@ def _append(
         comparison.beside = {"cpu_us_per_row": measured.cpu}
     medians = {name: statistics.median(some[1:]) for name, some in beside.items()}
     comparison.beside |= {name: round(median) for name, median in medians.items()}
-    if is_dissected:
+    if has_bare_copy:
         of_bare = statistics.median(comparison.ours) / medians["bare_copy"]
         comparison.beside["of_bare_copy"] = round(of_bare, 3)
     return comparison
@@ -164,7 +159,7 @@ def _append(
 def append_spark() -> Comparison:
     rows = some_rows(APPEND_ROWS)
     return _append(
-        "postgres_append_spark", rows, epochs=APPEND_EPOCHS, columns=COLUMNS, is_dissected=True
+        "postgres_append_spark", rows, epochs=APPEND_EPOCHS, columns=COLUMNS, has_bare_copy=True
     )
 
 
@@ -176,8 +171,9 @@ def append_pk_spark() -> Comparison:
 def heavy_text_spark() -> Comparison:
     """Texts of 1 KB, no two alike, which a server would not compress well."""
     chance = np.random.default_rng(7)
-    letters = chance.integers(97, 123, (TEXT_ROWS, 1000), dtype=np.uint8)
-    texts = [row.tobytes().decode() for row in letters]
+    letters = chance.integers(97, 123, TEXT_ROWS * TEXT_BYTES, dtype=np.uint8)
+    ends = np.arange(TEXT_ROWS + 1, dtype=np.int32) * TEXT_BYTES
+    texts = pa.StringArray.from_buffers(TEXT_ROWS, pa.py_buffer(ends), pa.py_buffer(letters))
     rows = pa.table({"id": np.arange(TEXT_ROWS, dtype=np.int64), "title": texts})
     return _append(
         "postgres_heavy_spark", rows, epochs=HEAVY_EPOCHS, columns="id bigint, title text"

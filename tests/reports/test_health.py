@@ -345,6 +345,30 @@ def test_each_health_fires_its_alert_within_a_minute_and_no_other(tmp_path):
                 ],
             }
         )
+    for staged, is_nearly_full in ((80, False), (81, True)):
+        labels = {"pipeline": "p", "sink": "s"}
+        name = "EpochalStagingNearlyFull"
+        scenes.append(
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": f'{metric}{{pipeline="p",sink="s"}}', "values": f"{value}x40"}
+                    for metric, value in {
+                        "epochal_staging_bytes": staged,
+                        "epochal_staging_bytes_max": 100,
+                    }.items()
+                ],
+                "alert_rule_test": [
+                    {
+                        "eval_time": "11m",
+                        "alertname": name,
+                        "exp_alerts": [expected_alert(rules, name, labels)]
+                        if is_nearly_full
+                        else [],
+                    }
+                ],
+            }
+        )
     (tmp_path / "alerts.yaml").write_text(shipped)
     test_file = {"rule_files": ["alerts.yaml"], "evaluation_interval": "15s", "tests": scenes}
     (tmp_path / "scenes.yaml").write_text(yaml.safe_dump(test_file))

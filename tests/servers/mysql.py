@@ -59,10 +59,11 @@ class DatabaseProcess(ServerProcess):
 
     own_settings: ClassVar[Mapping[str, str]]
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str | None] | None = None) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix=f"epochal-{self.title}-", dir=_room())))
         self.data = self.folder / "data"
-        self._settings = {**_SETTINGS, **self.own_settings, **(settings or {})}
+        given = {**_SETTINGS, **self.own_settings, **(settings or {})}
+        self._settings = {key: value for key, value in given.items() if value is not None}
         self.port = free_port()
         try:
             self._make_data()
@@ -173,7 +174,8 @@ def _run(words: Sequence[str], **options: Any) -> None:
 
 @contextmanager
 def running_server(
-    settings: Mapping[str, str] | None = None, kind: type[DatabaseProcess] = MariaDBServer
+    settings: Mapping[str, str | None] | None = None,
+    kind: type[DatabaseProcess] = MariaDBServer,
 ) -> Iterator[DatabaseProcess]:
     """A server for the time of a block; whatever happens, its process ends with the block."""
     server = kind(settings)

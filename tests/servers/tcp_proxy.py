@@ -19,7 +19,8 @@ class Proxy:
     """
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self.to_port = port
+        """Of the server; it may change for connections to come."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -54,7 +55,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._to), timeout=60)
+                server = socket.create_connection(("127.0.0.1", self.to_port), timeout=60)
             except OSError:
                 client.close()
                 continue

@@ -20,8 +20,8 @@ LIMITS = Limits(sweep_every_s=3600, retry_backoff_ms=(50, 200, 500))
 
 
 @pytest.fixture(scope="module")
-def mortal():
-    with running_server() as server:
+def mortal(product, servers):
+    with running_server(kind=type(servers(product))) as server:
         yield server
 
 
@@ -73,7 +73,8 @@ def test_a_restored_server_is_noticed_by_a_running_driver_and_by_a_start(
         cursor.execute("DROP DATABASE IF EXISTS epochal")
         cursor.execute("DROP DATABASE IF EXISTS epochal_staging")
         cursor.execute("CREATE DATABASE IF NOT EXISTS shop")
-        cursor.execute("CREATE OR REPLACE TABLE shop.orders (id bigint, name text)")
+        cursor.execute("DROP TABLE IF EXISTS shop.orders")
+        cursor.execute("CREATE TABLE shop.orders (id bigint, name text)")
     backup = Backup(mortal, epoch=1)
     sink = MySQL(
         mortal.url(database="shop"), table="shop.orders", name="o", strategy=strategy, pool_min=1

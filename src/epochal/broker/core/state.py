@@ -17,7 +17,6 @@ import google_crc32c
 from epochal.broker.core.batch_check import BatchHeader
 from epochal.broker.core.entries import (
     Appended,
-    AppendedElsewhere,
     ConsumerGroupChanged,
     ConsumerMember,
     ConsumerMemberGone,
@@ -219,7 +218,7 @@ class BrokerState:
                 partition = self.topics.partitions.get(entry.partition)
                 if partition is not None:
                     partition.forget(entry.producers)
-            case Placed() | SegmentKnown() | SlotTaken() | AppendedElsewhere():
+            case Placed() | SegmentKnown() | SlotTaken():
                 pass  # where bytes are is the storage's business
 
     def recovered(self, now_ms: int) -> None:

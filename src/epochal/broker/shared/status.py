@@ -52,8 +52,7 @@ def cluster_status(url: str) -> BrokerClusterReport:
                 "the URL that its members were started with: --cluster URL",
             )
         answers = asyncio.run(_ask_all(records, secret))
-        snapshot = max(journal.snapshot_numbers(), default=0)
-        highest = journal.highest(snapshot)
+        highest = journal.highest()
         members = [
             _status(record, answer, highest)
             for record, answer in zip(records, answers, strict=True)
@@ -61,7 +60,7 @@ def cluster_status(url: str) -> BrokerClusterReport:
         return BrokerClusterReport(
             journal=journal.location,
             slots=highest,
-            snapshot=snapshot,
+            snapshot=max(journal.snapshot_numbers(), default=0),
             members=members,
         )
     finally:
@@ -90,7 +89,7 @@ async def _ask_all(records: Sequence[MemberRecord], secret: bytes) -> list[Statu
 async def _ask(record: MemberRecord, secret: bytes) -> Status | None:
     peer = Peer(record.peer_host, record.peer_port, secret)
     try:
-        return await asyncio.wait_for(peer.ask({}), _ANSWER_WITHIN_S)
+        return await asyncio.wait_for(peer.ask(), _ANSWER_WITHIN_S)
     except (OSError, TimeoutError, ValueError):
         return None
     finally:
