@@ -19,9 +19,12 @@ from epochal.spark.pipeline import Pipeline
 from epochal.spark.versions import UNIX_SOCKETS
 
 EPOCHS = 40
+WARM_UP_EPOCHS = 200
+"""Of each side, before anything counts: a query runs for days, and a JVM compiles for minutes."""
 ROWS = 100
 ROUNDS = 3
-_WARM_UP_EPOCHS = 5
+_FIRST_EPOCHS = 5
+"""Of each measurement, which don't count: its query has just started."""
 _PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.25
 """Each look is calls to the JVM, at the cost of what is measured."""
@@ -49,6 +52,8 @@ def _compared(name: str, spark: Any) -> Comparison:
         is_rate=False,
     )
     try:
+        for side in (_ours, _bare):
+            median_ms(spark, side, epochs=WARM_UP_EPOCHS)
         comparison.run(
             lambda: median_ms(spark, _ours), lambda: median_ms(spark, _bare), rounds=ROUNDS
         )
@@ -103,33 +108,44 @@ def _noop(stream: Any, checkpoint: str) -> Any:
 
 
 def median_ms(
-    spark: Any, start: Callable[[Any, str], Any], duration: str = "triggerExecution"
+    spark: Any,
+    start: Callable[[Any, str], Any],
+    duration: str = "triggerExecution",
+    *,
+    epochs: int = EPOCHS,
 ) -> float:
     """The middle one of an epoch's durations, as Spark's progress names them."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         query = start(_stream(spark), folder)
-        _wait_for(query, EPOCHS)
+        _wait_for(query, epochs)
         query.stop()
-        return statistics.median(_durations_ms(query, duration)[_WARM_UP_EPOCHS:])
+        return statistics.median(_durations_ms(query, duration)[_FIRST_EPOCHS:])
 
 
 def _replayed_ms(spark: Any) -> float:
     """An epoch that is decided already: the driver died before Spark noted it as done."""
-    return _first_after_restart_ms(spark, _forget_last_commit)
+    return _first_after_restart_ms(spark, _forget_commit)
 
 
 def _first_ms(spark: Any) -> float:
     """The first epoch after a restart, which a replayed one is to be compared with."""
-    return _first_after_restart_ms(spark, lambda _checkpoint: None)
+    return _first_after_restart_ms(spark, lambda _checkpoint, _epoch: None)
 
 
-def _first_after_restart_ms(spark: Any, meanwhile: Callable[[Path], None]) -> float:
-    pipeline = _pipeline()
+def _first_after_restart_ms(spark: Any, meanwhile: Callable[[Path, int], None]) -> float:
+    """`meanwhile` gets the checkpoint and the newest epoch that was decided."""
+    decided: list[int] = []
+
+    def watch(step: str, epoch: int | None) -> None:
+        if step == "decided" and epoch is not None:
+            decided.append(epoch)
+
+    pipeline = Pipeline("bench", sinks=[Memory()], watch=watch)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         query = pipeline.start(_stream(spark), checkpoint=folder)
         _wait_for(query, EPOCHS)
         query.stop()
-        meanwhile(Path(folder))
+        meanwhile(Path(folder), decided[-1])
         return _first_of(pipeline.start(_stream(spark), checkpoint=folder))
 
 
@@ -139,16 +155,14 @@ def _first_of(query: Any) -> float:
     return _durations_ms(query)[0]
 
 
-def _forget_last_commit(checkpoint: Path) -> None:
-    commits = checkpoint / "commits"
-    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
+def _forget_commit(checkpoint: Path, epoch: int) -> None:
+    """Spark goes on with this epoch: a stop may have ended it before Spark noted it, or after."""
+    (checkpoint / "commits" / str(epoch)).unlink(missing_ok=True)
+    (checkpoint / "commits" / f".{epoch}.crc").unlink(missing_ok=True)
     for later in (checkpoint / "offsets").iterdir():
-        if later.name.strip(".").removesuffix(".crc").isdigit():
-            number = int(later.name.strip(".").removesuffix(".crc"))
-            if number > last:
-                later.unlink()
+        number = later.name.strip(".").removesuffix(".crc")
+        if number.isdigit() and int(number) > epoch:
+            later.unlink()
 
 
 def _wait_for(query: Any, epochs: int) -> None:

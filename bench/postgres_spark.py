@@ -56,12 +56,12 @@ def _jdbc(
     writer.option("url", url).save()
 
 
-def _ours(server: Any, **options: Any) -> Callable[[Any, str], Any]:
+def _ours(server: Any, *, fingerprint: bool = True, **options: Any) -> Callable[[Any, str], Any]:
     sink = Postgres(server.url(), table="public.ours", **options)
 
     def start(frame: Any, checkpoint: str) -> Any:
         # Each with a name of its own: a target remembers how far a pipeline has come.
-        pipeline = Pipeline(f"bench {checkpoint}", [sink])
+        pipeline = Pipeline(f"bench {checkpoint}", [sink], fingerprint=fingerprint)
         return pipeline.start(frame, checkpoint=checkpoint, availableNow=True)
 
     return start
@@ -117,9 +117,12 @@ class Measured:
 
 
 def _append(
-    name: str, rows: pa.Table, *, epochs: int, columns: str, has_bare_copy: bool = False
+    name: str, rows: pa.Table, *, epochs: int, columns: str, is_dissected: bool = False
 ) -> Comparison:
-    """Prepared, with staged beside it, against JDBC, with its defaults beside it."""
+    """
+    Prepared, with staged beside it, against JDBC, with its defaults beside it; dissected, also
+    without hashes of rows, and our way of sending alone.
+    """
     comparison = Comparison(
         name=name,
         peer_name="foreachBatch with Spark's JDBC append, reWriteBatchedInserts",
@@ -134,7 +137,10 @@ def _append(
 
         def ours() -> float:
             beside["staged"].append(measured.rate("staged", _ours(server), "ours"))
-            if has_bare_copy:
+            if is_dissected:
+                unhashed = _ours(server, strategy="prepared", fingerprint=False)
+                found = measured.rate("without_fingerprint", unhashed, "ours")
+                beside.setdefault("without_fingerprint", []).append(found)
                 bare = each_batch(lambda batch: _bare_copy(batch, server))
                 beside.setdefault("bare_copy", []).append(measured.rate("bare", bare, "ours"))
             say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items() if some))
@@ -150,7 +156,7 @@ def _append(
         comparison.beside = {"cpu_us_per_row": measured.cpu}
     medians = {name: statistics.median(some[1:]) for name, some in beside.items()}
     comparison.beside |= {name: round(median) for name, median in medians.items()}
-    if has_bare_copy:
+    if is_dissected:
         of_bare = statistics.median(comparison.ours) / medians["bare_copy"]
         comparison.beside["of_bare_copy"] = round(of_bare, 3)
     return comparison
@@ -159,7 +165,7 @@ def _append(
 def append_spark() -> Comparison:
     rows = some_rows(APPEND_ROWS)
     return _append(
-        "postgres_append_spark", rows, epochs=APPEND_EPOCHS, columns=COLUMNS, has_bare_copy=True
+        "postgres_append_spark", rows, epochs=APPEND_EPOCHS, columns=COLUMNS, is_dissected=True
     )
 
 

@@ -3,8 +3,9 @@ A seeded simulation of a broker's shared journal: `python -m proof.shared_journa
 
 Three members run the protocol as it is shipped (`epochal.broker.shared.protocol`); the store, the
 machines and the clients are simulated. The seed chooses which call is carried out, whether its
-answer is lost, whether a put lands much later, who is killed, loses the end of its disk, sleeps,
-claims although the active is well, writes snapshots and deletes slots, and whose clock is wrong.
+answer is lost, whether a put lands much later, which values are kept outside of their slots, who is
+killed, loses the end of its disk, sleeps, claims although the active is well, writes snapshots and
+deletes slots, and whose clock is wrong.
 In some runs the store itself loses its last slots, as an asynchronous replica does that takes over.
 
 Clients write values and read all of them. The judge objects where
@@ -38,6 +39,8 @@ from epochal.broker.shared.protocol import (
     EndSeen,
     Event,
     Fenced,
+    Fetch,
+    Fetched,
     Found,
     List,
     Listed,
@@ -68,6 +71,8 @@ _ENTRY_BYTES = 16
 _STEP_MS = 1_000
 _RETENTION_MS = 60_000
 _WRITE, _MARKER, _EXPIRE = "w", "m", "x"
+_OUTSIDE = "o"
+"""In a slot, for a value that is in an object outside of it."""
 
 Values = tuple[str, ...]
 
@@ -90,9 +95,19 @@ class Op:
     """How much of what was answered before must be in the answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class PutOutside:
+    """The active writes an object before the slots that name it."""
+
+    number: int
+    """Of the request whose values are in it."""
+    slot: int
+    tick: Tick
+
+
 @dataclass(eq=False)
 class Call:
-    action: Action
+    action: Action | PutOutside
     event: Event | None = None
     """The answer, once it is carried out."""
     values: Values = ()
@@ -106,6 +121,8 @@ class Log:
     slots: dict[int, bytes] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     snapshots: dict[int, tuple[Position, Values]] = field(default_factory=dict)
+    objects: dict[int, int] = field(default_factory=dict)
+    """Requests whose values are outside of the slots → the first slot of their tick."""
 
     def put(self, number: int, data: bytes, now_ms: int) -> bool:
         if number in self.slots:
@@ -149,6 +166,7 @@ class Broken:
     snapshot_in_tick: bool = False
     no_list: bool = False
     expires_with_any_clock: bool = False
+    sweeps_orphans: bool = False
 
 
 class Simulation:
@@ -277,7 +295,13 @@ class Simulation:
         peer.values += values
         if self._broken.answers_first:
             self._answer(peer, peer.op)
-        self._feed(peer, Tick("".join(values).encode(), self._now_ms + peer.clock_off_ms))
+        time_ms = self._now_ms + peer.clock_off_ms
+        if values and values[0][0] == _WRITE and self._chance.random() < 0.3:
+            shown = "".join(_OUTSIDE + value[1:] for value in values)
+            tick = Tick(shown.encode(), time_ms)
+            peer.call = Call(PutOutside(number, peer.member.at.number + 1, tick))
+        else:
+            self._feed(peer, Tick("".join(values).encode(), time_ms))
 
     def _expired(self, peer: Peer) -> Iterator[str]:
         """One value that is old by the clock of the active."""
@@ -357,6 +381,9 @@ class Simulation:
             if isinstance(call.action, Put) and self._happens(self._ghost):
                 self._ghosts.append(call.action)
                 call.event = Stored(None)
+            elif isinstance(call.action, PutOutside):
+                self.log.objects[call.action.number] = call.action.slot
+                call.event = call.action.tick
             else:
                 call.event = self._carried_out(call)
                 if isinstance(call.action, Put) and self._happens(self._lose_answer):
@@ -389,6 +416,8 @@ class Simulation:
     def _carried_out(self, call: Call) -> Event:
         log, action = self.log, call.action
         match action:
+            case Fetch():
+                return Fetched(self._fetched(action.payload))
             case Read():
                 return Found(log.slots.get(action.number))
             case Put():
@@ -404,6 +433,12 @@ class Simulation:
                 return Loaded(None if found is None else found[0])
             case _:
                 raise Breach(f"{action} is no call")
+
+    def _fetched(self, payload: bytes) -> bytes | None:
+        values = _decoded(payload)
+        if any(one[0] == _OUTSIDE and int(one[1:12]) not in self.log.objects for one in values):
+            return None
+        return "".join(_WRITE + one[1:] if one[0] == _OUTSIDE else one for one in values).encode()
 
     # Snapshots
 
@@ -435,6 +470,15 @@ class Simulation:
                 self.log.slots.pop(number, None)
             self._note(f"deleted {gone[:5]}")
             del gone[:5]
+        if len(kept) == 2:
+            yield
+            self._delete_objects(lambda slot: slot < kept[0].number)
+        if self._broken.sweeps_orphans:
+            self._delete_objects(lambda slot: slot not in self.log.slots)
+
+    def _delete_objects(self, is_gone: Callable[[int], bool]) -> None:
+        objects = self.log.objects
+        self.log.objects = {one: slot for one, slot in objects.items() if not is_gone(slot)}
 
     # Trouble
 
@@ -649,6 +693,7 @@ FLAGS: Mapping[str, Broken] = {
     "a member writes by itself at a restart": Broken(writes_by_itself=True),
     "a member trusts its old claim": Broken(trusts_old_claim=True),
     "a snapshot inside a tick": Broken(snapshot_in_tick=True),
+    "an orphan is swept under a put": Broken(sweeps_orphans=True),
 }
 CONTROLS = (*PATCHES, *FLAGS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -110,3 +111,17 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte, which only root can mount."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "epochal-tests", str(disk)]
+    if os.getuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        # CI runs as root, and must not lose this test unnoticed.
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up("this user can't mount a small disk; errors of the disk are also made up above")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)

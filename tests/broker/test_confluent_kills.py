@@ -81,13 +81,14 @@ class Writer(threading.Thread):
         self.committed |= whole
 
 
-def rows_of(address: str, topic: str) -> list[bytes]:
+def rows_of(address: str, topic: str, **settings: str) -> list[bytes]:
     consumer = Consumer(
         {
             "bootstrap.servers": address,
             "group.id": "counting",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            **settings,
         }
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in (0, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,24 @@ WITHIN_S = 60.0
 
 
 class BrokerCluster:
-    def __init__(self, folder: Path, journal: str, names: str = "ab", **cluster: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        journal: str,
+        names: str = "ab",
+        options: Mapping[str, Any] | None = None,
+        **cluster: Any,
+    ) -> None:
+        """`options` are those of `serve`, the others those of a member."""
         self.folder = folder
         self.journal = journal
+        self._options = {"settings": SETTINGS, **(options or {})}
         self.members = {name: self._member(name, cluster) for name in names}
 
     def _member(self, name: str, cluster: dict[str, Any]) -> BrokerProcess:
-        options = {"journal": self.journal, "member": name, "advertised": "127.0.0.1:0"}
-        return BrokerProcess(self.folder / name, cluster={**options, **cluster}, settings=SETTINGS)
+        host = self._options.get("host", "127.0.0.1")
+        own = {"journal": self.journal, "member": name, "advertised": f"{host}:0"}
+        return BrokerProcess(self.folder / name, cluster={**own, **cluster}, **self._options)
 
     @property
     def bootstrap(self) -> str:

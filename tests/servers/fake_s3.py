@@ -66,9 +66,10 @@ class _Requests(BaseHTTPRequestHandler):
             self.server.objects[self.key] = body
             return 200
 
-    def list(self, prefix: str) -> bytes:
+    def list(self, prefix: str, after: str) -> bytes:
         with self.server.lock:
-            found = {k: len(v) for k, v in self.server.objects.items() if k.startswith(prefix)}
+            listed = {k: len(v) for k, v in self.server.objects.items() if k.startswith(prefix)}
+        found = {key: size for key, size in listed.items() if key > after}
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{found[key]}</Size>"
             "<LastModified>1970-01-01T00:00:00.000Z</LastModified></Contents>"
@@ -97,7 +98,8 @@ class _Requests(BaseHTTPRequestHandler):
             deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
             self.answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
         elif not self.key:
-            self.answer(200, self.list(parse_qs(parts.query)["prefix"][0]))
+            asked = parse_qs(parts.query)
+            self.answer(200, self.list(asked["prefix"][0], asked.get("start-after", [""])[0]))
         elif self.key in self.server.objects:
             self.answer_content(self.server.objects[self.key])
         else:

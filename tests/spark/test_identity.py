@@ -14,6 +14,7 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.query_options import StartOptions
 
 
 class Plain:
@@ -203,6 +204,8 @@ def test_a_sink_may_be_added_removed_and_retargeted(
     here, there = (Files(str(tmp_path / name), name="files") for name in ("here", "there"))
     run_to_end(Pipeline("orders", [used, here]), source.stream, checkpoint)
     source.add_numbers(epochs=1)
+    with pytest.raises(Misconfigured, match="retarget='files' is one string"):
+        run_to_end(Pipeline("orders", [used, there]), source.stream, checkpoint, retarget="files")
     with pytest.raises(Refused, match="now names"):
         run_to_end(Pipeline("orders", [used, there]), source.stream, checkpoint)
     run_to_end(Pipeline("orders", [used, there]), source.stream, checkpoint, retarget=["files"])
@@ -272,13 +275,7 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
     query.processAllAvailable()
     # Another process knows nothing of this one's starts: it only sees the log.
     mine = active_runs._runs.pop(str(checkpoint))
-    claimed = second._start_run(
-        second._query(source.spark, None),
-        checkpoint,
-        run=None,
-        unfinished="ask",
-        retarget=(),
-    )
+    claimed = second._start_run(second._query(source.spark, None), checkpoint, StartOptions())
     source.add_numbers(epochs=1)
     with pytest.raises(Exception, match="another driver has taken this pipeline over"):
         query.processAllAvailable()

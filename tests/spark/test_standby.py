@@ -245,6 +245,25 @@ def test_what_a_start_would_refuse_ends_a_standby_before_its_claim(
     assert (stage.generation(), lease.acquired) == (before, 0)
 
 
+def test_new_code_takes_over_as_at_any_start(stage: Stage) -> None:
+    """Another sink, another selection: what a start accepts, a takeover does."""
+    stage.source.add_numbers(1)
+    first = stage.start(Told())
+    stage.await_rows(10)
+    added, lease = Memory(name="added"), Told(is_free=False)
+    stage.pipeline = Pipeline("shop", [stage.out, added], limits=Limits(sweep_every_s=1))
+    second = stage.start(lease, lambda: stage.source.stream.where("id < 1000"))
+    await_(lambda: second.role is Role.WAITING)
+    before = stage.generation()
+    first.stop()
+    stage.source.add_numbers(1)
+    lease.is_free = True
+    stage.await_rows(20)
+    await_(lambda: added.rows().num_rows == 10)
+    assert sorted(added.rows()["id"].to_pylist()) == list(range(10, 20))
+    assert stage.generation() == before + 1
+
+
 def test_a_table_in_a_join_is_as_new_as_the_takeover(stage: Stage, tmp_path: Path) -> None:
     prices = tmp_path / "prices"
     spark = stage.source.spark

@@ -126,6 +126,15 @@ def test_a_listing_shows_one_folder_and_its_folders(store: Store) -> None:
     assert list(store.names("missing")) == []
 
 
+def test_the_end_of_a_long_folder_is_listed_from_a_name_on(store: Store) -> None:
+    for key in ("f/1", "f/2", "f/3", "f/10", "f/5/g", "f2/9", "e/9"):
+        store.put(key, b"")
+    assert list(store.names("f", after="1")) == ["10", "2", "3"]
+    assert list(store.names("f", after="15")) == ["2", "3"]
+    assert list(store.names("f", after="3")) == []
+    assert list(store.names("missing", after="3")) == []
+
+
 def test_sizes_and_times_are_known(store: Store, kind: str) -> None:
     store.put("f/a", b"12345")
     store.put("f/b", b"")

@@ -13,6 +13,7 @@ from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.logs import checkpoint_log
 from epochal.storage import open_store
 from epochal.storage.hadoop import PROBE, HadoopStore
+from epochal.storage.leases import SlotLease, lease_at
 from epochal.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -50,6 +51,36 @@ def test_names_are_listed_whole_whatever_is_in_them(store: HadoopStore, tmp_path
     (tmp_path / "log" / "folder").mkdir()
     assert list(store.names()) == sorted(names)
     assert list(store.folders()) == ["folder"]
+
+
+def test_a_lease_is_held_by_one_and_given_on_once_it_stands_still(
+    spark: SparkSession, store: HadoopStore, tmp_path: Path
+) -> None:
+    now_s = 0.0
+    assert isinstance(lease_at(store), SlotLease)
+    # Each as another process has it.
+    first, second, third = (
+        SlotLease(
+            HadoopStore(spark, f"file://{tmp_path}/log").beside("lease"),
+            ttl_s=9.0,
+            monotonic=lambda: now_s,
+        )
+        for _ in range(3)
+    )
+    assert first.acquire("first") is True
+    for _ in range(6):
+        assert (second.acquire("second"), third.acquire("third")) == (False, False)
+        now_s += 5.0
+        assert first.renew() is True
+    assert second.acquire("second") is False
+    now_s += 9.1
+    assert second.acquire("second") is True
+    assert third.acquire("third") is False
+    assert (first.renew(), second.renew()) == (False, True)
+    second.release()
+    assert third.acquire("third") is True
+    lease = tmp_path / "log" / "lease"
+    assert len([file for file in lease.iterdir() if file.suffix == ".json"]) <= 4
 
 
 def test_old_leftovers_of_killed_writers_are_removed_and_fresh_ones_kept(

@@ -11,6 +11,7 @@ from servers.postgres import PostgresServer
 from servers.tcp_proxy import Proxy
 
 from epochal.errors import CorruptRecord, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.storage import postgres as postgres_module
 from epochal.storage.postgres import PostgresStore
 
 SECRET = "hunter2-s3cret"
@@ -109,6 +110,52 @@ def test_a_lost_reply_to_a_put_is_unknown_and_the_next_call_connects_again(postg
     proxy.close()
     with pytest.raises(TryAgain, match="cannot reach"):
         store.names()
+
+
+def test_a_call_is_one_round_trip(postgres, url):
+    proxy = Proxy(postgres.port)
+    store = PostgresStore(url.replace(str(postgres.port), str(proxy.port)))
+    store.put_if_absent("k", b"kept")
+    sent: list[bytes] = []
+
+    def count(piece: bytes, to_server: bool) -> None:
+        if to_server:
+            sent.append(piece)
+
+    proxy.cut_when = count
+    for number in range(5):
+        assert store.read("k") == b"kept"
+        assert len(sent) == number + 1
+    store.close()
+    proxy.close()
+
+
+def test_a_session_that_the_server_has_ended_leaves_no_put_unknown(postgres, url):
+    store = PostgresStore(url)
+    store.put_if_absent("k", b"kept")
+    for _ in range(3):
+        ended = run(
+            postgres,
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
+            " WHERE application_name = 'epochal-store'",
+        )
+        assert ended == (1,)
+        assert store.put_if_absent("k", b"other") is False
+    store.close()
+
+
+def test_a_session_that_was_not_used_for_long_is_asked_before_a_put(postgres, url, monkeypatch):
+    """A firewall may have forgotten it, which nothing shows."""
+    monkeypatch.setattr(postgres_module, "_TRUSTED_S", -1.0)
+    proxy = Proxy(postgres.port)
+    store = PostgresStore(url.replace(str(postgres.port), str(proxy.port)))
+    store.put_if_absent("k1", b"one")
+    first = iter([True])
+    proxy.cut_when = lambda piece, to_server: "before" if to_server and next(first, False) else None
+    assert store.put_if_absent("k2", b"two") is True
+    assert proxy.cuts == 1
+    store.close()
+    proxy.close()
 
 
 def test_a_put_outlives_a_killed_server(postgres, url):

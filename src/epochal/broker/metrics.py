@@ -21,21 +21,28 @@ def render(ticks: TickLoop, acceptor: Acceptor, member: Mapping[str, int] | None
 
 _OF_MEMBERS: Mapping[str, tuple[str, str]] = {
     "active": ("gauge", "1 on the member that is the active, 0 on standbys."),
+    "since_seconds": ("gauge", "When this member took its role, in seconds since 1970."),
+    "standby_lag": ("gauge", "On the active: how many slots each standby has still to take in."),
     "generation": ("gauge", "How often a member has taken over, in all."),
     "slot": ("gauge", "The newest slot of the shared journal that this member has taken in."),
     "snapshot": ("gauge", "The slot of the newest snapshot that this member knows of."),
     "takeovers_total": ("counter", "How often this member has become the active."),
     "fenced_total": ("counter", "How often another member took over from this one."),
+    "throttled_total": ("counter", "Ticks that this active delayed, as all standbys were behind."),
     "snapshots_total": ("counter", "Snapshots of the shared journal that this member wrote."),
 }
 
 
 def _member_lines(member: Mapping[str, int]) -> Iterator[str]:
-    for name, value in member.items():
-        kind, meaning = _OF_MEMBERS[name]
-        yield f"# HELP epochal_broker_member_{name} {meaning}"
-        yield f"# TYPE epochal_broker_member_{name} {kind}"
-        yield f"epochal_broker_member_{name} {value}"
+    described = ""
+    for labelled, value in member.items():
+        name = labelled.partition("{")[0]
+        if name != described:
+            kind, meaning = _OF_MEMBERS[name]
+            yield f"# HELP epochal_broker_member_{name} {meaning}"
+            yield f"# TYPE epochal_broker_member_{name} {kind}"
+            described = name
+        yield f"epochal_broker_member_{labelled} {value}"
 
 
 def _lines(ticks: TickLoop, acceptor: Acceptor) -> Iterator[str]:

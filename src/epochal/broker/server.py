@@ -217,7 +217,7 @@ async def running_member(
 
         acceptor = Acceptor(connect, settings, context, limit_reached)
         try:
-            await member.caught_up()
+            await member.caught_up(secret)
             bound = await acceptor.bind(listener.host, listener.port)
             address = Address(host=host, port=int(port) or bound)
             record = MemberRecord(
@@ -228,7 +228,7 @@ async def running_member(
                 peer_host=host,
                 peer_port=peers.sockets[0].getsockname()[1],
             )
-            await member.join(record, secret)
+            await member.join(record)
             acceptor.start()
             metrics = await _metrics(
                 listener, lambda: render(member.ticks, acceptor, member.counts())

@@ -88,6 +88,8 @@ class TickLoop:
         self.is_syncing = False
         """A tick waits to be durable: no other is decided meanwhile."""
         self.durable: Durable = self._durable_on_disk
+        self.is_held: Callable[[], bool] = _never
+        """Requests wait while this is so; `go_on` is called when it may have ended."""
         self.is_over = False
         self._clean_up_every_s = clean_up_every_s
         self._clean_up_at = self._loop.time() + clean_up_every_s
@@ -226,14 +228,15 @@ class TickLoop:
         for then in due:
             then()
         while True:
-            woken, self._woken = self._woken, {}
-            for connection in woken:
-                connection.work()
+            if not self.is_held():
+                woken, self._woken = self._woken, {}
+                for connection in woken:
+                    connection.work()
             if broker.is_leading and state.finish(broker.now_ms):
                 self._due.append(_nothing)
             self._give_group_answers()
             broker.fetch_waiters.wake_ready()
-            if not self._woken or self.is_late():
+            if not self._woken or self.is_held() or self.is_late():
                 return
 
     def _give_group_answers(self) -> None:
@@ -279,7 +282,11 @@ class TickLoop:
             except BaseException as error:  # noqa: BLE001  as above
                 self._stop(error)
                 return
-        if self._woken or self._due:
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Handle what waits, if it may be handled."""
+        if self._due or (self._woken and not self.is_held()):
             self._schedule()
 
     def _pass_time(self) -> None:
@@ -323,3 +330,7 @@ class TickLoop:
 
 def _nothing() -> None:
     """Schedules another tick, in which the rest is completed."""
+
+
+def _never() -> bool:
+    return False

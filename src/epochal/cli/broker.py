@@ -28,7 +28,8 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[status URL]", help="Show the members of the cluster with this journal."
+            metavar="[DATA | status URL]",
+            help="The folder, as --data; or show the members of the cluster with this journal.",
         ),
     ] = None,
     data: Annotated[
@@ -71,7 +72,10 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     ] = None,
     segments: Annotated[
         str,
-        typer.Option(metavar="URL", help="Where snapshots keep records, if not in the journal."),
+        typer.Option(
+            metavar="URL",
+            help="Where snapshots keep records, and batches over 64 KB go, if not in the journal.",
+        ),
     ] = "",
     peer_port: Annotated[
         int, typer.Option(help="Where members ask each other how they are; 0: any free port.")
@@ -87,15 +91,16 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
 
     Example: epochal broker status postgresql://etl@db/shop#broker
     """
-    if what:
+    if what and (len(what) > 1 or what[0] == "status"):
         _status(what, is_json=is_json)
         return
-    if data is None:
-        raise Misconfigured("--data is missing", "name the folder of this broker")
+    if (data is None) == (not what):
+        raise Misconfigured("--data is missing or given twice", "name the folder of this broker")
+    folder = data if data is not None else Path((what or [])[0])
     from epochal.broker.server import serve  # noqa: PLC0415  needs epochal[kafka]
 
     serve(
-        data,
+        folder,
         host,
         port,
         fsync=is_synced,

@@ -50,6 +50,7 @@ from epochal.spark.active_runs import Run, query_id_of, raised_into_spark, requi
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
 from epochal.spark.error_text import StopSignal, Terminated
 from epochal.spark.plan_analysis import PlanFacts
+from epochal.spark.query_options import StartOptions
 from epochal.spark.task import CarriedError
 from epochal.spark.versions import is_connect
 from epochal.storage.urls import OBJECT_SCHEMES, local_path, scheme_of
@@ -92,9 +93,7 @@ class WorkerEpochs:
     """None where the log could not be claimed by the process that starts the query."""
     plan: PlanFacts
     schemas: Mapping[SinkName, pa.Schema]
-    run: str | None
-    unfinished: str
-    retarget: tuple[str, ...]
+    asked: StartOptions
     release: str
     """Of the package in the process that starts the query."""
     _run: Run | None = field(default=None, init=False)

@@ -46,7 +46,7 @@ from epochal.coordinator.targets import by_name, described, engine_ability
 from epochal.coordinator.tracker import EPOCHS_KEPT, metrics_of
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured
 from epochal.logs import StoredLog, checkpoint_log, open_log
-from epochal.protocol.admission import Position, Start, Unfinished
+from epochal.protocol.admission import Position, Start
 from epochal.spark.active_runs import (
     EachBatch,
     RemoteRun,
@@ -63,7 +63,14 @@ from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import stoppable
 from epochal.spark.plan_analysis import UNKNOWN_PLAN, PlanFacts, facts_of, leaves
 from epochal.spark.projection import arrow_schema, empty_like, project
-from epochal.spark.query_options import QueryOptions, configured, read_options
+from epochal.spark.query_options import (
+    QueryOptions,
+    StartOptions,
+    UnfinishedChoice,
+    configured,
+    read_options,
+    unfinished_choice,
+)
 from epochal.spark.versions import (
     faster_settings,
     is_connect,
@@ -95,7 +102,6 @@ if TYPE_CHECKING:
     from epochal.spark.standby import Standby
 
 Location = str | os.PathLike[str]
-UnfinishedChoice = Literal["ask", "redo", "skip"]
 
 _RUN_KEY_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _RUN_KEY_CHARS_MAX = 60
@@ -235,16 +241,10 @@ class Pipeline:
         are joined: it is called at each turn, so that they are as new as the takeover. What can be
         refused is refused at once.
         """
+        asked = StartOptions.read(run, unfinished, retarget)
         if standby is not False:
-            return self._stand_by(
-                df if callable(df) else _same_each_time(df),
-                standby,
-                self._location(checkpoint, read_options(options, self.sinks).checkpoint),
-                run=run,
-                unfinished=unfinished,
-                retarget=retarget,
-                options=options,
-            )
+            build = df if callable(df) else _same_each_time(df)
+            return self._stand_by(build, standby, checkpoint, asked, options)
         if callable(df):
             raise Misconfigured(
                 "start() takes a DataFrame; a function that makes one is for a standby",
@@ -252,9 +252,7 @@ class Pipeline:
             )
         self._standby = None
         start = self._start_remote if is_connect(df.sparkSession) else self._start_query
-        started: Run | RemoteRun = start(
-            df, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
-        )
+        started: Run | RemoteRun = start(df, checkpoint, asked, options)
         if started.query is None:
             raise InvariantBroken(f"{started.location}: a run was started without a query")
         return started.query
@@ -263,11 +261,8 @@ class Pipeline:
         self,
         build: Callable[[], DataFrame],
         standby: bool | str | Lease,
-        checkpoint: Location,
-        *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
+        checkpoint: Location | None,
+        asked: StartOptions,
         options: QueryOptions,
     ) -> Standby:
         """Refuse what a start would refuse before its claim, and wait for the lease."""
@@ -282,19 +277,16 @@ class Pipeline:
         require_classic(frame.sparkSession, "a standby")
         self._require_spark(frame.sparkSession)
         require_streaming(frame)
-        configured(frame, read_options(options, self.sinks))
+        query_options = read_options(options, self.sinks)
+        configured(frame, query_options)
         query = self._query(frame.sparkSession, frame)
-        folder = open_checkpoint(checkpoint, query.spark)
+        location = self._location(checkpoint, query_options.checkpoint)
+        folder = open_checkpoint(location, query.spark)
         log = self._log_of(folder.location, query.spark)
         coordinator = Coordinator(log=log, sinks=self.sinks, limits=self.limits)
         try:
             start = self._start_of(
-                folder.location,
-                run=run,
-                query_id=folder.query_id,
-                position=folder.position,
-                unfinished=_unfinished(unfinished),
-                retarget=retarget,
+                folder.location, asked, query_id=folder.query_id, position=folder.position
             )
             coordinator.check_start(start, query.schemas, query.engines)
         finally:
@@ -307,9 +299,7 @@ class Pipeline:
             sinks=self.sinks,
             columns=frame.schema,
             build=build,
-            start=lambda made: self._start_query(
-                made, checkpoint, run=run, unfinished=unfinished, retarget=retarget, options=options
-            ),
+            start=lambda made: self._start_query(made, location, asked, options),
             log=self._log_of(folder.location, query.spark),
             lease=self._lease(standby, folder.location, query.spark),
         )
@@ -329,10 +319,7 @@ class Pipeline:
         self,
         df: DataFrame,
         checkpoint: Location | None,
-        *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
+        asked: StartOptions,
         options: QueryOptions,
     ) -> Run:
         """Claim, recover and start the query: `Run.query`."""
@@ -345,9 +332,7 @@ class Pipeline:
         started = self._start_run(
             self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
-            run=run,
-            unfinished=unfinished,
-            retarget=retarget,
+            asked,
             query_name=name,
         )
         try:
@@ -366,10 +351,7 @@ class Pipeline:
         self,
         df: DataFrame,
         checkpoint: Location | None,
-        *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
+        asked: StartOptions,
         options: QueryOptions,
     ) -> RemoteRun:
         """The same where epochs are written by a worker of the server, which claims after us."""
@@ -383,9 +365,7 @@ class Pipeline:
         handed = self._hand_over(
             self._query(df.sparkSession, df),
             self._location(checkpoint, query_options.checkpoint),
-            run=run,
-            unfinished=unfinished,
-            retarget=retarget,
+            asked,
             query_name=name,
         )
         claimed, location = handed.claimed, handed.function.checkpoint
@@ -411,10 +391,8 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: Location,
+        asked: StartOptions,
         *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
         query_name: str | None = None,
     ) -> _HandedOver:
         """Claim and recover, where this process reaches the log."""
@@ -427,14 +405,7 @@ class Pipeline:
             require_free_name(query.spark, query_name, location)
         end_earlier_run(location)
         log = self._log_of(location, None)
-        claim = partial(
-            self._claim,
-            log,
-            query=query,
-            run=run,
-            unfinished=_unfinished(unfinished),
-            retarget=retarget,
-        )
+        claim = partial(self._claim, log, query=query, asked=asked)
         coordinator = None
         is_reached = connect.is_reached(query.spark, log)
         known = read_state(log) if is_reached and folder is None else None
@@ -446,9 +417,7 @@ class Pipeline:
         function = self._worker_epochs(
             query,
             location if location.startswith("/") and given.startswith("/") else given,
-            run=run,
-            unfinished=unfinished,
-            retarget=retarget,
+            asked,
             token=None if coordinator is None else coordinator.hand_over(),
         )
         return _HandedOver(function=function, claimed=coordinator, is_log_reached=is_reached)
@@ -457,10 +426,8 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: str,
+        asked: StartOptions,
         *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
         token: StartToken | None,
     ) -> WorkerEpochs:
         from epochal import __version__  # noqa: PLC0415  the root imports this module
@@ -472,9 +439,7 @@ class Pipeline:
             token=token,
             plan=query.plan,
             schemas=query.schemas,
-            run=run,
-            unfinished=unfinished,
-            retarget=tuple(retarget),
+            asked=asked,
             release=__version__,
         )
 
@@ -499,11 +464,9 @@ class Pipeline:
             self._log_of(folder.location, query.jvm),
             folder.location,
             query=query,
-            run=given.run,
+            asked=given.asked,
             query_id=folder.query_id,
             position=position,
-            unfinished=_unfinished(given.unfinished),
-            retarget=given.retarget,
             above=given.token,
             only_new=given.token is None,
         )
@@ -542,33 +505,20 @@ class Pipeline:
         self._require_spark(session)
         location = self._location(checkpoint)
         query = self._query(session, None)
+        asked = StartOptions.read(run, unfinished, retarget)
         if is_connect(session):
-            handed = self._hand_over(
-                query, location, run=run, unfinished=unfinished, retarget=retarget
-            )
+            handed = self._hand_over(query, location, asked)
             if handed.claimed is not None:
                 handed.claimed.leave()
             return handed.function
 
         def start_run() -> Run:
-            return self._start_run(
-                # Anew: settings of the session may have changed since the last run.
-                self._query(session, None),
-                location,
-                run=run,
-                unfinished=unfinished,
-                retarget=retarget,
-            )
+            # Anew: settings of the session may have changed since the last run.
+            return self._start_run(self._query(session, None), location, asked)
 
         def hand_over(started: Run) -> WorkerEpochs:
-            return self._worker_epochs(
-                query,
-                started.location,
-                run=run,
-                unfinished=unfinished,
-                retarget=retarget,
-                token=started.coordinator.token,
-            )
+            token = started.coordinator.token
+            return self._worker_epochs(query, started.location, asked, token=token)
 
         return EachBatch(session, start_run, hand_over)
 
@@ -590,7 +540,7 @@ class Pipeline:
         query = self._query(spark, df)
         location = f"{open_checkpoint(checkpoint, query.jvm).location}/epochal/runs/{_safe(run)}"
         log = open_log(f"{location}/log", spark=query.jvm)
-        coordinator = self._claim(log, location, query=query, run=run)
+        coordinator = self._claim(log, location, query=query, asked=StartOptions(run=run))
         try:
             is_repeat = coordinator.state.last is not None
             if not is_repeat or coordinator.lost:
@@ -605,10 +555,8 @@ class Pipeline:
         self,
         query: _Query,
         checkpoint: Location,
+        asked: StartOptions,
         *,
-        run: str | None,
-        unfinished: UnfinishedChoice,
-        retarget: Collection[str],
         query_name: str | None = None,
     ) -> Run:
         """End this process's earlier run on the checkpoint, and claim for a new one."""
@@ -620,11 +568,9 @@ class Pipeline:
             self._log_of(folder.location, query.spark),
             folder.location,
             query=query,
-            run=run,
+            asked=asked,
             query_id=folder.query_id,
             position=folder.position,
-            unfinished=_unfinished(unfinished),
-            retarget=retarget,
         )
         self._tracker = coordinator.tracker
         self._run = Run(
@@ -642,11 +588,9 @@ class Pipeline:
         location: str,
         *,
         query: _Query,
-        run: str | None,
+        asked: StartOptions,
         query_id: str | None = None,
         position: Position | None = None,
-        unfinished: Unfinished = Unfinished.ASK,
-        retarget: Collection[str] = (),
         above: StartToken | None = None,
         only_new: bool = False,
     ) -> Coordinator:
@@ -664,13 +608,7 @@ class Pipeline:
         if self._run is None or self._run.is_over:
             self._tracker = coordinator.tracker
         start = self._start_of(
-            location,
-            run=run,
-            query_id=query_id,
-            position=position,
-            unfinished=unfinished,
-            retarget=retarget,
-            only_new=only_new,
+            location, asked, query_id=query_id, position=position, only_new=only_new
         )
         try:
             coordinator.start(start, query.schemas, query.engines, above=above)
@@ -682,12 +620,10 @@ class Pipeline:
     def _start_of(
         self,
         location: str,
+        asked: StartOptions,
         *,
-        run: str | None,
         query_id: str | None,
         position: Position | None,
-        unfinished: Unfinished,
-        retarget: Collection[str],
         only_new: bool = False,
     ) -> Start:
         return Start(
@@ -696,10 +632,10 @@ class Pipeline:
             sinks=described(self.sinks),
             driver=this_driver(),
             query_id=query_id,
-            run=run,
+            run=asked.run,
             position=position,
-            unfinished=unfinished,
-            retarget=[SinkName(name) for name in retarget],
+            unfinished=asked.unfinished,
+            retarget=asked.retarget,
             fence=self.limits.fence_on_start,
             only_new=only_new,
         )
@@ -798,7 +734,7 @@ class Pipeline:
             location=found.location,
             query_id=found.query_id,
             position=found.position,
-            unfinished=_unfinished(unfinished),
+            unfinished=unfinished_choice(unfinished),
         )
 
     def fork(self, checkpoint: Location, *, original_lives: bool = False) -> None:
@@ -934,13 +870,3 @@ def _same_each_time(frame: DataFrame) -> Callable[[], DataFrame]:
         "was made; a standby may wait for days",
         "give a function that makes it: start(make_orders, …, standby=True)",
     )
-
-
-def _unfinished(choice: str) -> Unfinished:
-    """What to do with a batch that other code left unfinished."""
-    try:
-        return Unfinished(choice)
-    except ValueError:
-        known = ", ".join(repr(one.value) for one in Unfinished)
-        message = f"unfinished={choice!r} is none of {known}"
-        raise Misconfigured(message, f"one of {known}") from None

@@ -1,18 +1,20 @@
 """
-Spark's own options of a streaming query, as `Pipeline.start` takes them: trigger, outputMode,
-queryName, checkpointLocation.
+The options of `Pipeline.start`: Spark's own of a streaming query (trigger, outputMode, queryName,
+checkpointLocation), and those that only epochal has.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from epochal.contract import Sink
 from epochal.errors import Misconfigured
+from epochal.protocol.admission import Unfinished
 from epochal.spark.error_text import spark_message
+from epochal.terms import SinkName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,6 +28,42 @@ _REFUSED = {
     "could not stay invisible until it is decided",
 }
 _MODES = ("append", "update", "complete")
+
+UnfinishedChoice = Literal["ask", "redo", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What only epochal asks about a start, checked."""
+
+    run: str | None = None
+    """The key of a deliberate fresh start."""
+    unfinished: Unfinished = Unfinished.ASK
+    """What to do with a batch that other code left unfinished."""
+    retarget: tuple[SinkName, ...] = ()
+    """Sinks that write to another target from now on."""
+
+    @classmethod
+    def read(cls, run: str | None, unfinished: str, retarget: Collection[str]) -> StartOptions:
+        if isinstance(retarget, str):
+            raise Misconfigured(
+                f"retarget={retarget!r} is one string, not a list of sinks",
+                f"retarget=[{retarget!r}]",
+            )
+        return cls(
+            run=run,
+            unfinished=unfinished_choice(unfinished),
+            retarget=tuple(map(SinkName, retarget)),
+        )
+
+
+def unfinished_choice(choice: str) -> Unfinished:
+    try:
+        return Unfinished(choice)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in Unfinished)
+        message = f"unfinished={choice!r} is none of {known}"
+        raise Misconfigured(message, f"one of {known}") from None
 
 
 class Trigger(TypedDict, total=False):

@@ -176,8 +176,9 @@ class EtcdStore:
                 return content
         raise self._unsteady(key)
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        return [name for name, found in self._children(folder) if found is not None]
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        found = self._children(folder, after)
+        return [name for name, one in found if one is not None]
 
     def folders(self, folder: str = "") -> Sequence[str]:
         return [name for name, found in self._children(folder) if found is None]
@@ -360,11 +361,13 @@ class EtcdStore:
         return b"".join(pieces)[start - skipped : end - skipped]
 
     def _children(
-        self, folder: str, *, with_values: bool = False
+        self, folder: str, after: str = "", *, with_values: bool = False
     ) -> Iterator[tuple[str, KeyValue | None]]:
         """Keys directly in a folder, and its folders, with None. What is in those is skipped."""
         top = self._path(f"{folder}/" if folder else "")
         start, end = top, past(top)
+        if after:
+            start += after.encode() + b"\0"
         limit = _PAGE_ENTRIES if with_values else _PAGE_KEYS
         has_more = True
         last = ""

@@ -132,8 +132,9 @@ class HadoopStore:
             raise gone(self.location, key)
         return content
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        return sorted(name for name in self._listed(folder, "isFile") if not name.startswith("."))
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        found = self._listed(folder, "isFile")
+        return sorted(name for name in found if name > after and not name.startswith("."))
 
     def folders(self, folder: str = "") -> Sequence[str]:
         return sorted(self._listed(folder, "isDirectory"))

@@ -110,8 +110,8 @@ class LocalStore:
             except FileNotFoundError:
                 raise gone(self.location, key) from None
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        found = self._scan(folder)
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        found = (one for one in self._scan(folder) if one.name > after)
         return sorted(one.name for one in found if one.is_file() and one.name[0] != ".")
 
     def folders(self, folder: str = "") -> Sequence[str]:

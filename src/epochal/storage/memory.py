@@ -42,8 +42,8 @@ class MemoryStore:
             raise gone(self.location, key)
         return found[start:end]
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        return sorted(rest for rest in self._below(folder) if "/" not in rest)
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        return sorted(rest for rest in self._below(folder) if "/" not in rest and rest > after)
 
     def folders(self, folder: str = "") -> Sequence[str]:
         return sorted({rest.partition("/")[0] for rest in self._below(folder) if "/" in rest})

@@ -98,8 +98,15 @@ class ObjectStore:
             except FileNotFoundError:
                 raise gone(self.location, key) from None
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        return [entry.name for entry in self.entries(folder)]
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        if not after:
+            return [entry.name for entry in self.entries(folder)]
+        top = f"{self._prefix}{folder}/" if folder else self._prefix
+        with self._errors("list", folder):
+            # Of all that is below the folder: there is no listing of one level from a name on.
+            pages = obstore.list(self._client, top.rstrip("/") or None, offset=top + after)
+            found = [one["path"].removeprefix(top) for page in pages for one in page]
+        return sorted(name for name in found if "/" not in name and not name.startswith("."))
 
     def folders(self, folder: str = "") -> Sequence[str]:
         prefixes = self._listed(folder)["common_prefixes"]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, TypeVar
@@ -47,6 +49,8 @@ _FORMAT = 1
 _FORMAT_COMMENT = re.compile(r"format (\d+)")
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_S = 30
+_TRUSTED_S = 1.0
+"""A connection that was used so recently is not asked whether it is alive."""
 _DEAD_HOST_S = 10
 _DEAD_HOST: Mapping[str, int] = {
     "tcp_keepalives_idle": 5,
@@ -75,7 +79,8 @@ _PUT_IF_ABSENT = """
 INSERT INTO {table} (store, key, content) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING
 """
 _IN_FOLDER = """
-FROM (SELECT *, substr(key, %s) AS rest FROM {table} WHERE store = %s AND starts_with(key, %s)) k
+FROM (SELECT *, substr(key, %s) AS rest FROM {table}
+      WHERE store = %s AND key > %s AND starts_with(key, %s)) k
 """
 _ENTRIES = """
 SELECT rest, octet_length(content), extract(epoch FROM modified_at)::float8
@@ -134,6 +139,8 @@ class PostgresStore:
         self._table = sql.Identifier(schema, table)
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
+        self._used_s = 0.0
+        self._queries: dict[str, bytes] = {}
         self._process = os.getpid()
 
     @property
@@ -164,9 +171,9 @@ class PostgresStore:
             raise gone(self.location, key)
         return bytes(rows[0][0])
 
-    def names(self, folder: str = "") -> Sequence[str]:
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
         query = f"SELECT rest {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key"
-        return [name for (name,) in self._select(query, *self._in(folder))]
+        return [name for (name,) in self._select(query, *self._in(folder, after))]
 
     def folders(self, folder: str = "") -> Sequence[str]:
         query = (
@@ -201,9 +208,9 @@ class PostgresStore:
         with self._lock:
             self._hang_up()
 
-    def _in(self, folder: str) -> tuple[int, str, str]:
+    def _in(self, folder: str, after: str = "") -> tuple[int, str, str, str]:
         start = f"{folder}/" if folder else ""
-        return len(start) + 1, self._name, start
+        return len(start) + 1, self._name, start + after, start
 
     def _insert(self, statement: str, key: str, content: bytes) -> int:
         values = (self._name, checked(key), content)
@@ -226,7 +233,7 @@ class PostgresStore:
     def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         def ask(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
             try:
-                return connection.execute(self._sql(query), values).fetchall()
+                return connection.execute(self._sql(query), values, binary=True).fetchall()
             except psycopg.Error as error:
                 # Nobody has put anything yet.
                 if error.sqlstate in _MISSING:
@@ -235,8 +242,12 @@ class PostgresStore:
 
         return self._ask(ask, "read from")
 
-    def _sql(self, query: str) -> sql.Composed:
-        return sql.SQL(query).format(table=self._table, schema=self._schema)
+    def _sql(self, query: str) -> bytes:
+        found = self._queries.get(query)
+        if found is None:
+            made = sql.SQL(query).format(table=self._table, schema=self._schema)
+            found = self._queries[query] = made.as_bytes(None)
+        return found
 
     def _ask(
         self, ask: Callable[[psycopg.Connection[Any]], T], verb: str, *, is_put: bool = False
@@ -266,10 +277,11 @@ class PostgresStore:
         """A forked child must not use the connection of its parent."""
         if self._process != os.getpid():
             self._connection, self._process = None, os.getpid()
-        if self._connection is not None and _is_alive(self._connection):
-            return self._connection
-        self._hang_up()
-        self._connection = self._connect()
+        is_idle = time.monotonic() - self._used_s > _TRUSTED_S
+        if self._connection is None or not _is_alive(self._connection, is_idle=is_idle):
+            self._hang_up()
+            self._connection = self._connect()
+        self._used_s = time.monotonic()
         return self._connection
 
     def _connect(self) -> psycopg.Connection[Any]:
@@ -428,11 +440,20 @@ def unreachable(error: psycopg.Error, location: str, parameters: Mapping[str, st
     return TryAgain(fact)
 
 
-def _is_alive(connection: psycopg.Connection[Any]) -> bool:
-    """A connection that died since the last epoch must not make a put's outcome unknown."""
+def _is_alive(connection: psycopg.Connection[Any], *, is_idle: bool) -> bool:
+    """
+    A connection that died since the last epoch must not make a put's outcome unknown. One that the
+    server has ended can be read: nothing else comes unasked. One that is cut without a sign, as
+    firewalls do with idle ones, is found by asking, which costs a round trip.
+    """
     try:
-        connection.execute("")
-    except psycopg.Error:
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        if poll.poll(0):
+            return False
+        if is_idle:
+            connection.execute("")
+    except (psycopg.Error, OSError):
         return False
     return True
 

@@ -85,9 +85,9 @@ class SqliteStore:
             raise gone(self.location, key)
         return bytes(rows[0][0])
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        query = f"SELECT rest {_IN_FOLDER} WHERE instr(rest, '/') = 0 ORDER BY key"
-        return [name for (name,) in self._select(query, *_in(folder))]
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        query = f"SELECT rest {_IN_FOLDER} WHERE instr(rest, '/') = 0 AND rest > ? ORDER BY key"
+        return [name for (name,) in self._select(query, *_in(folder), after)]
 
     def folders(self, folder: str = "") -> Sequence[str]:
         query = (

@@ -85,8 +85,11 @@ class Store(Protocol):
         Raises `TryAgain` where the key does not exist: its size was asked for before.
         """
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        """The last parts of the keys directly in a folder, in rising order; no folders."""
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        """
+        The last parts of the keys directly in a folder, in rising order; no folders. Only those
+        behind `after`, where that is given: a long folder need not be listed for its end.
+        """
 
     def folders(self, folder: str = "") -> Sequence[str]:
         """The names of the folders directly in a folder, in rising order."""

@@ -19,6 +19,16 @@ class Appended(NamedTuple):
     batch: bytes
 
 
+class AppendedElsewhere(NamedTuple):
+    """In the shared journal of a cluster: a batch whose bytes are a part of this object."""
+
+    partition: int
+    key: str
+    at: int
+    size: int
+    crc: int
+
+
 class Placed(NamedTuple):
     """The bytes of a partition from `first_offset` up to `end_offset` are in a segment."""
 
@@ -228,6 +238,7 @@ Places: TypeAlias = frozenset[tuple[str, int]]
 
 Entry: TypeAlias = (
     Appended
+    | AppendedElsewhere
     | Placed
     | TxnChanged
     | TxnGrew

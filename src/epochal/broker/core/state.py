@@ -17,6 +17,7 @@ import google_crc32c
 from epochal.broker.core.batch_check import BatchHeader
 from epochal.broker.core.entries import (
     Appended,
+    AppendedElsewhere,
     ConsumerGroupChanged,
     ConsumerMember,
     ConsumerMemberGone,
@@ -218,7 +219,7 @@ class BrokerState:
                 partition = self.topics.partitions.get(entry.partition)
                 if partition is not None:
                     partition.forget(entry.producers)
-            case Placed() | SegmentKnown() | SlotTaken():
+            case Placed() | SegmentKnown() | SlotTaken() | AppendedElsewhere():
                 pass  # where bytes are is the storage's business
 
     def recovered(self, now_ms: int) -> None:

@@ -3,6 +3,8 @@
 Its keys:
     slots/00000000000000000041     slot 41
     snapshots/…  records/…         see `snapshots`
+    batches/NUMBER.NONCE           large batches of the tick that begins with this slot, where there
+                                   is a store for segments: the slot names what is in it
     members/NAME                   where a member is reached, for clients and for `status`
     secret                         by which members know each other: who may read the journal has it
 """
@@ -11,15 +13,18 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from epochal.broker.core.entries import SlotTaken
-from epochal.broker.shared import snapshots
+from epochal.broker.core.entries import Appended, AppendedElsewhere, Entry, SlotTaken
+from epochal.broker.shared import slots, snapshots
 from epochal.broker.shared.protocol import (
     Action,
     AskNewest,
     Event,
+    Fetch,
+    Fetched,
     Found,
     List,
     Listed,
@@ -31,9 +36,12 @@ from epochal.broker.shared.protocol import (
     deletable,
 )
 from epochal.broker.shared.snapshots import RecordObject, Restoring, Snapshot
+from epochal.broker.storage import codec
+from epochal.broker.storage.checksums import crc32c
 from epochal.broker.storage.disk import Disk
 from epochal.clock import Clock
-from epochal.errors import InvariantBroken, OutcomeUnknown
+from epochal.errors import CorruptRecord, InvariantBroken, OutcomeUnknown
+from epochal.kafka.primitives import Part
 from epochal.storage import ServedStore, Store, open_store
 from epochal.storage.urls import OBJECT_SCHEMES, scheme_of
 
@@ -43,6 +51,9 @@ _DELETED_AT_ONCE = 500
 _READ_AHEAD = 8
 _TICK_EVERY_S = 0.1
 _MEMBERS = "members"
+_BATCHES = "batches"
+_LARGE_BYTES = 64 << 10
+"""A larger batch does not go through the slots, where there is a store for segments."""
 _KEY_OF_SECRET = "secret"  # noqa: S105  the name of a key
 _ETCD_PAYLOAD_BYTES = (1 << 20) - 4_096
 _PAYLOAD_BYTES = 8 << 20
@@ -97,10 +108,13 @@ class SharedJournal:
                     return Stored(store.put_if_absent(_slot(action.number), action.data))
                 except OutcomeUnknown:
                     return Stored(None)
+            case Fetch():
+                return Fetched(self._fetched(action.payload))
             case List():
                 entry = store.entry(_slot(action.number))
                 stored_ms = 0 if entry is None else int(entry.modified_at * 1000)
-                return Listed(self.highest(), stored_ms, int(self._clock.now() * 1000))
+                highest = self.highest(action.number)
+                return Listed(highest, stored_ms, int(self._clock.now() * 1000))
             case AskNewest():
                 return Newest(max(self.snapshot_numbers(), default=0))
             case _:
@@ -123,6 +137,58 @@ class SharedJournal:
             read = zip(numbers, contents, strict=True)
             self._ahead = {one: content for one, content in read if content is not None}
         return data
+
+    # Large batches
+
+    def are_outside(self, entries: Sequence[Entry]) -> bool:
+        """Whether some of these are too large for the slots."""
+        return self._records is not self._store and any(map(_is_large, entries))
+
+    def put_outside(self, number: int, nonce: bytes, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """
+        Put the large batches of a tick into one object, before its first slot (this number) is
+        filled; returns the entries for the slots. Repeated, it puts the same again.
+        """
+        key = f"{_BATCHES}/{number:020d}.{nonce.hex()}"
+        batches: list[bytes] = []
+        shown: list[Entry] = []
+        at = 0
+        for entry in entries:
+            if isinstance(entry, Appended) and _is_large(entry):
+                size, crc = len(entry.batch), crc32c(entry.batch)
+                shown.append(AppendedElsewhere(entry.partition, key, at, size, crc))
+                batches.append(entry.batch)
+                at += size
+            else:
+                shown.append(entry)
+        self._records.put(key, b"".join(batches))
+        return shown
+
+    def _fetched(self, payload: bytes) -> bytes | None:
+        """None: an object that it names is gone."""
+        found: dict[str, bytes | None] = {}
+        parts: list[Part] = []
+        for entry in codec.read(payload):
+            if not isinstance(entry, AppendedElsewhere):
+                codec.put(entry, parts)
+                continue
+            if entry.key not in found:
+                found[entry.key] = self._records.read(entry.key)
+            content = found[entry.key]
+            if content is None:
+                return None
+            batch = content[entry.at : entry.at + entry.size]
+            if crc32c(batch) != entry.crc:
+                raise CorruptRecord(f"{entry.key} of the shared journal is damaged", slots.HINT)
+            codec.put(Appended(entry.partition, batch), parts)
+        return b"".join(parts)
+
+    def _delete_batches(self, before: int) -> None:
+        """Of slots that are deleted, and of ticks that never came into their slots."""
+        names = self._records.names(_BATCHES)
+        gone = [name for name in names if int(name.partition(".")[0]) < before]
+        for at in range(0, len(gone), _DELETED_AT_ONCE):
+            self._records.delete([f"{_BATCHES}/{one}" for one in gone[at : at + _DELETED_AT_ONCE]])
 
     def doubts(self) -> list[str]:
         """What the servers of the store do not promise, for a person."""
@@ -175,15 +241,18 @@ class SharedJournal:
             if old is not None:
                 self._records.delete([one.key for one in old.objects if one.key not in named])
             self._store.delete([f"{_SNAPSHOTS}/{number:020d}"])
-        slots = (int(name) for name in self._store.names(_SLOTS))
-        gone = deletable(slots, [to_position(snapshot.position) for snapshot in kept])
+        filled = [int(name) for name in self._store.names(_SLOTS)]
+        gone = deletable(filled, [to_position(snapshot.position) for snapshot in kept])
         for at in range(0, len(gone), _DELETED_AT_ONCE):
             self._store.delete([_slot(number) for number in gone[at : at + _DELETED_AT_ONCE]])
+        if self._records is not self._store:
+            self._delete_batches(kept[0].position.number)
         return len(gone)
 
-    def highest(self) -> int:
-        names = self._store.names(_SLOTS)
-        return int(names[-1]) if names else 0
+    def highest(self, number: int) -> int:
+        """The highest number of all slots from this one on."""
+        names = self._store.names(_SLOTS, after=f"{number:020d}")
+        return int(names[-1]) if names else number
 
     def secret(self) -> bytes | None:
         """None: no member has ever been here."""
@@ -235,6 +304,10 @@ def to_entry(position: Position) -> SlotTaken:
         position.holder.decode(),
         list(position.claims),
     )
+
+
+def _is_large(entry: Entry) -> bool:
+    return isinstance(entry, Appended) and len(entry.batch) > _LARGE_BYTES
 
 
 def _slot(number: int) -> str:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import TypeVar
 
 from epochal import __version__
 from epochal.broker.broker import Address, Broker, Node
-from epochal.broker.core.entries import Entry
+from epochal.broker.core.entries import Appended, AppendedElsewhere, Entry
 from epochal.broker.core.settings import Settings
 from epochal.broker.shared import protocol, snapshots
 from epochal.broker.shared.journal import MemberRecord, SharedJournal, to_entry, to_position
@@ -35,6 +37,8 @@ from epochal.broker.shared.protocol import (
     EndSeen,
     Event,
     Fenced,
+    Fetch,
+    Fetched,
     Load,
     Loaded,
     Member,
@@ -55,7 +59,6 @@ from epochal.broker.storage.store import Store
 from epochal.broker.tick_loop import TickLoop
 from epochal.clock import Clock
 from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.kafka.primitives import Part
 
 _LOOK_S = 0.03
 _LOOK_IDLE_S = 0.25
@@ -65,11 +68,23 @@ _LOOK_ACTIVE_S = 1.0
 _PROVE_END_S = 0.3
 _END_SEEN_WITHIN_S = 1.0
 """A standby that has not proven for so long that it is at the end answers nobody."""
+_HELD_S = 3.0
+"""So long after it has seen the end, requests wait for a standby that proves the end again or
+claims; then their connections are cut, and clients try another member."""
 _PING_S = 0.2
+_CUT_LOOK_S = 0.02
+"""A standby notices so soon that the connection to the active has ended."""
 _SILENCE_S = 2.0
 _PONG_WITHIN_S = 0.4
 _ROUND_MAX_S = _PING_S + _PONG_WITHIN_S + 0.5
 """A member whose own loop took longer was paused itself: its count of silence begins again."""
+_LAG_MAX_S = 1.0
+_LAG_WAIT = 0.02
+_LAG_WAIT_MAX_S = 0.1
+"""For every second that all standbys are further behind than the first, the active waits for the
+second before each tick, and never for longer than the third."""
+_WRITTEN_EVERY_S = 0.05
+_WRITTEN_MAX = 10_000
 _CALL_AGAIN_S = 0.05
 _CALL_AGAIN_MAX_S = 1.0
 _MEMBERS_S = 5.0
@@ -77,11 +92,12 @@ _SNAPSHOT_LOOK_S = 0.5
 _ACTIVE_WAITS = 1.5
 _STOP_WITHIN_S = 5.0
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class _TickUnderWay:
     entries: list[Entry]
-    size: int
     then: Callable[[], None]
 
 
@@ -133,6 +149,13 @@ class ClusterMember:
         self._taken_bytes = 0
         """Of ticks since then."""
         self.snapshots = 0
+        self._standbys: dict[str, tuple[int, float]] = {}
+        """Their names → how far they are, and when they said so."""
+        self._written: deque[tuple[int, float]] = deque(maxlen=_WRITTEN_MAX)
+        """Slots that this active has filled lately, and when: one every `_WRITTEN_EVERY_S`."""
+        self.throttled = 0
+        self._settled = asyncio.Event()
+        """A tick of the active has ended; the next one is not decided yet."""
         self._wake_at = self._taken_at = self._loop.time()
         self._end_seen_at = -_END_SEEN_WITHIN_S
         self._durable_at = self._tick_at = 0.0
@@ -164,6 +187,7 @@ class ClusterMember:
             )
         ticks = TickLoop(broker, advertised=self._address, has_fixed_host=True, fail=self._fail)
         ticks.durable = self._durable
+        ticks.is_held = self._is_held
         for note in store.notes:
             ticks.log(note)
         self._show_leader(broker, to_position(store.position))
@@ -172,19 +196,20 @@ class ClusterMember:
 
     # Its life
 
-    async def caught_up(self) -> None:
+    async def caught_up(self, secret: bytes) -> None:
         """Begin to take slots in; returns once it has seen the end."""
+        self._secret = secret
+        self._tasks.append(asyncio.create_task(self._watch()))
         self._go_on()
         await self._begun
 
-    async def join(self, record: MemberRecord, secret: bytes) -> None:
+    async def join(self, record: MemberRecord) -> None:
         """Clients can connect from now on: take over where nobody else is the active."""
-        self._record, self._secret = record, secret
+        self._record = record
         self._address = Address(host=record.host, port=record.port)
         self.ticks.advertise(self._address)
         journal = self._journal.again()
-        self._tasks = [
-            asyncio.create_task(self._watch()),
+        self._tasks += [
             asyncio.create_task(self._know_members(journal, record)),
             asyncio.create_task(self._write_snapshots(self._journal.again())),
         ]
@@ -219,7 +244,13 @@ class ClusterMember:
         is_claiming = self._member.waits in (Waits.CLAIM, Waits.CLAIM_READ, Waits.LIST)
         return "claiming" if is_claiming else "standby"
 
-    def status(self) -> Status:
+    def status(self, asker: Status) -> Status:
+        """The answer to another member, which says how far it is itself, or to an operator."""
+        if asker:
+            self._standbys[asker["member"]] = asker["slot"], self._loop.time()
+        return self._status()
+
+    def _status(self) -> Status:
         at = self._member.settled
         return {
             "member": self._name,
@@ -235,18 +266,43 @@ class ClusterMember:
         """For metrics."""
         at = self._member.settled
         return {
+            **self._lags(),
             "active": int(self._member.is_active),
+            "since_seconds": self.since_ms // 1000,
             "generation": at.generation,
             "slot": at.number,
             "snapshot": self._snapshot_number,
             "takeovers_total": self.takeovers,
             "fenced_total": self.fenced,
             "snapshots_total": self.snapshots,
+            "throttled_total": self.throttled,
+        }
+
+    def _lags(self) -> dict[str, int]:
+        """How many slots each standby has still to take in, as far as it has said so lately."""
+        if not self._member.is_active:
+            return {}
+        number, now = self._member.settled.number, self._loop.time()
+        return {
+            f'standby_lag{{member="{name}"}}': max(number - slot, 0)
+            for name, (slot, at) in self._standbys.items()
+            if now - at < _SILENCE_S
         }
 
     def _is_at_end(self) -> bool:
         is_fresh = self._loop.time() - self._end_seen_at <= _END_SEEN_WITHIN_S
         return self._member.is_active or is_fresh
+
+    def _is_held(self) -> bool:
+        """
+        A client that is told of an active which is gone, or is cut off, waits for longer than one
+        whose request waits here for the claim.
+        """
+        if self._member.is_active:
+            return False
+        is_claiming = self._wish is not None or self._member.wish is not None
+        age_s = self._loop.time() - self._end_seen_at
+        return age_s <= _HELD_S and (is_claiming or age_s > _END_SEEN_WITHIN_S)
 
     # The tick
 
@@ -260,27 +316,53 @@ class ClusterMember:
         if not has_answers and not store.has_pending and not is_due:
             return True
         entries = store.take()
-        parts: list[Part] = []
-        for entry in entries:
-            codec.put(entry, parts)
-        payload = b"".join(parts)
-        self._tick = _TickUnderWay(entries, len(payload), then)
-        tick = Tick(payload, self._now_ms())
-        wait_s = self._tick_at + self._journal.tick_every_s - self._loop.time()
-        self._tick_at = self._loop.time() + max(wait_s, 0.0)
-        if wait_s > 0:
-            self._loop.call_later(wait_s, self._feed_tick, tick)
+        self._tick = _TickUnderWay(entries, then)
+        wait_s = max(self._tick_at + self._tick_every_s() - self._loop.time(), 0.0)
+        self._tick_at = self._loop.time() + wait_s
+        if wait_s:
+            self._loop.call_later(wait_s, self._put_tick, entries)
         else:
-            self._feed(tick)
+            self._put_tick(entries)
         return False
 
-    def _feed_tick(self, tick: Tick) -> None:
-        if not self._is_over:
-            self._feed(tick)
+    def _put_tick(self, entries: list[Entry]) -> None:
+        if self._is_over:
+            return
+        if not self._journal.are_outside(entries):
+            self._feed_tick(entries)
+            return
+        at = self._member.at
+        put = partial(self._journal.put_outside, at.number + 1, at.nonce, entries)
+        self._repeat(put, self._feed_tick)
+
+    def _feed_tick(self, shown: Sequence[Entry]) -> None:
+        """`shown`: the entries as the slots have them."""
+        self._feed(Tick(codec.packed(shown), self._now_ms()))
+
+    def _tick_every_s(self) -> float:
+        """Longer while all standbys are far behind: a takeover would have to wait for them."""
+        lag_s = self.lag_s()
+        if lag_s <= _LAG_MAX_S:
+            return self._journal.tick_every_s
+        self.throttled += 1
+        wait_s = min((lag_s - _LAG_MAX_S) * _LAG_WAIT, _LAG_WAIT_MAX_S)
+        return max(self._journal.tick_every_s, wait_s)
+
+    def lag_s(self) -> float:
+        """How long ago the slot was written that the best standby takes in next; 0 without any."""
+        now = self._loop.time()
+        found = [slot for slot, at in self._standbys.values() if now - at < _SILENCE_S]
+        if not found or not self._member.is_active:
+            return 0.0
+        while self._written and self._written[0][0] <= max(found):
+            self._written.popleft()
+        return now - self._written[0][1] if self._written else 0.0
 
     # The protocol
 
     def _feed(self, event: Event) -> None:
+        if self._is_over:
+            return
         try:
             self._member, actions = protocol.step(self._member, event)
             for action in actions:
@@ -289,6 +371,7 @@ class ClusterMember:
             self._stop(error)
             return
         self._go_on()
+        self.ticks.go_on()
 
     def _act(self, action: Action) -> None:
         match action:
@@ -308,8 +391,10 @@ class ClusterMember:
                 self._load(action.number)
             case Stop():
                 raise CorruptRecord(f"{self._journal.location}: {action.reason}", HINT)
+            case Fetch() if not codec.holds(AppendedElsewhere, action.payload):
+                self._feed(Fetched(action.payload))
             case _:
-                self._call(action)
+                self._repeat(partial(self._journal.carry_out, action), self._called)
 
     def _go_on(self) -> None:
         """A standby with nothing under way: claim, or look for news after a while."""
@@ -334,32 +419,39 @@ class ClusterMember:
         self._wake_at = self._loop.time()
         self._feed(Wake(self._wake_at - self._end_seen_at > _PROVE_END_S))
 
-    def _call(self, action: Action) -> None:
-        done = self._loop.run_in_executor(self._thread, self._journal.carry_out, action)
-        done.add_done_callback(partial(self._called, action))
+    def _repeat(self, call: Callable[[], T], then: Callable[[T], None]) -> None:
+        """
+        Make a call to the store, in the thread that has all of them, and go on with its answer. One
+        that fails is made again, for as long as it takes, unless a person must act.
+        """
 
-    def _called(self, action: Action, done: asyncio.Future[Event]) -> None:
-        if self._is_over or done.cancelled():
-            return
-        error = done.exception()
-        if error is None and done.result() != Stored(None):
-            self._failures = 0
-            self._feed(done.result())
-            return
-        is_begun = self._begun.done()
-        is_passing = isinstance(error, (TryAgain, OutcomeUnknown)) or (
-            is_begun and isinstance(error, Misconfigured)
-        )
-        if error is not None and not is_passing:
-            self._stop(error)
-            return
+        def done(future: asyncio.Future[T]) -> None:
+            if self._is_over or future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                then(future.result())
+            elif isinstance(error, (TryAgain, OutcomeUnknown)) or (
+                self._begun.done() and isinstance(error, Misconfigured)
+            ):
+                self._loop.call_later(self._failed(error), self._repeat, call, then)
+            else:
+                self._stop(error)
+
+        self._loop.run_in_executor(self._thread, call).add_done_callback(done)
+
+    def _failed(self, error: BaseException | None) -> float:
+        """Report a call without success; returns after what time to make it again."""
         self._failures += 1
         self.ticks.log(f"the shared journal: {error or 'no answer'}", "journal")
-        delay_s = min(_CALL_AGAIN_S * self._failures, _CALL_AGAIN_MAX_S)
-        if error is None:
-            self._loop.call_later(delay_s, self._feed, done.result())
-        else:
-            self._loop.call_later(delay_s, self._call, action)
+        return min(_CALL_AGAIN_S * self._failures, _CALL_AGAIN_MAX_S)
+
+    def _called(self, event: Event) -> None:
+        if event == Stored(None):
+            self._loop.call_later(self._failed(None), self._feed, event)
+            return
+        self._failures = 0
+        self._feed(event)
 
     def _take_in(self, action: Apply) -> None:
         broker = self.ticks.broker
@@ -389,17 +481,26 @@ class ClusterMember:
         if tick is None:
             raise CorruptRecord("a tick became durable that nobody has decided")
         if tick.entries:
-            self._taken_bytes += tick.size
+            self._taken_bytes += sum(
+                len(one.batch) for one in tick.entries if isinstance(one, Appended)
+            )
             self.ticks.broker.store.keep(tick.entries, to_entry(position))
+            if not self._written or self._durable_at - self._written[-1][1] > _WRITTEN_EVERY_S:
+                self._written.append((position.number, self._durable_at))
+        # First: who waits for this is called before the next tick is decided.
+        self._settled.set()
         tick.then()
 
     def _begin_again(self, position: Position) -> None:
         self.ticks.log(f"{self._name} is fenced after slot {position.number}: a standby from here")
         self._tick = None
+        self._settled.set()
         self.fenced += 1
         self.ticks.cut()
         self.ticks.broker.store.close()
-        self._end_seen_at = -_END_SEEN_WITHIN_S
+        # Requests wait until it has seen the end.
+        self._end_seen_at = self._loop.time() - 2 * _END_SEEN_WITHIN_S
+        self._written.clear()
         self.since_ms = self._now_ms()
         self.ticks = self._begin()
         if to_position(self.ticks.broker.store.position) != position:
@@ -412,23 +513,10 @@ class ClusterMember:
         self.ticks.log(f"{self._name} begins from the snapshot of slot {number}")
         self.ticks.cut()
         self.ticks.broker.store.close()
-        self._restore(number)
+        restore = partial(self._journal.restore, number, self._disk)
+        self._repeat(restore, partial(self._restored, number))
 
-    def _restore(self, number: int) -> None:
-        done = self._loop.run_in_executor(self._thread, self._journal.restore, number, self._disk)
-        done.add_done_callback(partial(self._restored, number))
-
-    def _restored(self, number: int, done: asyncio.Future[bool]) -> None:
-        if self._is_over or done.cancelled():
-            return
-        error = done.exception()
-        if isinstance(error, (TryAgain, OutcomeUnknown)):
-            self.ticks.log(f"the shared journal: {error}", "journal")
-            self._loop.call_later(_CALL_AGAIN_MAX_S, self._restore, number)
-            return
-        if error is not None:
-            self._stop(error)
-            return
+    def _restored(self, number: int, is_there: bool) -> None:
         try:
             self.ticks = self._begin()
         except BaseException as failure:  # noqa: BLE001  it has no broker any more
@@ -436,7 +524,7 @@ class ClusterMember:
             return
         self._snapshot_number = max(self._snapshot_number, number)
         position = to_position(self.ticks.broker.store.position)
-        self._feed(Loaded(position if done.result() else None))
+        self._feed(Loaded(position if is_there else None))
 
     def _stop(self, error: BaseException) -> None:
         self._is_over = True
@@ -469,7 +557,7 @@ class ClusterMember:
         peer: Peer | None = None
         heard_at = asked_at = self._loop.time()
         while True:
-            await asyncio.sleep(_PING_S)
+            await self._sleep(peer)
             now = self._loop.time()
             if self._member.is_active or now - asked_at > _ROUND_MAX_S:
                 heard_at = now  # it is the active, or it slept itself
@@ -487,7 +575,7 @@ class ClusterMember:
                 peer = Peer(claim.peer_host, claim.peer_port, self._secret)
                 heard_at = now
             try:
-                status = await asyncio.wait_for(_asked(peer), _PONG_WITHIN_S)
+                status = await asyncio.wait_for(_asked(peer, self._status()), _PONG_WITHIN_S)
             except ConnectionRefusedError:
                 self._take_over()
             except (OSError, TimeoutError, ValueError):
@@ -499,6 +587,12 @@ class ClusterMember:
                     self._take_over()  # it has begun again, and is the active no more
                 else:
                     heard_at = self._loop.time()
+
+    async def _sleep(self, peer: Peer | None) -> None:
+        """Until it is time to ask again, or the connection has ended."""
+        until = self._loop.time() + _PING_S
+        while self._loop.time() < until and (peer is None or not peer.is_cut):
+            await asyncio.sleep(_CUT_LOOK_S)
 
     async def _know_members(self, journal: SharedJournal, record: MemberRecord) -> None:
         """Keep this member listed, and know the others: clients learn of them by Metadata."""
@@ -549,14 +643,15 @@ class ClusterMember:
         base = await asyncio.to_thread(journal.snapshot, newest) if newest else None
         ticks = self.ticks
         while ticks.is_syncing or ticks.broker.store.has_pending:
-            await asyncio.sleep(0)  # a tick of the active is not settled yet
+            self._settled.clear()
+            await self._settled.wait()
             if ticks.is_over:
                 return False
         broker = ticks.broker
         position = broker.store.position
         if position is None or position.number <= newest:
             return False
-        state = snapshots.state_bytes(broker.state.known())
+        state = codec.packed(broker.state.known())
         taken_bytes = self._taken_bytes
         ends = [(one, one.log_start, one.end) for one in broker.state.topics.partitions.values()]
         objects: list[RecordObject] = []
@@ -583,14 +678,14 @@ class ClusterMember:
         return True
 
 
-async def _asked(peer: Peer) -> Status:
+async def _asked(peer: Peer, asker: Status) -> Status:
     """A kept connection may have ended with the process behind it: then a new one tells."""
     try:
-        return await peer.ask()
+        return await peer.ask(asker)
     except ConnectionRefusedError:
         raise
     except ConnectionError:
-        return await peer.ask()
+        return await peer.ask(asker)
 
 
 def _nothing() -> None:

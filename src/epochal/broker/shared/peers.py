@@ -27,17 +27,18 @@ def _mac(secret: bytes, nonce: str, status: Status) -> str:
 
 
 async def serve_status(
-    host: str, port: int, secret: bytes, status: Callable[[], Status]
+    host: str, port: int, secret: bytes, status: Callable[[Status], Status]
 ) -> asyncio.Server:
-    """Answer every line that comes with the status of this member."""
+    """Answer every line with the status of this member; a line has that of a member that asks."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await asyncio.wait_for(reader.readline(), _IDLE_S):
-                nonce, _, mac = line.decode("ascii").strip().partition(" ")
-                if not hmac.compare_digest(mac, _mac(secret, nonce, {})):
+                nonce, mac, text = line.decode("ascii").strip().split(" ", 2)
+                asker: Status = json.loads(text)
+                if not hmac.compare_digest(mac, _mac(secret, nonce, asker)):
                     return
-                now = status()
+                now = status(asker)
                 reply = {"status": now, "mac": _mac(secret, nonce, now)}
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
@@ -57,13 +58,21 @@ class Peer:
         self._secret = secret
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> Status:
+    @property
+    def is_cut(self) -> bool:
+        """Whether the other end has closed the connection, as the end of its process does."""
+        if self._streams is None:
+            return False
+        reader, _ = self._streams
+        return reader.at_eof() or reader.exception() is not None
+
+    async def ask(self, asker: Status) -> Status:
         """
-        Its status. Raises `ConnectionError` where nobody listens there, `ValueError` where it is
-        no member of this cluster.
+        Its status. A member that asks says its own; others, {}. Raises `ConnectionError` where
+        nobody listens there, `ValueError` where it is no member of this cluster.
         """
         try:
-            reply, nonce = await self._ask()
+            reply, nonce = await self._ask(asker)
         except BaseException:
             self.close()
             raise
@@ -73,17 +82,18 @@ class Peer:
             raise ValueError("not a member of this cluster")
         return status
 
-    async def _ask(self) -> tuple[dict[str, Any], str]:
+    async def _ask(self, asker: Status) -> tuple[dict[str, Any], str]:
         if self._streams is None:
             self._streams = await asyncio.open_connection(*self.address, limit=_LINE_BYTES_MAX)
         reader, writer = self._streams
         nonce = secrets.token_hex(16)
-        writer.write(f"{nonce} {_mac(self._secret, nonce, {})}\n".encode())
+        line = f"{nonce} {_mac(self._secret, nonce, asker)} {json.dumps(asker)}\n"
+        writer.write(line.encode())
         await writer.drain()
-        line = await reader.readline()
-        if not line:
+        reply = await reader.readline()
+        if not reply:
             raise ConnectionResetError("the connection was closed")
-        return json.loads(line), nonce
+        return json.loads(reply), nonce
 
     def close(self) -> None:
         if self._streams is not None:

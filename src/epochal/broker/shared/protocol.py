@@ -21,7 +21,10 @@ The rules, each of which the simulation (`proof/shared_journal.py`) shows to be 
   6. A snapshot is the state at a claim or at the last slot of a tick. Slots below the last but one
      snapshot are deleted, claims never: the slot that an old active fills next is a claim, or its
      own. So an empty slot n + 1 is the end of the journal only if no snapshot is above n.
-  7. Every slot has the checksum of the one before: a journal that lost its end, a slot that was
+  7. A large batch is kept outside of its slot, in an object that is written first and carries the
+     number of the slot and the nonce of its writer. Objects go with the slots of their numbers, and
+     never before: one that no slot names yet may be named by the put that is under way.
+  8. Every slot has the checksum of the one before: a journal that lost its end, a slot that was
      replaced or a claim in a hole stop a member that knows better. It serves nobody then.
 
     active A    put 7 ✓   put 8 ✓                    put 9 → refused, another's: fenced
@@ -63,6 +66,7 @@ class Waits(Enum):
 
     NOTHING = "nothing"
     NEXT = "the next slot is read"
+    FETCH = "batches of a tick that are kept outside of its slots are read"
     NEWEST = "the newest snapshot is asked for"
     LAST = "the last slot is read again, before the end is believed"
     SNAPSHOT = "a snapshot is loaded"
@@ -137,6 +141,13 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer to `Fetch`; None: a batch was deleted meanwhile, as there is a newer snapshot."""
+
+    payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """The answer to `Put`: this call filled the slot, another did, or None: unknown."""
 
@@ -148,7 +159,7 @@ class Listed:
     """The answer to `List`."""
 
     highest: int
-    """The highest number of all slots."""
+    """The highest number of all slots from the claim on."""
     stored_ms: int
     """When the claim was stored, by the clock of the store."""
     now_ms: int
@@ -169,7 +180,7 @@ class Loaded:
     position: Position | None
 
 
-Event: TypeAlias = Wake | TakeOver | Tick | Found | Stored | Listed | Newest | Loaded
+Event: TypeAlias = Wake | TakeOver | Tick | Found | Fetched | Stored | Listed | Newest | Loaded
 
 
 # Actions
@@ -181,6 +192,13 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """The payload of a tick with every batch in it, wherever that is kept."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     number: int
     data: bytes
@@ -188,7 +206,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """The highest number of all slots, and the time of this one."""
+    """The highest number of all slots from this one on, and the time of this one."""
 
     number: int
 
@@ -248,7 +266,7 @@ class Stop:
 
 
 Action: TypeAlias = (
-    Read | Put | List | AskNewest | Load | Apply | EndSeen | Serve | Durable | Fenced | Stop
+    Read | Fetch | Put | List | AskNewest | Load | Apply | EndSeen | Serve | Durable | Fenced | Stop
 )
 Result: TypeAlias = tuple[Member, Sequence[Action]]
 
@@ -307,8 +325,15 @@ def _take_in(member: Member, data: bytes) -> Result:
     payloads = (*member.partial, slot.payload)
     if not slot.is_last:
         return _read_next(replace(member, at=at, partial=payloads))
-    taken = replace(member, at=at, settled=at, partial=())
-    return _read_next(taken, Apply(b"".join(payloads), at))
+    whole = b"".join(payloads)
+    return replace(member, at=at, partial=(whole,), waits=Waits.FETCH), (Fetch(whole),)
+
+
+def _fetched(member: Member, event: Fetched) -> Result:
+    at = member.at
+    if event.payload is None:
+        return _ask_newest(replace(member, doubt=f"a batch of slot {at.number} is gone"))
+    return _read_next(replace(member, settled=at, partial=()), Apply(event.payload, at))
 
 
 def _voided(_: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -552,6 +577,7 @@ _STEPS: dict[tuple[Waits, type[Event]], Callable[..., Result]] = {
     (Waits.NOTHING, TakeOver): _take_over,
     (Waits.NOTHING, Tick): _tick,
     (Waits.NEXT, Found): _next_found,
+    (Waits.FETCH, Fetched): _fetched,
     (Waits.NEWEST, Newest): _newest,
     (Waits.SNAPSHOT, Loaded): _loaded,
     (Waits.LAST, Found): _last_found,

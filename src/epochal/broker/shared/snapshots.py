@@ -16,13 +16,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from epochal.broker.core.entries import Entry, SegmentKnown, SlotTaken
+from epochal.broker.core.entries import SegmentKnown, SlotTaken
 from epochal.broker.storage import codec, journal
 from epochal.broker.storage.checksums import crc32c
 from epochal.broker.storage.disk import Disk
 from epochal.errors import CorruptRecord, require_known_format
 from epochal.kafka import batch_format
-from epochal.kafka.primitives import Part
 
 FORMAT = 1
 OBJECT_BYTES_MAX = 4 << 20
@@ -95,13 +94,6 @@ def decode(number: int, data: bytes) -> Snapshot:
             require_known_format(f"snapshot {number}", found, FORMAT)
             return Snapshot(SlotTaken(*position), state, [RecordObject(*row) for row in objects])
     raise CorruptRecord(f"snapshot {number} of the shared journal is damaged", _HINT)
-
-
-def state_bytes(known: Iterable[Entry]) -> bytes:
-    parts: list[Part] = []
-    for entry in known:
-        codec.put(entry, parts)
-    return b"".join(parts)
 
 
 def kept_objects(

@@ -52,7 +52,8 @@ def cluster_status(url: str) -> BrokerClusterReport:
                 "the URL that its members were started with: --cluster URL",
             )
         answers = asyncio.run(_ask_all(records, secret))
-        highest = journal.highest()
+        snapshot = max(journal.snapshot_numbers(), default=0)
+        highest = journal.highest(snapshot)
         members = [
             _status(record, answer, highest)
             for record, answer in zip(records, answers, strict=True)
@@ -60,7 +61,7 @@ def cluster_status(url: str) -> BrokerClusterReport:
         return BrokerClusterReport(
             journal=journal.location,
             slots=highest,
-            snapshot=max(journal.snapshot_numbers(), default=0),
+            snapshot=snapshot,
             members=members,
         )
     finally:
@@ -89,7 +90,7 @@ async def _ask_all(records: Sequence[MemberRecord], secret: bytes) -> list[Statu
 async def _ask(record: MemberRecord, secret: bytes) -> Status | None:
     peer = Peer(record.peer_host, record.peer_port, secret)
     try:
-        return await asyncio.wait_for(peer.ask(), _ANSWER_WITHIN_S)
+        return await asyncio.wait_for(peer.ask({}), _ANSWER_WITHIN_S)
     except (OSError, TimeoutError, ValueError):
         return None
     finally:

@@ -57,6 +57,7 @@ KINDS: dict[int, type[Entry]] = {
     21: entries.ConsumerMemberGone,
     22: entries.ProducersForgotten,
     23: entries.SlotTaken,
+    24: entries.AppendedElsewhere,
 }
 """Never renumbered: data folders outlive releases."""
 _NUMBERS: dict[type[Entry], int] = {kind: number for number, kind in KINDS.items()}
@@ -77,6 +78,14 @@ def put(entry: Entry, parts: list[Part]) -> int:
     return len(body) + 5
 
 
+def packed(listed: Iterable[Entry]) -> bytes:
+    """All of these, as one payload."""
+    parts: list[Part] = []
+    for entry in listed:
+        put(entry, parts)
+    return b"".join(parts)
+
+
 def read(data: bytes, at: int = 0) -> Iterator[Entry]:
     """The entries of a payload whose checksum was right."""
     end = len(data)
@@ -92,6 +101,17 @@ def read(data: bytes, at: int = 0) -> Iterator[Entry]:
         at += _HEAD.size
         yield _READERS.get(kind, _from_json)(kind, data[at : at + size])
         at += size
+
+
+def holds(kind: type[Entry], data: bytes) -> bool:
+    """Whether an entry of this kind is in a payload, without reading any."""
+    wanted, at, end = _NUMBERS[kind], 0, len(data)
+    while at < end:
+        number, size = _HEAD.unpack_from(data, at)
+        if number == wanted:
+            return True
+        at += _HEAD.size + size
+    return False
 
 
 def _pack_placed(entry: Any) -> bytes:

@@ -265,8 +265,8 @@ class S3Store:
         answer = self._put(key, content, missing=("PreconditionFailed",), IfNoneMatch="*")
         return answer is not None
 
-    def names(self, folder: str = "") -> Sequence[str]:
-        return [entry.name for entry in self.entries(folder)]
+    def names(self, folder: str = "", after: str = "") -> Sequence[str]:
+        return [entry.name for entry in self.entries(folder) if entry.name > after]
 
     def folders(self, folder: str = "") -> Sequence[str]:
         found = (
