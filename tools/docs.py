@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -213,6 +214,38 @@ def types_page() -> str:
     return _page("Types of columns", *column_types_page.parts())
 
 
+def broker_clients_page() -> str:
+    kept = json.loads((ROOT / "tests/broker/client_suites.json").read_text())
+    parts = [
+        "Test suites of other people's clients, run by `make proof ONLY=clients` against this "
+        "release and against Apache Kafka on the same machine. A test that fails is run once more, "
+        "alone, as many of them have time-outs that a busy machine misses.",
+    ]
+    for name, suite in sorted(kept.items()):
+        parts += _client_suite(name, suite)
+    return _page("Client suites on the embedded broker", *parts)
+
+
+def _client_suite(name: str, suite: Mapping[str, Any]) -> list[str]:
+    rows = ["| | the embedded broker | Apache Kafka |", "| --- | --- | --- |"]
+    for state in ("passed", "failed", "skipped"):
+        counts = [sum(pair[at] == state for pair in suite["tests"].values()) for at in (0, 1)]
+        rows.append(f"| {state} | {counts[0]} | {counts[1]} |")
+    others = {
+        test: pair
+        for test, pair in sorted(suite["tests"].items())
+        if "failed" in pair or pair[0] != pair[1]
+    }
+    found = [f"## {name}\n\n{suite['comes_as']}: {suite['remarks']}.", "\n".join(rows)]
+    if others:
+        listed = ["| test | the embedded broker | Apache Kafka | |", "| --- | --- | --- | --- |"]
+        for test, (ours, theirs) in others.items():
+            why = suite["why"].get(test, "fails on both" if ours == theirs else "")
+            listed.append(f"| {test} | {ours} | {theirs} | {why} |")
+        found.append("\n".join(listed))
+    return found
+
+
 def tested_page() -> str:
     return _page("Tested versions", *docs_sinks.tested())
 
@@ -227,6 +260,7 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 PAGES = {
     "broker-apis.md": broker_page,
+    "broker-clients.md": broker_clients_page,
     "commands.md": commands_page,
     "epoch.md": epoch_page,
     "errors.md": errors_page,

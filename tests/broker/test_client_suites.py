@@ -1,72 +1,70 @@
-"""Test suites of others, as their authors run them: franz-go's `kgo`, and kcat's own commands."""
+"""Test suites of others on our broker and on Apache Kafka, and kcat's own commands."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from client_suites import SUITES, Outcomes, Suite, command, outcomes
 from servers.embedded import EmbeddedServer
-from servers.programs import CACHE, program
+from servers.kafka import KafkaServer
+from servers.programs import program
 
-FRANZ_GO = "github.com/twmb/franz-go@v1.22.2"
-LOOK_FOR_INTERNAL_TOPICS = {"TestConsumeRegex", "Test848RegexBrokerResolves"}
-"""They expect a topic `__consumer_offsets`: there is none here."""
-RECORDS = 5_000
+RESULTS = Path(__file__).parent / "client_suites.json"
+"""Of the last run: `make docs` makes docs/reference/broker-clients.md of it."""
+PARTITIONS = 4
+"""Of topics that are made by writing to them, as the suites' own servers have it."""
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path / "data", settings={"topics_auto_created": True})
+    settings = {"topics_auto_created": True, "partitions_default": PARTITIONS}
+    server = EmbeddedServer(tmp_path / "data", settings=settings)
     server.start()
     yield server
     server.stop()
 
 
-def kgo_tests() -> tuple[Path, Path]:
-    """The suite as a program, compiled once, and the folder that it runs in."""
-    go = program("go", "golang-go")
-    folder = CACHE / "franz-go"
-    folder.mkdir(parents=True, exist_ok=True)
-    found = run([go, "mod", "download", "-json", FRANZ_GO], folder)
-    source = Path(re.search(r'"Dir": "([^"]+)"', found)[1]) / "pkg" / "kgo"
-    compiled = folder / f"{FRANZ_GO.rpartition('@')[2]}.test"
-    if not compiled.exists():
-        run([go, "test", "-c", "-o", str(compiled), "."], source)
-    return compiled, source
-
-
-def run(command: list[str], folder: Path, **environment: str) -> str:
-    ran = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1_800,
-        cwd=folder,
-        env={**os.environ, **environment},
-    )
-    assert ran.returncode == 0, ran.stdout[-5_000:] + ran.stderr[-5_000:]
-    return ran.stdout
+@pytest.fixture
+def apache(tmp_path: Path) -> Iterator[KafkaServer]:
+    (tmp_path / "apache").mkdir()
+    settings = {"auto.create.topics.enable": "true", "num.partitions": str(PARTITIONS)}
+    server = KafkaServer(tmp_path / "apache", settings=settings)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.mark.proof
-def test_franz_gos_suite_passes_but_for_internal_topics(server: EmbeddedServer) -> None:
-    """Among it: consume, transform, produce in transactions, with both protocols of groups."""
-    compiled, source = kgo_tests()
-    skipped = "|".join(sorted(LOOK_FOR_INTERNAL_TOPICS))
-    printed = run(
-        [str(compiled), "-test.v", "-test.timeout=20m", f"-test.skip=^({skipped})$"],
-        source,
-        KGO_SEEDS=server.address(),
-        KGO_TEST_RF="1",
-        KGO_TEST_RECORDS=str(RECORDS),
-    )
-    passed = re.findall(r"^\s*--- PASS: (\S+)", printed, re.MULTILINE)
-    assert {"TestTxnEtl/sticky/848", "TestTxnEtl/cooperative-sticky", "TestGroupETL"} <= set(passed)
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_what_passes_on_apache_kafka_passes_here(
+    suite: Suite, server: EmbeddedServer, apache: KafkaServer, tmp_path: Path
+) -> None:
+    ours = outcomes(suite, server.address(), tmp_path)
+    theirs = outcomes(suite, apache.address(), tmp_path)
+    keep(suite, ours, theirs)
+    passed = {test for test, outcome in theirs.items() if outcome == "passed"}
+    assert len(passed) > 10
+    missing = {test for test in passed if ours.get(test) != "passed"}
+    assert missing == set(suite.why), f"{suite.name}: compare with {RESULTS}"
+
+
+def keep(suite: Suite, ours: Outcomes, theirs: Outcomes) -> None:
+    """Put the outcomes of one suite into the file of all."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept[suite.name] = {
+        "comes_as": suite.comes_as,
+        "remarks": suite.remarks,
+        "tests": {
+            test: [ours.get(test, "skipped"), theirs.get(test, "skipped")]
+            for test in sorted({*ours, *theirs})
+        },
+        "why": dict(suite.why),
+    }
+    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.mark.proof
@@ -74,12 +72,12 @@ def test_kcat_writes_reads_lists_and_joins_groups(server: EmbeddedServer, tmp_pa
     kcat = [program("kcat", "kcat"), "-b", server.address()]
     rows = tmp_path / "rows"
     rows.write_text("".join(f"key{number}:row{number}\n" for number in range(100)))
-    run([*kcat, "-P", "-t", "kcat", "-K:", "-l", str(rows)], tmp_path)
-    listed = run([*kcat, "-L"], tmp_path)
-    assert 'topic "kcat" with 1 partitions' in listed
-    read = run([*kcat, "-C", "-t", "kcat", "-K:", "-e", "-q", "-o", "beginning"], tmp_path)
-    assert read == rows.read_text()
+    command([*kcat, "-P", "-t", "kcat", "-K:", "-l", str(rows)], tmp_path)
+    listed = command([*kcat, "-L"], tmp_path)
+    assert f'topic "kcat" with {PARTITIONS} partitions' in listed
+    read = command([*kcat, "-C", "-t", "kcat", "-K:", "-e", "-q", "-o", "beginning"], tmp_path)
+    assert sorted(read.splitlines()) == sorted(rows.read_text().splitlines())
     joined = [*kcat, "-G", "group", "-q", "-c", "100", "-K:", "-X", "auto.offset.reset=earliest"]
-    assert sorted(run([*joined, "kcat"], tmp_path).splitlines()) == sorted(read.splitlines())
-    asked = run([*kcat, "-Q", "-t", "kcat:0:-1"], tmp_path)
-    assert "offset 100" in asked
+    assert sorted(command([*joined, "kcat"], tmp_path).splitlines()) == sorted(read.splitlines())
+    ends = [command([*kcat, "-Q", "-t", f"kcat:{one}:-1"], tmp_path) for one in range(PARTITIONS)]
+    assert sum(int(re.search(r"offset (\d+)", end)[1]) for end in ends) == 100

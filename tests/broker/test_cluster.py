@@ -21,6 +21,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from client_suites import FranzGo, command
 from confluent_kafka import Consumer, KafkaException, Producer
 from conftest_tools import PROOF_KILLS, new_topic
 from servers.cluster import WITHIN_S, BrokerCluster, broker_cluster
@@ -29,7 +30,6 @@ from servers.fake_s3 import running_fake_s3
 from servers.kafka import Certificates, jars
 from servers.ports import free_port
 from servers.postgres import running_server
-from test_client_suites import kgo_tests, run
 from test_confluent_kills import WRITERS, Writer, rows_of
 
 from epochal.broker import embedded
@@ -625,7 +625,7 @@ def test_javas_group_copies_within_transactions_across_takeovers(
 @pytest.mark.proof
 def test_franz_gos_own_judges_pass_across_takeovers(tmp_path: Path) -> None:
     """Chains of groups within transactions, by both protocols: it counts every row itself."""
-    compiled, source = kgo_tests()
+    compiled, source = FranzGo().compiled()
     is_over = threading.Event()
     strikes: list[str] = []
 
@@ -642,7 +642,7 @@ def test_franz_gos_own_judges_pass_across_takeovers(tmp_path: Path) -> None:
         troubling = threading.Thread(target=trouble, args=(cluster,))
         troubling.start()
         try:
-            printed = run(
+            printed = command(
                 [str(compiled), "-test.v", "-test.timeout=20m", "-test.run=^(TestTxnEtl)$"],
                 source,
                 KGO_SEEDS=cluster.bootstrap,

@@ -90,6 +90,18 @@ def unpack(package: str, suite: str, root: Path) -> None:
             _run(["dpkg", "-x", str(archive), str(root)])
 
 
+def unpack_source(package: str, suite: str, root: Path) -> None:
+    """The source of a package of another suite, as its authors released it."""
+    if shutil.which("apt-get") is None:
+        raise NoProgram(f"apt-get is needed: the source of {package} comes from Debian")
+    with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
+        apt = _private_apt(Path(folder), suite, "deb-src")
+        _run([*apt, "update", "-q"])
+        _run([*apt, "source", "-q", "--download-only", package], Path(folder))
+        (archive,) = Path(folder).glob("*.orig.tar.*")
+        _run(["tar", "-xf", str(archive), "-C", str(root), "--strip-components=1"])
+
+
 def unpacked_command(root: Path, path: str) -> list[str]:
     """The command that runs a program of `unpack`: by its own loader, with its own libraries."""
     folder = f"{platform.machine()}-linux-gnu"
@@ -99,7 +111,7 @@ def unpacked_command(root: Path, path: str) -> list[str]:
     return [str(loader), "--library-path", where, str(root / path)]
 
 
-def _private_apt(folder: Path, suite: str) -> list[str]:
+def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
     """
     apt-get in a folder of its own, for which nothing is installed: it reads the machine's
     configuration and touches none of its state.
@@ -107,7 +119,7 @@ def _private_apt(folder: Path, suite: str) -> list[str]:
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
-    (folder / "sources.list").write_text(_source(suite), encoding="utf-8")
+    (folder / "sources.list").write_text(_source(suite, kind), encoding="utf-8")
     settings = {
         "Dir::Etc::sourcelist": folder / "sources.list",
         "Dir::Etc::sourceparts": "/dev/null",
@@ -123,7 +135,7 @@ def _private_apt(folder: Path, suite: str) -> list[str]:
     return ["apt-get", *(word for key, to in settings.items() for word in ("-o", f"{key}={to}"))]
 
 
-def _source(suite: str) -> str:
+def _source(suite: str, kind: str) -> str:
     """A source entry for another suite, from where this machine has its own release from."""
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     wanted = ("Created-By: Packages", f"Release: {release}", "Component: main")
@@ -131,12 +143,14 @@ def _source(suite: str) -> str:
     if not listed:
         raise NoProgram(f"apt has no source of the release {release!r} that leads to {suite}")
     signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
-    return f"deb {signed}{listed[0]} {suite} main\n"
+    return f"{kind} {signed}{listed[0]} {suite} main\n"
 
 
-def _run(words: Iterable[str]) -> str:
+def _run(words: Iterable[str], folder: Path | None = None) -> str:
     command = list(words)
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_FETCH_MAX_S)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_FETCH_MAX_S, cwd=folder
+    )
     if ran.returncode:
         raise NoProgram(f"{command[0]} {command[-1]} failed: {ran.stderr[-500:]}")
     return ran.stdout
