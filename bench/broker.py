@@ -23,9 +23,10 @@ from bench import broker_load
 from bench.harness import Comparison, report, say
 from epochal.broker.embedded import BrokerProcess
 from epochal.clock import SystemClock
-from epochal.kafka.batch_format import ANYBODY, Producer, with_header
+from epochal.kafka.batch_format import ANYBODY, BIT_TRANSACTIONAL, Producer, with_header
 from epochal.kafka.client import Ask, Client
 from epochal.kafka.cluster import Coordinator, Leader
+from epochal.kafka.messages.end_txn import EndTxnRequest
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 from epochal.kafka.messages.produce import (
@@ -39,6 +40,7 @@ ROUNDS = 3
 TXN_SECONDS = 4.0
 BATCH_BYTES = 500_000
 BATCHES = 300
+TXN_BATCHES = 10
 RECORD_BYTES = (100, 1000)
 JVM = (
     "-Xmx1G",
@@ -138,6 +140,47 @@ def _check(answer: object) -> None:
     assert part.error_code == 0, part
 
 
+def _produce_in_transactions(address: str, record_bytes: int) -> None:
+    """The same batches, ten to a transaction; every fifth transaction is aborted."""
+    count, name = BATCH_BYTES // record_bytes, "bench-fetch"
+    section = _records(os.urandom(BATCH_BYTES), record_bytes)
+    with Client(address, clock=SystemClock()) as client:
+        asked = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
+        given = client.ask(asked, Coordinator(name), is_repeatable=True)
+        producer_id, epoch = given.producer_id, given.producer_epoch
+        for number in range(BATCHES // TXN_BATCHES):
+            for batch in range(TXN_BATCHES):
+                who = Producer(
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    base_sequence=batch * count,
+                    is_transactional=True,
+                )
+                now_ms = int(time.time() * 1000)
+                parts = with_header(section, BIT_TRANSACTIONAL, count, (now_ms, now_ms), who)
+                data = PartitionProduceData(index=0, records=b"".join(bytes(p) for p in parts))
+                topic = TopicProduceData(name="produce", partition_data=[data])
+                wanted = ProduceRequest(
+                    transactional_id=name, acks=-1, timeout_ms=30_000, topic_data=[topic]
+                )
+                client.ask(
+                    wanted,
+                    Leader("produce", 0),
+                    is_repeatable=True,
+                    code_of=lambda a: a.responses[0].partition_responses[0].error_code,
+                )
+            end = EndTxnRequest(
+                transactional_id=name,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                committed=number % 5 != 4,
+            )
+            ended = client.ask(
+                end, Coordinator(name), is_repeatable=True, code_of=lambda a: a.error_code
+            )
+            producer_id, epoch = ended.producer_id, ended.producer_epoch
+
+
 def _records(data: bytes, record_bytes: int) -> bytes:
     """The records of a batch, without keys."""
     parts = []
@@ -158,13 +201,13 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _fetch(address: str, record_bytes: int, *, is_committed: bool = False) -> float:
-    """MB a second, from the first offset to the end of the first batches, on one connection."""
-    offset, size = 0, 0
+def _fetch(address: str, *, is_committed: bool = False) -> float:
+    """MB a second, from the first offset to the last, on one connection."""
+    offset, end, size = 0, 1, 0
     with Client(address, clock=SystemClock()) as client:
         client.topic("produce")
         started = time.perf_counter()
-        while offset < BATCHES * (BATCH_BYTES // record_bytes):
+        while offset < end:
             part = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=4 << 20)
             request = FetchRequest(
                 max_wait_ms=100,
@@ -175,6 +218,7 @@ def _fetch(address: str, record_bytes: int, *, is_committed: bool = False) -> fl
             )
             answer = client.ask(request, Leader("produce", 0))
             partition = answer.responses[0].partitions[0]
+            end = partition.high_watermark
             records = bytes(partition.records or b"")
             whole, offset = _whole(records, offset)
             size += whole
@@ -235,13 +279,14 @@ def produce_and_fetch(kind: str, record_bytes: int) -> Comparison:
     found = Comparison(name=name, peer_name=PEER, unit="MB/s", is_rate=True)
     measure: dict[str, Callable[[str], float]] = {
         "produce": partial(_produce, record_bytes=record_bytes),
-        "fetch": partial(_fetch, record_bytes=record_bytes),
-        "fetch_committed": partial(_fetch, record_bytes=record_bytes, is_committed=True),
+        "fetch": _fetch,
+        "fetch_committed": partial(_fetch, is_committed=True),
     }
     with ours() as process, apache() as peer:
         for address in (process.address, peer):
             broker_load.make_topic(address, "produce", 1)
-            _produce(address, record_bytes)
+            fill = _produce_in_transactions if kind == "fetch_committed" else _produce
+            fill(address, record_bytes)
         run = measure[kind]
         found.run(lambda: run(process.address), lambda: run(peer), rounds=ROUNDS)
         found.beside = {"broker_rss_mb": round(_rss_mb(process.pid), 1)}

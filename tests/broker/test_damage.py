@@ -122,6 +122,17 @@ def test_the_judge_sees_a_journal_that_is_cut_in_the_middle(
         judge(table, flips(table.disk, FLIPS), is_synced=True)
 
 
+def test_a_reader_within_the_damaged_last_batch_of_a_segment_is_not_led_to_the_next() -> None:
+    table = filled(is_synced=True)
+    path = min(path for path in table.disk.files if path.endswith(".segment"))
+    data, at, last = bytes(table.disk.files[path]), 0, 0
+    while at < len(data):
+        last, at = at, at + 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    assert data[last + 23 : last + 27] == b"\0\0\0\2"  # three rows
+    flipped = 8 * (last + 26) + 1
+    assert judge(table, [(path, flipped)], is_synced=True)["refused to read"] == 1
+
+
 def test_rows_behind_a_damaged_batch_are_still_served() -> None:
     table = filled(is_synced=True)
     expected, _ = rows(table)

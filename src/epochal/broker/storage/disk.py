@@ -89,9 +89,10 @@ class FileSlice:
     def __len__(self) -> int:
         return self._left
 
-    def send(self, socket_fd: int) -> int:
-        """Let the kernel copy as much as the socket takes; returns how much. Raises `OSError`."""
-        return self._taken(os.sendfile(socket_fd, self._file.fd, self._at, self._left))
+    def send(self, socket_fd: int, size: int) -> int:
+        """Let the kernel copy up to `size` of them; returns how many. Raises `OSError`."""
+        size = min(size, self._left)
+        return self._taken(os.sendfile(socket_fd, self._file.fd, self._at, size))
 
     def take(self, size: int) -> bytes:
         """Read some of them instead. Raises `OSError`."""

@@ -246,7 +246,7 @@ class PartitionLog:
         while offset < end and at + batch_format.HEADER_BYTES <= size:
             if at + batch_format.HEADER_BYTES > chunk_at + len(chunk):
                 chunk_at = at
-                chunk = file.read(first.position + at, min(size - at, _CHECKED_BYTES))
+                chunk = file.read(first.position + at, min(size - at, _CHUNK_BYTES))
                 if len(chunk) < batch_format.HEADER_BYTES:
                     break
             base_offset, length, epoch, magic, crc, _, delta = _FRONT.unpack_from(
@@ -256,19 +256,15 @@ class PartitionLog:
             is_whole = at + batch_format.HEADER_BYTES <= behind <= size
             if base_offset != offset or magic != batch_format.MAGIC or epoch or not is_whole:
                 break
-            covered = chunk[at + batch_format.CRC_FROM - chunk_at : behind - chunk_at]
-            found = crc32c(covered)
-            # A batch larger than the chunk: what is in the processor's cache is checked at once.
+            found = crc32c(chunk[at + batch_format.CRC_FROM - chunk_at : behind - chunk_at])
+            # A batch larger than the chunk: the rest is read in pieces that are not copied again.
             done = chunk_at + len(chunk)
             while done < behind:
-                chunk_at, chunk = (
-                    done,
-                    file.read(first.position + done, min(size - done, _CHECKED_BYTES)),
-                )
-                if not chunk:
+                piece = file.read(first.position + done, min(behind - done, _CHECKED_BYTES))
+                if not piece:
                     break
-                found = crc32c_on(found, chunk[: behind - done])
-                done += len(chunk)
+                found = crc32c_on(found, piece)
+                done += len(piece)
             if found != crc:
                 break
             at, offset = behind, offset + delta + 1
@@ -282,9 +278,14 @@ class PartitionLog:
     def _find(self, segment: Segment, offset: int) -> Found | None:
         """The first batch that ends at or behind an offset."""
         self._ensure_index(segment)
+        position = 0
         for found, last in self._walk(segment, bisect_right(segment.offsets, offset) - 1):
             if last >= offset:
                 return found
+            position = found.position
+        if offset < segment.end_offset:
+            # The last batch claims to end before the segment does: no reader is led beyond it.
+            raise self._damaged(segment, position)
         return None
 
     def _walk(self, segment: Segment, at: int = -1) -> Walk:
