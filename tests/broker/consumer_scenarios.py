@@ -29,9 +29,19 @@ from epochal.kafka.messages.create_partitions import (
     CreatePartitionsTopic,
 )
 from epochal.kafka.messages.delete_groups import DeleteGroupsRequest
+from epochal.kafka.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
 from epochal.kafka.messages.describe_groups import DescribeGroupsRequest
 from epochal.kafka.messages.heartbeat import HeartbeatRequest
+from epochal.kafka.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from epochal.kafka.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from epochal.kafka.messages.list_config_resources import ListConfigResourcesRequest
 from epochal.kafka.messages.metadata import MetadataRequest, MetadataRequestTopic
 from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
@@ -350,6 +360,59 @@ def patterns(t: Transcript) -> None:
     ask("with a name", f"{t.topic}.*r", 5, t.topic)
 
 
+def settings_of_groups(t: Transcript) -> None:
+    g = Talk(t)
+    session, heartbeat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+
+    def alter(about: str, *steps: tuple[str, str | None, int], **wanted: Any) -> None:
+        rows = [AlterableConfig(name=n, value=v, config_operation=o) for n, v, o in steps]
+        group = wanted.pop("group", g.group)
+        resource = AlterConfigsResource(resource_type=32, resource_name=group, configs=rows)
+        request = IncrementalAlterConfigsRequest(resources=[resource], **wanted)
+        (answer,) = t.once(request, Controller()).responses
+        t.say(about, Code(answer.error_code))
+
+    def rows() -> list[tuple[str, str | None, int, bool]]:
+        asked = DescribeConfigsResource(
+            resource_type=32, resource_name=g.group, configuration_keys=[session, heartbeat]
+        )
+        (found,) = t.once(DescribeConfigsRequest(resources=[asked]), Controller()).results
+        return sorted((r.name, r.value, r.config_source, r.read_only) for r in found.configs)
+
+    def described(about: str, before: object) -> object:
+        """A broker knows of a change a moment after the controller."""
+        for _ in range(100):
+            now = rows()
+            if now != before:
+                break
+            time.sleep(0.05)
+        t.say(about, *now)
+        return now
+
+    first = described("before", None)
+    alter("unknown", ("no.such", "1", 0))
+    alter("no number", (session, "soon", 0))
+    alter("session too short", (session, "1000", 0))
+    alter("session too long", (session, "600000", 0))
+    alter("heartbeat too short", (heartbeat, "10", 0))
+    alter("heartbeat too long", (heartbeat, "50000", 0))
+    alter("one of two is wrong", (session, "50000", 0), (heartbeat, "1", 0))
+    alter("null", (session, None, 0))
+    alter("appended", (session, "1", 2))
+    alter("of no group", (session, "50000", 0), group="")
+    alter("rehearsed", (session, "50000", 0), validate_only=True)
+    alter("not there", (session, None, 1))
+    alter("both", (session, "50000", 0), (heartbeat, "7000", 0))
+    both = described("both", first)
+    joined = g.join("a")
+    t.say("heartbeat", Code(joined.error_code), joined.heartbeat_interval_ms)
+    alter("deleted", (heartbeat, None, 1))
+    described("deleted", both)
+    listed = ListConfigResourcesRequest(resource_types=[32])
+    found = t.once(listed, Controller()).config_resources
+    t.say("listed", g.group in [one.resource_name for one in found])
+
+
 @dataclass
 class Classic:
     """A member of the classic protocol, in the same group."""
@@ -467,5 +530,6 @@ ALL = (
     ranges,
     static_members,
     patterns,
+    settings_of_groups,
     both_protocols_in_one_group,
 )

@@ -34,6 +34,11 @@ from epochal.kafka.messages.create_partitions import (
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from epochal.kafka.messages.heartbeat import HeartbeatRequest
+from epochal.kafka.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from epochal.kafka.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from epochal.kafka.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
@@ -278,6 +283,34 @@ def test_members_go_on_as_who_they_were_after_a_restart(two: Consumers) -> None:
     assert two.state() == "Empty"
 
 
+def test_a_group_has_its_own_session_and_heartbeat_also_after_a_restart() -> None:
+    group = Consumers()
+    group.make_topic("t", 1)
+    group.table.ask(configured("g", session="60000", heartbeat="9000"))
+    for _ in range(2):  # from the journal, then from its snapshot
+        group.restart()
+    member = group.add("a", "t")
+    group.beat(member)
+    assert group.send(member, member.epoch).heartbeat_interval_ms == 9_000
+    group.table.pass_time(59_999)
+    assert group.beat(member) is Code.NONE
+    group.restart()
+    group.table.pass_time(59_999)
+    assert group.beat(member) is Code.NONE
+    group.table.pass_time(60_000)
+    assert group.beat(member) is Code.UNKNOWN_MEMBER_ID
+
+
+def configured(group: str, *, session: str, heartbeat: str) -> IncrementalAlterConfigsRequest:
+    values = {"consumer.session.timeout.ms": session, "consumer.heartbeat.interval.ms": heartbeat}
+    rows = [
+        AlterableConfig(name=name, value=value, config_operation=0)
+        for name, value in values.items()
+    ]
+    resource = AlterConfigsResource(resource_type=32, resource_name=group, configs=rows)
+    return IncrementalAlterConfigsRequest(resources=[resource])
+
+
 def test_a_restart_in_the_middle_of_a_rebalance_loses_no_step(two: Consumers) -> None:
     two.add("c", "t")
     two.beat(two.members["c"])
@@ -356,7 +389,7 @@ def test_a_classic_group_with_both_kinds_of_members_survives_a_restart(two: Cons
     newcomer.member_epoch = -1
     assert two.table.ask(newcomer).error_code == Code.NONE
     two.restart()
-    assert "old" in two.table.broker.state.groups.groups
+    assert "old" in two.table.broker.state.groups.classic.groups
     assert "old" not in two.table.broker.state.groups.consumers.groups
 
 

@@ -40,7 +40,7 @@ def requests(table: Table) -> list[Any]:
         "producer_epoch": txn.producer_epoch,
     }
     old = {f"v3_and_below_{key}": value for key, value in who.items()}
-    member = next(iter(table.broker.state.groups.groups["group"].members))
+    member = next(iter(table.broker.state.groups.classic.groups["group"].members))
     place = {"partition_index": 0}
     m = messages_of
     return [

@@ -29,6 +29,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
 from epochal.broker.core.assignors import ASSIGNORS, Reader
+from epochal.broker.core.configs import GroupConfigs
 from epochal.broker.core.consumer_members import (
     LEAVES,
     LEAVES_FOR_A_WHILE,
@@ -76,9 +77,16 @@ _PATTERNS_KEPT = 100
 
 
 class ConsumerGroups:
-    def __init__(self, settings: Settings, topics: Topics, emit: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        emit: Callable[[Entry], None],
+        configs: GroupConfigs,
+    ) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
         self._settings = settings
+        self._configs = configs
         self._topics = topics
         self._emit = emit
         self._matches: dict[str, frozenset[str]] = {}
@@ -99,7 +107,7 @@ class ConsumerGroups:
         before = self._member_of(group, beat)
         now = updated(before, beat)
         after = self._advanced(group, before, now, beat.owned, now_ms)
-        session_ms = self._settings.consumer_session_ms
+        session_ms = self._configs.session_ms(group.group_id)
         group.deadlines[after.member_id][Timer.SESSION] = now_ms + session_ms
         has_news = beat.is_whole or after.assigned.keys() != before.assigned.keys()
         shown = frozenset(after.assigned) if has_news else None
@@ -450,11 +458,11 @@ class ConsumerGroups:
     def recovered(self, now_ms: int) -> None:
         for group in self.groups.values():
             group.deadlines.clear()
+            session_ms = self._configs.session_ms(group.group_id)
             for member in group.members.values():
-                session_ms = member.session_timeout_ms
                 timers = group.deadlines[member.member_id]
                 timers[Timer.SESSION] = now_ms + (
-                    session_ms if is_classic(member) else self._settings.consumer_session_ms
+                    member.session_timeout_ms if is_classic(member) else session_ms
                 )
                 if member.state == Reconciliation.UNREVOKED and not is_classic(member):
                     timers[Timer.REVOKING] = now_ms + member.rebalance_timeout_ms

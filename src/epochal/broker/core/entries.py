@@ -134,6 +134,13 @@ class GroupForgotten(NamedTuple):
     group: str
 
 
+class GroupConfigured(NamedTuple):
+    """All settings of a group that differ from the default."""
+
+    group: str
+    configs: dict[str, str]
+
+
 class ConsumerGroupChanged(NamedTuple):
     """A group of the newer consumer protocol, without its members."""
 
@@ -253,6 +260,7 @@ Entry: TypeAlias = (
     | OffsetsForgotten
     | GroupChanged
     | GroupForgotten
+    | GroupConfigured
     | ConsumerGroupChanged
     | ConsumerMember
     | ConsumerMemberGone

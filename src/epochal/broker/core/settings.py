@@ -41,7 +41,11 @@ class Settings:
     session_timeout_min_ms: int = 6 * _SECOND_MS  # group.min.session.timeout.ms
     session_timeout_max_ms: int = 30 * _MINUTE_MS  # group.max.session.timeout.ms
     consumer_heartbeat_ms: int = 5 * _SECOND_MS  # group.consumer.heartbeat.interval.ms
+    consumer_heartbeat_min_ms: int = 5 * _SECOND_MS  # group.consumer.min.heartbeat.interval.ms
+    consumer_heartbeat_max_ms: int = 15 * _SECOND_MS  # group.consumer.max.heartbeat.interval.ms
     consumer_session_ms: int = 45 * _SECOND_MS  # group.consumer.session.timeout.ms
+    consumer_session_min_ms: int = 45 * _SECOND_MS  # group.consumer.min.session.timeout.ms
+    consumer_session_max_ms: int = _MINUTE_MS  # group.consumer.max.session.timeout.ms
     offsets_retention_ms: int = 7 * _DAY_MS  # offsets.retention.minutes
     offset_metadata_bytes_max: int = 4_096  # offset.metadata.max.bytes
     # The wire: see LIMITS

@@ -23,6 +23,7 @@ from epochal.broker.core.entries import (
     ConsumerMemberGone,
     Entry,
     GroupChanged,
+    GroupConfigured,
     GroupForgotten,
     Identity,
     LogStartMoved,
@@ -205,9 +206,11 @@ class BrokerState:
             case OffsetsForgotten():
                 self.offsets.apply_forgotten(entry)
             case GroupChanged():
-                self.groups.apply_changed(entry)
+                self.groups.classic.apply_changed(entry)
             case GroupForgotten():
                 self.groups.apply_forgotten(entry)
+            case GroupConfigured():
+                self.groups.configs.apply(entry)
             case ConsumerGroupChanged() | ConsumerMember() | ConsumerMemberGone():
                 self.groups.consumers.apply(entry)
             case PartitionKnown():
@@ -270,7 +273,7 @@ class BrokerState:
             if idle_ms is not None and idle_ms <= before_ms:
                 old = [place for place, row in rows.items() if row.committed_ms < before_ms]
                 self.offsets.forget(group, old)
-        for group in (*self.groups.groups, *self.groups.consumers.groups):
+        for group in self.groups:
             idle_ms = self.groups.idle_since(group)
             is_kept = group in self.offsets.groups or group in self.offsets.pending
             if idle_ms is not None and idle_ms <= before_ms and not is_kept:

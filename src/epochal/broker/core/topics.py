@@ -11,92 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from epochal.broker.core.configs import TOPIC_CONFIGS, first_fault
 from epochal.broker.core.entries import Entry, TopicChanged, TopicDeleted
 from epochal.broker.core.partitions import Partition
 from epochal.broker.core.settings import Settings
 from epochal.kafka.codes import Code
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_LONG_MAX = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigKind:
-    """One setting of a topic: its default, its type in DescribeConfigs, and its check."""
-
-    default: Callable[[Settings], str]
-    type_code: int
-    is_valid: Callable[[str], bool]
-
-
-_BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = 1, 2, 3, 5, 6, 7
-
-
-def _is_number(low: int, high: int = _LONG_MAX) -> Callable[[str], bool]:
-    def check(text: str) -> bool:
-        try:
-            return low <= int(text) <= high
-        except ValueError:
-            return False
-
-    return check
-
-
-def _is_one_of(*words: str) -> Callable[[str], bool]:
-    return lambda text: all(part.strip() in words for part in text.split(","))
-
-
-def _number(
-    default: Callable[[Settings], int], low: int, type_code: int = _LONG, high: int = _LONG_MAX
-) -> ConfigKind:
-    return ConfigKind(
-        default=lambda settings: str(default(settings)),
-        type_code=type_code,
-        is_valid=_is_number(low, high),
-    )
-
-
-def _word(default: str, *words: str, type_code: int = _STRING) -> ConfigKind:
-    return ConfigKind(default=lambda _: default, type_code=type_code, is_valid=_is_one_of(*words))
-
-
-def _is_ratio(text: str) -> bool:
-    try:
-        return 0.0 <= float(text) <= 1.0
-    except ValueError:
-        return False
-
-
-_INT_MAX = (1 << 31) - 1
-CONFIGS: Mapping[str, ConfigKind] = {
-    "cleanup.policy": _word("delete", "delete", "compact", type_code=_LIST),
-    "compression.type": _word(
-        "producer", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"
-    ),
-    "delete.retention.ms": _number(lambda _: 86_400_000, 0),
-    "file.delete.delay.ms": _number(lambda _: 60_000, 0),
-    "flush.messages": _number(lambda _: _LONG_MAX, 1),
-    "flush.ms": _number(lambda _: _LONG_MAX, 0),
-    "index.interval.bytes": _number(lambda _: 4_096, 0, _INT, _INT_MAX),
-    "max.compaction.lag.ms": _number(lambda _: _LONG_MAX, 1),
-    "max.message.bytes": _number(lambda s: s.message_bytes_max, 0, _INT, _INT_MAX),
-    "message.timestamp.after.max.ms": _number(lambda s: s.timestamp_ahead_max_ms, 0),
-    "message.timestamp.before.max.ms": _number(lambda _: _LONG_MAX, 0),
-    "message.timestamp.type": _word("CreateTime", "CreateTime", "LogAppendTime"),
-    "min.cleanable.dirty.ratio": ConfigKind(
-        default=lambda _: "0.5", type_code=_DOUBLE, is_valid=_is_ratio
-    ),
-    "min.compaction.lag.ms": _number(lambda _: 0, 0),
-    "min.insync.replicas": _number(lambda _: 1, 1, _INT, _INT_MAX),
-    "preallocate": _word("false", "true", "false", type_code=_BOOLEAN),
-    "retention.bytes": _number(lambda s: s.retention_bytes, -1),
-    "retention.ms": _number(lambda s: s.retention_ms, -1),
-    "segment.bytes": _number(lambda s: s.segment_bytes, 14, _INT, _INT_MAX),
-    "segment.index.bytes": _number(lambda _: 10_485_760, 4, _INT, _INT_MAX),
-    "segment.jitter.ms": _number(lambda _: 0, 0),
-    "segment.ms": _number(lambda s: s.segment_ms, 1),
-    "unclean.leader.election.enable": _word("false", "true", "false", type_code=_BOOLEAN),
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +33,7 @@ class Topic:
     timestamp_ahead_max_ms: int = 0
 
     def number(self, name: str, settings: Settings) -> int:
-        return int(self.configs.get(name) or CONFIGS[name].default(settings))
+        return int(self.configs.get(name) or TOPIC_CONFIGS[name].default(settings))
 
 
 class Refused(Exception):
@@ -241,9 +162,6 @@ class Topics:
 
 
 def check_configs(configs: Mapping[str, str | None]) -> None:
-    for name, value in configs.items():
-        kind = CONFIGS.get(name)
-        if kind is None:
-            raise Refused(Code.INVALID_CONFIG, f"Unknown topic config name: {name}")
-        if value is None or not kind.is_valid(value):
-            raise Refused(Code.INVALID_CONFIG, f"Invalid value {value} for configuration {name}")
+    fault = first_fault("topic", TOPIC_CONFIGS, configs)
+    if fault:
+        raise Refused(Code.INVALID_CONFIG, fault)

@@ -32,7 +32,7 @@ def _group(call: Call, group_id: str) -> DescribedGroup:
     groups = call.broker.state.groups
     group = groups.consumers.groups.get(group_id)
     if group is None:
-        what = "is not a consumer group" if group_id in groups.groups else "not found"
+        what = "is not a consumer group" if group_id in groups.classic.groups else "not found"
         return DescribedGroup(
             group_id=group_id,
             error_code=Code.GROUP_ID_NOT_FOUND,

@@ -54,7 +54,7 @@ def handle(call: Call, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupH
     answer = ConsumerGroupHeartbeatResponse(
         member_id=found.member_id,
         member_epoch=found.epoch,
-        heartbeat_interval_ms=call.broker.settings.consumer_heartbeat_ms,
+        heartbeat_interval_ms=call.broker.state.groups.configs.heartbeat_ms(beat.group_id),
     )
     if found.assigned is not None:
         answer.assignment = Assignment(topic_partitions=_by_topic(found.assigned))

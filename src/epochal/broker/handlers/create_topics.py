@@ -6,7 +6,8 @@ import uuid
 from collections import Counter
 
 from epochal.broker.broker import Call
-from epochal.broker.core.topics import CONFIGS, Refused, Topic
+from epochal.broker.core.configs import TOPIC_CONFIGS
+from epochal.broker.core.topics import Refused, Topic
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.create_topics import (
     CreatableTopic,
@@ -93,5 +94,5 @@ def _configs(call: Call, topic: Topic) -> list[CreatableTopicConfigs]:
             value=topic.configs.get(name, kind.default(settings)),
             config_source=_SOURCE_TOPIC if name in topic.configs else _SOURCE_DEFAULT,
         )
-        for name, kind in CONFIGS.items()
+        for name, kind in TOPIC_CONFIGS.items()
     ]

@@ -1,9 +1,12 @@
-"""DescribeConfigs: of topics and of this broker."""
+"""DescribeConfigs: of topics, groups and this broker."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from epochal.broker.broker import Call
-from epochal.broker.core.topics import CONFIGS
+from epochal.broker.core.configs import GROUP_CONFIGS, TOPIC_CONFIGS, ConfigKind
+from epochal.broker.core.settings import Settings
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -16,9 +19,10 @@ from epochal.kafka.messages.describe_configs import (
 
 VERSIONS = range(1, 5)
 _TOPIC, _BROKER, _GROUP = 2, 4, 32
-_SOURCE_TOPIC, _SOURCE_STATIC, _SOURCE_DEFAULT = 1, 4, 5
+_SOURCE_TOPIC, _SOURCE_STATIC, _SOURCE_DEFAULT, _SOURCE_GROUP = 1, 4, 5, 8
 _BOOLEAN, _STRING, _INT, _LONG = 1, 2, 3, 5
 _TYPES_FROM = 3
+_DEFAULTS = Settings()
 
 
 def handle(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
@@ -44,7 +48,8 @@ def _result(
             return result
         found = _broker_rows(call) if resource.resource_name else []
     elif resource.resource_type == _GROUP:
-        found = _group_rows(call)
+        configs = call.broker.state.groups.configs.by_group.get(resource.resource_name, {})
+        found = _rows(call, GROUP_CONFIGS, configs, _SOURCE_GROUP)
     else:
         result.error_code = Code.INVALID_REQUEST
         result.error_message = f"resources of type {resource.resource_type} are not known here"
@@ -54,7 +59,7 @@ def _result(
         return result
     wanted = resource.configuration_keys
     result.configs = [
-        _row(call, row, with_synonyms=request.include_synonyms)
+        _row(call, row, resource.resource_type, with_synonyms=request.include_synonyms)
         for row in found
         if wanted is None or not wanted or row[0] in wanted
     ]
@@ -67,27 +72,20 @@ _Row = tuple[str, str, int, int]
 
 def _topic_rows(call: Call, name: str) -> list[_Row] | None:
     topic = call.broker.state.topics.by_name.get(name)
-    if topic is None:
-        return None
-    settings = call.broker.settings
-    return [
-        (
-            key,
-            topic.configs.get(key, kind.default(settings)),
-            _SOURCE_TOPIC if key in topic.configs else _SOURCE_DEFAULT,
-            kind.type_code,
-        )
-        for key, kind in CONFIGS.items()
-    ]
+    return None if topic is None else _rows(call, TOPIC_CONFIGS, topic.configs, _SOURCE_TOPIC)
 
 
-def _group_rows(call: Call) -> list[_Row]:
-    settings = call.broker.settings
-    known = {
-        "consumer.heartbeat.interval.ms": settings.consumer_heartbeat_ms,
-        "consumer.session.timeout.ms": settings.consumer_session_ms,
-    }
-    return [(name, str(value), _SOURCE_DEFAULT, _INT) for name, value in known.items()]
+def _rows(
+    call: Call, kinds: Mapping[str, ConfigKind], configs: Mapping[str, str], source: int
+) -> list[_Row]:
+    found = []
+    for key, kind in kinds.items():
+        default = kind.default(call.broker.settings)
+        is_default = default == kind.default(_DEFAULTS)
+        otherwise = _SOURCE_DEFAULT if is_default else _SOURCE_STATIC
+        row_source = source if key in configs else otherwise
+        found.append((key, configs.get(key, default), row_source, kind.type_code))
+    return found
 
 
 def _broker_rows(call: Call) -> list[_Row]:
@@ -102,6 +100,10 @@ def _broker_rows(call: Call) -> list[_Row]:
         "delete.topic.enable": True,
         "fetch.max.bytes": settings.fetch_bytes_max,
         "group.consumer.heartbeat.interval.ms": settings.consumer_heartbeat_ms,
+        "group.consumer.max.heartbeat.interval.ms": settings.consumer_heartbeat_max_ms,
+        "group.consumer.max.session.timeout.ms": settings.consumer_session_max_ms,
+        "group.consumer.min.heartbeat.interval.ms": settings.consumer_heartbeat_min_ms,
+        "group.consumer.min.session.timeout.ms": settings.consumer_session_min_ms,
         "group.consumer.session.timeout.ms": settings.consumer_session_ms,
         "group.initial.rebalance.delay.ms": settings.group_initial_delay_ms,
         "group.max.session.timeout.ms": settings.session_timeout_max_ms,
@@ -138,13 +140,15 @@ def _static(name: str, value: str | int | bool) -> _Row:
     return name, value, _SOURCE_STATIC, _STRING
 
 
-def _row(call: Call, row: _Row, *, with_synonyms: bool) -> DescribeConfigsResourceResult:
+def _row(
+    call: Call, row: _Row, resource_type: int, *, with_synonyms: bool
+) -> DescribeConfigsResourceResult:
     name, value, source, type_code = row
     synonym = DescribeConfigsSynonym(name=name, value=value, source=source)
     result = DescribeConfigsResourceResult(
         name=name,
         value=value,
-        read_only=source == _SOURCE_STATIC,
+        read_only=resource_type == _BROKER,
         config_source=source,
         synonyms=[synonym] if with_synonyms else [],
     )

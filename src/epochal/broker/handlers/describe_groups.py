@@ -26,7 +26,7 @@ def handle(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse
 
 
 def _result(call: Call, group_id: str) -> DescribedGroup:
-    group = call.broker.state.groups.groups.get(group_id)
+    group = call.broker.state.groups.classic.groups.get(group_id)
     if group is None:
         result = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if call.version >= _NOT_FOUND_FROM:

@@ -22,7 +22,13 @@ def handle(call: Call, request: ListConfigResourcesRequest) -> ListConfigResourc
     if any(kind not in _KINDS for kind in kinds):
         return ListConfigResourcesResponse(error_code=Code.UNSUPPORTED_VERSION)
     me = str(call.broker.settings.node_id)
-    names = {_TOPIC: list(call.broker.state.topics.by_name), _BROKER: [me], _LOGGER: [me]}
+    state = call.broker.state
+    names = {
+        _TOPIC: list(state.topics.by_name),
+        _BROKER: [me],
+        _LOGGER: [me],
+        _GROUP: list(state.groups.configs.by_group),
+    }
     return ListConfigResourcesResponse(
         config_resources=[
             ConfigResource(resource_name=name, resource_type=kind)

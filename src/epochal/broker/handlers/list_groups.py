@@ -37,7 +37,7 @@ def handle(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
 
 def _rows(call: Call) -> Iterator[tuple[str, str, str, str]]:
     groups = call.broker.state.groups
-    for group in groups.groups.values():
+    for group in groups.classic.groups.values():
         yield group.group_id, group.protocol_type or "", group.state.value, _CLASSIC
     for newer in groups.consumers.groups.values():
         yield newer.group_id, CONSUMER, newer.state, _CONSUMER

@@ -41,7 +41,7 @@ def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
             )
         topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=result))
     if code is Code.NONE:
-        groups.heard(request.group_id, request.member_id, broker.now_ms)
+        groups.classic.heard(request.group_id, request.member_id, broker.now_ms)
         groups.ensure(request.group_id, broker.now_ms)
     broker.state.offsets.commit(request.group_id, rows)
     return OffsetCommitResponse(topics=topics)

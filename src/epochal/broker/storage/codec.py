@@ -58,6 +58,7 @@ KINDS: dict[int, type[Entry]] = {
     22: entries.ProducersForgotten,
     23: entries.SlotTaken,
     24: entries.AppendedElsewhere,
+    25: entries.GroupConfigured,
 }
 """Never renumbered: data folders outlive releases."""
 _NUMBERS: dict[type[Entry], int] = {kind: number for number, kind in KINDS.items()}
