@@ -7,6 +7,9 @@ from dataclasses import replace
 from epochal import Postgres
 from epochal.config.resolve_target import OpenedTarget
 from epochal.reports.doctor import diagnose, grants
+from epochal.reports.inspect import committer_of
+from epochal.reports.recover import plan_recovery, recover
+from epochal.reports.status import require_record
 
 
 def test_a_healthy_pipeline_has_no_problems(shop):
@@ -36,6 +39,24 @@ def test_a_decided_epoch_without_a_driver_is_a_problem(shop):
     assert report.problems[0].startswith("epoch 0 is decided and not settled on orders, audit")
     assert {one.found[0].verdict for one in report.sinks} == {"commit"}
     assert driver is not None
+
+
+def test_a_decided_epoch_is_a_problem_only_where_the_target_does_not_prove_it(shop):
+    """The log has it as settled only with the next decision, which a killed driver never made."""
+    drivers = [shop.die("decided")]
+    state = require_record(shop.log).record.state
+    with committer_of(shop.orders, state, shop.limits) as committer:
+        committer.commit(state.unsettled.epoch, state.pending["orders"])
+    (problem, *found) = diagnose(shop.opened).problems
+    assert problem.startswith("epoch 0 is decided and not settled on audit, for")
+    assert [one.partition(":")[0] for one in found] == ["audit"]
+    recover(shop.opened)
+    drivers.append(shop.die("settled"))
+    assert require_record(shop.log).record.state.unsettled is not None
+    assert diagnose(shop.opened).problems == []
+    assert plan_recovery(shop.opened).steps[1:] == ["nothing is in doubt"]
+    drivers.append(shop.die("prepared"))
+    assert {one.found[0].verdict for one in diagnose(shop.opened).sinks} == {"abort"}
 
 
 def test_the_epoch_of_a_running_driver_is_no_problem(shop):

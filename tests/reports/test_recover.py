@@ -27,7 +27,7 @@ def test_a_dry_run_lists_the_steps_and_changes_nothing(shop):
 
 
 def test_recovery_commits_what_is_decided_once_and_may_be_repeated(shop):
-    driver = shop.die("committed orders")
+    driver = shop.die("decided")
     for expected in ("commit epoch 0 on audit", "nothing is in doubt"):
         report = recover(shop.opened)
         assert any(step.startswith(expected) for step in report.steps)

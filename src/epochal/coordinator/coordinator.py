@@ -40,7 +40,14 @@ from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
 from epochal.coordinator.retry import prepare_on_driver
 from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
-from epochal.errors import EpochalError, Misconfigured, TryAgain, Unsettled, WentBack
+from epochal.errors import (
+    EpochalError,
+    Misconfigured,
+    Refused,
+    TryAgain,
+    Unsettled,
+    WentBack,
+)
 from epochal.protocol.admission import (
     Admission,
     Start,
@@ -203,8 +210,12 @@ class Coordinator:
         self._cleanup.was_clear(self._journal.was_clear)
         self.tracker.claimed(self.state)
         self._environment.on_step("claimed", None)
-        self._compare_marks(start.run)
-        self._recover()
+        try:
+            self._compare_marks(start.run)
+            self._recover()
+        except Exception as error:
+            self.tracker.troubled(error)
+            raise
         return abilities
 
     def check_start(
@@ -247,7 +258,12 @@ class Coordinator:
     ) -> Admission:
         """Open an epoch, or learn that it is decided already and only its rows must be drained."""
         self._journal.require_not_halted(epoch)
-        admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
+        try:
+            admission = admit_epoch(self.state, epoch, query_id=query_id, offsets=offsets)
+        except Refused:
+            # A driver that was superseded compares with a state that is no longer the log's.
+            self._journal.require_newest()
+            raise
         is_replay = admission is Admission.REPLAY
         # Draining a decided epoch that is not carried out would make the engine take it for done.
         if self.state.unsettled is not None and not (is_replay and self._lost):
@@ -519,6 +535,9 @@ class Coordinator:
         except (TryAgain, Misconfigured) as error:
             # Nothing was written, and nothing will be: the epoch is not decided.
             self.abort(receipts, because=error)
+            raise
+        except EpochalError as error:
+            self.tracker.troubled(error)
             raise
         self.tracker.keeps("log", self._journal.records, limit=self._journal.records_max)
         self._move(Move.DECIDE)

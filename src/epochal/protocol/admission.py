@@ -374,7 +374,7 @@ class LostEpochs:
         else:
             epochs = f"epochs {self.after + 1} to {self.through}"
         if not self.ends:
-            return f"{epochs} (the log has no offsets of them)"
+            return f"{epochs} (their offsets are not in the log)"
         return f"{epochs}, in the source {_from(self.begins)}up to {_cut(self.ends)}"
 
 

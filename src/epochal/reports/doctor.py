@@ -24,7 +24,13 @@ from epochal.logs import StoredLog
 from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
-from epochal.reports.inspect import AFTER_COMMIT, committer_of, error_text, list_found
+from epochal.reports.inspect import (
+    AFTER_COMMIT,
+    committer_of,
+    error_text,
+    is_pending_at,
+    list_found,
+)
 from epochal.reports.liveness import driver_report
 from epochal.reports.model import (
     DoctorReport,
@@ -49,7 +55,7 @@ CLOCK_SKEW_MAX_S = 5.0
 def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     """Diagnose every sink. A target that fails does not keep the others from being queried."""
     now = time.time() if now is None else now
-    state, log_text, log_problems = _log(opened, now)
+    state, log_text, log_problems = _log(opened)
     servers = _log_servers(opened)
     driver = None
     if state is not None:
@@ -59,6 +65,7 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     diagnoses = [_diagnose(sink, identity, state, opened.limits) for sink in sinks]
     problems = [
         *log_problems,
+        *_unsettled(state, driver, diagnoses, now),
         *(f"{one.name}: {one.because}" for one in servers if not one.granted),
         *(problem for one in diagnoses for problem in _problems(one, driver, opened.limits)),
     ]
@@ -74,25 +81,34 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
     )
 
 
-def _log(opened: OpenedTarget, now: float) -> tuple[State | None, str, list[str]]:
+def _log(opened: OpenedTarget) -> tuple[State | None, str, list[str]]:
     if opened.log is None:
         return None, "not read: no checkpoint is named (--checkpoint)", []
     try:
         newest = require_record(opened.log)
     except (EpochalError, OSError) as error:
         return None, error_text(error), [f"the epoch log: {error_text(error)}"]
-    state = newest.record.state
-    problems = []
-    if state.unsettled is not None:
-        age_s = now - state.unsettled.decided_at
-        problems = [
-            f"epoch {state.unsettled.epoch} is decided and not settled on "
-            f"{', '.join(state.pending) or 'the log'}, for {age_s:.0f} s"
-        ]
-        live = live_of(opened.log)
-        if driver_report(state, live, now=now).liveness is Liveness.ALIVE:
-            problems = []
-    return state, f"{opened.log.place}: record {newest.number} is readable", problems
+    return newest.record.state, f"{opened.log.place}: record {newest.number} is readable", []
+
+
+def _unsettled(
+    state: State | None,
+    driver: DriverReport | None,
+    diagnoses: Sequence[SinkDiagnosis],
+    now: float,
+) -> list[str]:
+    """A decided epoch that no driver commits, with the sinks that don't prove it."""
+    if state is None or state.unsettled is None or driver is None:
+        return []
+    proven = {one.sink for one in diagnoses if not one.is_pending}
+    waiting = [name for name in state.pending if name not in proven]
+    if not waiting or driver.liveness is Liveness.ALIVE:
+        return []
+    age_s = now - state.unsettled.decided_at
+    return [
+        f"epoch {state.unsettled.epoch} is decided and not settled on {', '.join(waiting)}, "
+        f"for {age_s:.0f} s"
+    ]
 
 
 def _served(opened: OpenedTarget) -> ServedStore | None:
@@ -121,6 +137,7 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
             hint=getattr(error, "hint", ""),
             abilities=[],
             newest="",
+            is_pending=sink.name in identity.pending,
             lost="",
             server_change="",
             clock_skew_s=None,
@@ -131,6 +148,7 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
 def _query(sink: Sink, committer: Committer, identity: State, state: State | None) -> SinkDiagnosis:
     abilities: Sequence[Ability] = committer.check(None)
     marks = committer.newest()
+    is_pending = is_pending_at(sink.name, identity, committer)
     return SinkDiagnosis(
         sink=sink.name,
         described=sink.describe(),
@@ -139,10 +157,11 @@ def _query(sink: Sink, committer: Committer, identity: State, state: State | Non
         hint="",
         abilities=abilities,
         newest=_newest(marks, state, sink.name),
+        is_pending=is_pending,
         lost=_lost(marks, state, sink.name),
         server_change=_server_change(committer, state, sink.name),
         clock_skew_s=_skew(committer),
-        found=list_found(sink.name, committer.in_doubt(), identity),
+        found=list_found(sink.name, committer.in_doubt(), identity, is_pending=is_pending),
     )
 
 

@@ -10,10 +10,11 @@ from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Committer, Sink
 from epochal.coordinator.targets import by_name, identity_of
 from epochal.errors import EpochalError, Fenced
+from epochal.protocol.admission import own_epoch
 from epochal.protocol.recovery import Verdict, judge
 from epochal.protocol.state import State
 from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkInspection
-from epochal.terms import Generation, InDoubt, Limits, SinkName
+from epochal.terms import Generation, InDoubt, Limits, Proof, SinkName
 
 _LATER = "of a later driver"
 AFTER_COMMIT = "judged after the commit"
@@ -39,17 +40,18 @@ def inspect_sinks(opened: OpenedTarget, state: State) -> list[SinkInspection]:
 
 
 def _inspect_sink(sink: Sink, state: State, limits: Limits) -> SinkInspection:
-    pending = sink.name in state.pending
+    is_pending = sink.name in state.pending
     try:
         with committer_of(sink, state, limits) as committer:
             receipts = _receipts(sink.name, state, committer)
-            found = list_found(sink.name, committer.in_doubt(), state)
+            is_pending = is_pending and not _is_proven(receipts, state, committer)
+            found = list_found(sink.name, committer.in_doubt(), state, is_pending=is_pending)
     except (EpochalError, OSError) as error:
         return SinkInspection(
             sink=sink.name,
             is_reached=False,
             error=error_text(error),
-            is_pending=pending,
+            is_pending=is_pending,
             receipts=_receipts(sink.name, state, None),
             found=[],
         )
@@ -57,7 +59,7 @@ def _inspect_sink(sink: Sink, state: State, limits: Limits) -> SinkInspection:
         sink=sink.name,
         is_reached=True,
         error="",
-        is_pending=pending,
+        is_pending=is_pending,
         receipts=receipts,
         found=found,
     )
@@ -91,18 +93,37 @@ def _receipts(name: SinkName, state: State, committer: Committer | None) -> list
     ]
 
 
-def list_found(name: SinkName, listed: Sequence[InDoubt], state: State) -> list[FoundReport]:
+def is_pending_at(name: SinkName, state: State, committer: Committer) -> bool:
+    """
+    Whether the target has yet to prove the decided epoch. The log does not know that the newest
+    epoch is committed before the next one is decided.
+    """
+    receipts = _receipts(name, state, committer)
+    return name in state.pending and not _is_proven(receipts, state, committer)
+
+
+def _is_proven(receipts: Sequence[ReceiptReport], state: State, committer: Committer) -> bool:
+    """By each receipt of the decided epoch; where it has none, by the epoch itself."""
+    if receipts or state.unsettled is None:
+        return all(one.proof == Proof.COMMITTED.value for one in receipts)
+    newest = own_epoch(state, committer.newest() or ())
+    return newest is not None and newest >= state.unsettled.epoch
+
+
+def list_found(
+    name: SinkName, listed: Sequence[InDoubt], state: State, *, is_pending: bool
+) -> list[FoundReport]:
     """Return what a target lists, with the verdict of the next driver on each handle."""
     # The next driver's claim fences the present one, which then can't decide any more.
     successor = replace(state, generation=Generation(state.generation + 1))
-    return [_judged(name, one, successor) for one in listed]
+    return [_judged(name, one, successor, is_pending=is_pending) for one in listed]
 
 
-def _judged(name: SinkName, one: InDoubt, successor: State) -> FoundReport:
+def _judged(name: SinkName, one: InDoubt, successor: State, *, is_pending: bool) -> FoundReport:
     try:
         judgement = judge(one, successor)
         verdict, because = judgement.verdict.value, judgement.because
-        if judgement.verdict is Verdict.ABORT and name in successor.pending:
+        if judgement.verdict is Verdict.ABORT and is_pending:
             verdict, because = AFTER_COMMIT, "the decided epoch is committed here first"
     except Fenced as error:
         verdict, because = _LATER, error.message

@@ -371,6 +371,8 @@ class SinkDiagnosis:
     abilities: Sequence[Ability]
     newest: str
     """The newest epoch that the target proves, compared with the log."""
+    is_pending: bool
+    """Whether the decided epoch is not proven to be committed here."""
     lost: str
     """What was committed there and is gone, as the target went back in time; empty if nothing."""
     server_change: str
