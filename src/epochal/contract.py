@@ -253,16 +253,16 @@ class Room:
     """How much a target keeps of prepared rows."""
 
     used_bytes: int
-    limit_bytes: int
-    """Beyond it rows are prepared only once others were removed."""
+    limit_bytes: int | None = None
+    """Beyond it rows are prepared only once others were removed. None: there is no limit."""
 
 
 @runtime_checkable
-class LimitsBytes(Protocol):
-    """A committer whose prepared rows have a limit of bytes."""
+class MeasuresRoom(Protocol):
+    """A committer that knows how many bytes of prepared rows its target keeps."""
 
     def room(self) -> Room | None:
-        """Called in every sweep, for metrics. None where there is no such limit."""
+        """Called in every sweep, for metrics. None where nothing is kept that has a size."""
 
 
 @runtime_checkable

@@ -234,11 +234,12 @@ def from_text(text: str) -> EpochalError | None:
         (code, message, hint), _ = json.JSONDecoder().raw_decode(line)
     except (TypeError, ValueError):
         return None
-    kind = next((known for known in _tree() if known.code == code), EpochalError)
+    kind = next((known for known in error_classes() if known.code == code), EpochalError)
     return kind(message, hint)
 
 
-def _tree(root: type[EpochalError] = EpochalError) -> Iterator[type[EpochalError]]:
+def error_classes(root: type[EpochalError] = EpochalError) -> Iterator[type[EpochalError]]:
+    """Every class of the tree, from its root down."""
     yield root
     for child in root.__subclasses__():
-        yield from _tree(child)
+        yield from error_classes(child)

@@ -66,7 +66,7 @@ class Shop:
     def log_alone(self) -> OpenedTarget:
         return OpenedTarget(target=self.log_path, log=self.log)
 
-    def session(self, *, driver=None, die_at=None, limits=None) -> Session:
+    def session(self, *, driver=None, die_at=None, limits=None, gates=()) -> Session:
         if driver is not None:
             self.monkeypatch.setattr("epochal.session.this_driver", lambda: driver)
 
@@ -79,6 +79,7 @@ class Shop:
             sinks=self.sinks,
             schema=self.schema,
             log=self.log_path,
+            gates=gates,
             limits=limits or self.limits,
             environment=Environment(on_step=watch),
         )

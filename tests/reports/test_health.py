@@ -1,16 +1,22 @@
 """
-The health of a pipeline in every situation that a person on call meets: the command, the metrics of
-driver and console, and the alerts that Prometheus derives from them say the same.
+The health of a pipeline in every situation that a person on call meets: the command, the console,
+the metrics of driver and console, and the alerts that Prometheus derives from them say the same.
 """
 
 from __future__ import annotations
 
+import errno
+import html
+import json
+import os
 import platform
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -24,16 +30,30 @@ from prometheus_client.parser import text_string_to_metric_families
 from reports.conftest import SCHEMA
 from servers.postgres import running_server
 from servers.programs import fetched, unpack
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from epochal import Limits, Postgres, Session
+from epochal import Limits, Memory, Postgres, Session
 from epochal.cli import application
+from epochal.console.app import console
 from epochal.coordinator import Environment
-from epochal.errors import OutcomeUnknown, PreparedLost, TryAgain, Unsettled
+from epochal.coordinator.targets import identity_of
+from epochal.errors import (
+    EpochalError,
+    Fenced,
+    GateRefused,
+    OutcomeUnknown,
+    PreparedLost,
+    RowRejected,
+    TryAgain,
+    Unsettled,
+    WentBack,
+)
 from epochal.protocol.state import GivenUp
 from epochal.reports import resolve
+from epochal.reports.doctor import diagnose
 from epochal.reports.metrics_export import prometheus_text
-from epochal.reports.status import status
+from epochal.reports.status import require_record, status
 from epochal.sinks.memory.sink import MemoryCommitter
 from epochal.telemetry import exporters
 from epochal.telemetry.health import MEANINGS, Health
@@ -71,19 +91,20 @@ def seen(shop, *, until: Health):
     """The status, once it shows this health: a heartbeat may take a moment."""
     deadline_s = time.monotonic() + 60
     while True:
-        report = status(str(shop.root))
-        (one,) = report.pipelines
+        (one,) = status(str(shop.root)).pipelines
         if one.health is until:
-            return report, one
+            return one
         assert time.monotonic() < deadline_s, (one.health, one.because)
         time.sleep(0.05)
 
 
-def agreed(shop, expected: Health, cause: str):
-    """All who report the health of a pipeline agree, and the first line names the cause."""
-    report, one = seen(shop, until=expected)
+def agreed(shop, expected: Health, cause: str, driver: CollectorRegistry | None = None):
+    """
+    All who report the health of a pipeline agree, the first line names the cause, and of all alerts
+    only the one for it fires, within a minute. `driver`: what the driver itself exports.
+    """
+    one = seen(shop, until=expected)
     assert re.search(cause, one.because), one.because
-    assert health_in(prometheus_text(report)) == {"shop": expected.value}
     ran = CliRunner().invoke(application(), ["status", str(shop.root)])
     assert ran.exit_code == MEANINGS[expected].exit_code, ran.output
     assert expected.value in ran.stdout
@@ -91,7 +112,21 @@ def agreed(shop, expected: Health, cause: str):
         first = ran.stderr.splitlines()[0]
         assert re.search(cause, first), first
         assert one.blocks in ran.stderr
+    page, scraped = on_console(shop)
+    assert re.search(rf"<h1>shop\s.*{expected.value}", page)
+    assert re.search(cause, page)
+    for text in [scraped] if driver is None else [scraped, generate_latest(driver)]:
+        assert health_in(text) == {"shop": expected.value}
+        assert_fires(MEANINGS[expected].alert, {"pipeline": "shop"}, text)
     return one
+
+
+def on_console(shop) -> tuple[str, bytes]:
+    """The page of the pipeline, and what Prometheus scrapes there."""
+    with TestClient(console(str(shop.root), hosts=("testserver",))) as browser:
+        (key,) = re.findall(r'href="/pipelines/(\w+)"', browser.get("/").text)
+        page = html.unescape(browser.get(f"/pipelines/{key}").text)
+        return page, browser.get("/metrics").content
 
 
 def breaking(sink, monkeypatch, error):
@@ -111,11 +146,9 @@ def breaking(sink, monkeypatch, error):
 def test_a_driver_between_two_epochs_is_ok_and_in_one_it_is_working(shop, meters):
     with shop.session() as session:
         shop.epoch(session)
-        agreed(shop, Health.OK, "pid")
-        assert health_in(generate_latest(meters)) == {"shop": "ok"}
+        agreed(shop, Health.OK, "pid", meters)
         session.begin(1)
-        agreed(shop, Health.WORKING, "epoch 1, preparing")
-        assert health_in(generate_latest(meters)) == {"shop": "working"}
+        agreed(shop, Health.WORKING, "epoch 1, preparing", meters)
         session.abort()
     agreed(shop, Health.STOPPED, "stopped cleanly")
 
@@ -127,20 +160,19 @@ def test_a_target_that_goes_away_after_the_decision_is_retried_then_in_doubt(
     session = shop.session(limits=replace(PATIENT, commit_retry_max_s=60.0))
     ended = threading.Thread(target=lambda: shop.epoch(session), daemon=True)
     ended.start()
-    one = agreed(shop, Health.RETRYING, f"sink orders: {REFUSED} .try-again.; epoch 0 is decided")
+    cause = f"sink orders: {REFUSED} .try-again.; epoch 0 is decided"
+    one = agreed(shop, Health.RETRYING, cause, meters)
     (retry,) = one.retrying
     assert (retry.sink, retry.code, retry.hint) == ("orders", "try-again", "start the server")
     assert 0 < retry.gives_up_at - time.time() <= 60
-    assert health_in(generate_latest(meters)) == {"shop": "retrying"}
     failing.clear()
     ended.join(60)
-    agreed(shop, Health.OK, "pid")
+    agreed(shop, Health.OK, "pid", meters)
     failing.append(TryAgain(REFUSED))
     session._coordinator._limits = HASTY  # or the test would wait until the driver gives up
     with pytest.raises(Unsettled, match="refused"):
         shop.epoch(session)
-    agreed(shop, Health.IN_DOUBT, REFUSED)
-    assert health_in(generate_latest(meters)) == {"shop": "in doubt"}
+    agreed(shop, Health.IN_DOUBT, REFUSED, meters)
     session.close()
     agreed(shop, Health.IN_DOUBT, REFUSED)
 
@@ -231,6 +263,97 @@ def test_rows_that_a_target_threw_away_are_lost_until_they_are_written_again(sho
     agreed(shop, Health.LOST, "epoch 0 is decided, and orders, audit threw its prepared rows away")
 
 
+def test_a_target_that_went_back_in_time_is_lost_until_somebody_accepts_it(shop):
+    shop.run(epochs=3)
+    state = require_record(shop.log).record.state
+    shop.orders._reference.store().forget(identity_of(state, shop.orders.name))
+    with pytest.raises(WentBack):
+        shop.session()
+    agreed(shop, Health.LOST, "'orders' proves no epoch, and epoch 2 was committed there")
+    (problem,) = diagnose(shop.opened).problems
+    assert problem.startswith(
+        "orders: the target went back in time; missing there: all epochs up to 2"
+    )
+    resolve.accept(shop.opened, sink="orders", by="me", because="a test system", dry_run=False)
+    assert seen(shop, until=Health.STOPPED)
+    with shop.session() as session:
+        agreed(shop, Health.OK, "pid")
+        shop.epoch(session)
+    assert shop.orders.rows().num_rows == 8
+
+
+def test_a_fenced_driver_is_an_alert_and_the_newer_one_is_well(shop, meters, monkeypatch):
+    old = shop.session()
+    shop.epoch(old)
+    before = generate_latest(meters)
+    monkeypatch.setattr(exporters, "_meters", [])  # those of a process of its own
+    with shop.session() as new:
+        shop.epoch(new)
+        with pytest.raises(Fenced):
+            shop.epoch(old)
+        fenced = {"EpochalFenced": {"pipeline": "shop"}}
+        assert_fire(fenced, before, generate_latest(meters))
+        old.close()
+        agreed(shop, Health.OK, "pid")
+        shop.epoch(new)
+    assert shop.orders.rows().num_rows == 6
+
+
+@pytest.fixture
+def colours(shop, postgres):
+    """A table that takes no row with an odd number, in the place of a sink."""
+    with postgres.connect() as connection:
+        connection.execute("DROP TABLE IF EXISTS colours")
+        connection.execute("CREATE TABLE colours (id bigint CHECK (id % 2 = 0))")
+    options = {"table": "colours", "name": "orders", "meta_schema": f"m{shop.root.name}"[:30]}
+    return lambda **more: Postgres(postgres.url, **options, **more)
+
+
+def test_rows_that_a_target_rejects_end_the_driver_with_the_row(shop, meters, colours):
+    shop.orders = colours()
+    with shop.session() as session, pytest.raises(RowRejected):
+        shop.epoch(session)
+    agreed(shop, Health.GONE, r"colours_id_check.*row-rejected")
+
+
+def test_rows_that_a_target_rejects_and_another_takes_are_an_alert(shop, meters, colours):
+    bad = Memory(name="bad")
+    shop.orders = colours(on_reject=bad)
+    with shop.session() as session:
+        before = generate_latest(meters)
+        shop.epoch(session)
+        agreed(shop, Health.OK, "pid", meters)
+        rejected = {"EpochalRowsRejected": {"pipeline": "shop", "sink": "bad"}}
+        assert_fire(rejected, before, generate_latest(meters))
+    assert bad.rows().num_rows == 1
+
+
+def test_an_epoch_that_a_gate_refuses_is_an_alert_with_its_reason(shop, meters):
+    session = shop.session(gates=[lambda _: "fewer rows than yesterday"])
+    before = generate_latest(meters)
+    with session, pytest.raises(GateRefused):
+        shop.epoch(session)
+    refused = {"EpochalGateRefused": {"pipeline": "shop"}}
+    assert_fire(refused, before, generate_latest(meters))
+    agreed(shop, Health.GONE, "fewer rows than yesterday .gate-refused.")
+
+
+def test_a_full_disk_under_the_log_ends_the_driver_with_its_name(shop, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(*_):
+        raise full
+
+    session = shop.session(limits=Limits(decide_retry_max_s=0.1, retry_backoff_ms=(1,)))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "link", refuse)
+        with pytest.raises(EpochalError):
+            shop.epoch(session)
+    session.close()
+    agreed(shop, Health.GONE, "No space left on device")
+    assert shop.orders.rows().num_rows == 0
+
+
 def test_what_a_person_settled_is_no_longer_shown_as_doubt(shop, monkeypatch):
     breaking(shop.orders, monkeypatch, OutcomeUnknown(REFUSED))
     session = shop.session(limits=HASTY)
@@ -256,8 +379,9 @@ def test_a_log_that_cannot_be_read_is_an_error_with_its_reason(shop):
     newest = max((shop.root / "chk" / "epochal" / "log").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:40])
     report = status(str(shop.root))
-    text = prometheus_text(report).decode()
-    assert f'epochal_unreadable_logs{{location="{shop.log_path}"}} 1.0' in text
+    text = prometheus_text(report)
+    assert f'epochal_unreadable_logs{{location="{shop.log_path}"}} 1.0' in text.decode()
+    assert_fire({"EpochalLogUnreadable": {"location": shop.log_path}}, text)
     ran = CliRunner().invoke(application(), ["status", str(shop.root)])
     assert ran.exit_code == MEANINGS[Health.UNREADABLE].exit_code
     assert "corrupt-record" in ran.stderr
@@ -275,12 +399,70 @@ def promtool() -> str:
     return str(home / "root" / "usr" / "bin" / "promtool")
 
 
-def health_series(present: str) -> list[dict]:
+BEFORE_S = 7200
+"""How long nothing was scraped before a scene: rules look back up to an hour."""
+_EVERY_S = 15
+
+
+def series_of(rules: str, scrapes: Sequence[bytes]) -> list[dict[str, str]]:
+    """What Prometheus has stored after these scrapes, the last of which is repeated."""
+    stored: dict[str, list[str]] = {}
+    shift_s = BEFORE_S - time.time()
+    for number, text in enumerate(scrapes):
+        families = text_string_to_metric_families(text.decode())
+        for sample in (one for family in families for one in family.samples):
+            if re.search(rf"\b{sample.name}\b", rules) is None:
+                continue
+            labels = ",".join(f"{name}={json.dumps(text)}" for name, text in sample.labels.items())
+            is_date = sample.name.endswith("_timestamp_seconds") and sample.value > 0
+            values = stored.setdefault(f"{sample.name}{{{labels}}}", ["_"] * len(scrapes))
+            values[number] = f"{sample.value + (shift_s if is_date else 0.0):.3f}"
+    missing = f"_x{BEFORE_S // _EVERY_S}"
     return [
-        {"series": f'epochal_health{{pipeline="p",health="{one.value}"}}', "values": value}
-        for one in Health
-        for value in ["1x40" if one.value == present else "0x40"]
+        {"series": name, "values": f"{missing} {' '.join(values)} {values[-1]}x60"}
+        for name, values in stored.items()
     ]
+
+
+def assert_fires(alert: str, labels: Mapping[str, str], *scrapes: bytes) -> None:
+    assert_fire({alert: labels} if alert else {}, *scrapes)
+
+
+def assert_fire(
+    alerts: Mapping[str, Mapping[str, str]], *scrapes: bytes, after_s: int = 60
+) -> None:
+    """A minute after the last of these scrapes these alerts fire, and no other."""
+    shipped = files("epochal.telemetry").joinpath("alerts.yaml").read_text(encoding="utf-8")
+    rules = {one["alert"]: one for one in yaml.safe_load(shipped)["groups"][0]["rules"]}
+    looked_at_s = BEFORE_S + _EVERY_S * len(scrapes) + after_s
+    scene = {
+        "interval": f"{_EVERY_S}s",
+        "input_series": series_of(shipped, scrapes),
+        "alert_rule_test": [
+            {
+                "eval_time": f"{looked_at_s}s",
+                "alertname": name,
+                "exp_alerts": [expected_alert(rules, name, alerts[name])] if name in alerts else [],
+            }
+            for name in rules
+        ],
+    }
+    judged(shipped, [scene])
+
+
+def judged(rules: str, scenes: Sequence[Mapping[str, object]]) -> None:
+    with tempfile.TemporaryDirectory(prefix="epochal-alerts-") as folder:
+        (Path(folder) / "alerts.yaml").write_text(rules)
+        tests = {"rule_files": ["alerts.yaml"], "evaluation_interval": "15s", "tests": [*scenes]}
+        (Path(folder) / "scenes.yaml").write_text(yaml.safe_dump(tests))
+        ran = subprocess.run(
+            [promtool(), "test", "rules", "scenes.yaml"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def expected_alert(rules: dict, name: str, labels: dict) -> dict:
@@ -295,90 +477,56 @@ def expected_alert(rules: dict, name: str, labels: dict) -> dict:
     }
 
 
-def test_each_health_fires_its_alert_within_a_minute_and_no_other(tmp_path):
-    shipped = files("epochal.telemetry").joinpath("alerts.yaml").read_text(encoding="utf-8")
-    rules = {one["alert"]: one for one in yaml.safe_load(shipped)["groups"][0]["rules"]}
-    scenes = []
-    for health, meaning in MEANINGS.items():
-        if health is Health.UNREADABLE:
-            series = [{"series": 'epochal_unreadable_logs{location="/chk"}', "values": "1x40"}]
-            labels = {"location": "/chk"}
-        else:
-            series, labels = health_series(health.value), {"pipeline": "p"}
-        scenes.append(
-            {
-                "interval": "15s",
-                "input_series": series,
-                "alert_rule_test": [
-                    {
-                        "eval_time": "1m",
-                        "alertname": name,
-                        "exp_alerts": [expected_alert(rules, name, labels)]
-                        if name == meaning.alert
-                        else [],
-                    }
-                    for name in rules
-                ],
-            }
-        )
-    counted = {
-        "EpochalFenced": 'epochal_errors_total{pipeline="p",code="fenced"}',
-        "EpochalGateRefused": 'epochal_errors_total{pipeline="p",code="gate-refused"}',
-        "EpochalBackpressure": 'epochal_errors_total{pipeline="p",code="backpressure"}',
-        "EpochalRowsRejected": 'epochal_rejected_rows_total{pipeline="p",sink="s"}',
-    }
-    for alert, counter in counted.items():
-        labels = {"pipeline": "p", "sink": "s"} if "sink" in counter else {"pipeline": "p"}
-        scenes.append(
-            {
-                "interval": "15s",
-                "input_series": [{"series": counter, "values": "0 0 1 1 1 1"}],
-                "alert_rule_test": [
-                    {
-                        "eval_time": "1m",
-                        "alertname": name,
-                        "exp_alerts": [expected_alert(rules, name, labels)]
-                        if name == alert
-                        else [],
-                    }
-                    for name in rules
-                ],
-            }
-        )
-    for staged, is_nearly_full in ((80, False), (81, True)):
-        labels = {"pipeline": "p", "sink": "s"}
-        name = "EpochalStagingNearlyFull"
-        scenes.append(
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": f'{metric}{{pipeline="p",sink="s"}}', "values": f"{value}x40"}
-                    for metric, value in {
-                        "epochal_staging_bytes": staged,
-                        "epochal_staging_bytes_max": 100,
-                    }.items()
-                ],
-                "alert_rule_test": [
-                    {
-                        "eval_time": "11m",
-                        "alertname": name,
-                        "exp_alerts": [expected_alert(rules, name, labels)]
-                        if is_nearly_full
-                        else [],
-                    }
-                ],
-            }
-        )
-    (tmp_path / "alerts.yaml").write_text(shipped)
-    test_file = {"rule_files": ["alerts.yaml"], "evaluation_interval": "15s", "tests": scenes}
-    (tmp_path / "scenes.yaml").write_text(yaml.safe_dump(test_file))
-    ran = run_promtool(tmp_path, "scenes.yaml")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    # Negative control: without the rule for lost rows, the scene of lost rows fails.
-    (tmp_path / "alerts.yaml").write_text(shipped.replace('health="lost"', 'health="nothing"'))
-    assert run_promtool(tmp_path, "scenes.yaml").returncode != 0
+def test_an_alert_that_is_missing_is_noticed(shop, monkeypatch):
+    text = (
+        b'epochal_health{pipeline="p",health="lost"} 1\nepochal_unreadable_logs{location="/c"} 1\n'
+    )
+    lost = {"EpochalRowsLost": {"pipeline": "p"}, "EpochalLogUnreadable": {"location": "/c"}}
+    assert_fire(lost, text)
+    with pytest.raises(AssertionError, match="EpochalRowsLost"):
+        assert_fire({"EpochalLogUnreadable": {"location": "/c"}}, text)
+    with pytest.raises(AssertionError, match="EpochalFenced"):
+        assert_fire({**lost, "EpochalFenced": {"pipeline": "p"}}, text)
 
 
-def run_promtool(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    command = [promtool(), "test", "rules", name]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def test_backpressure_is_an_alert():
+    counter = 'epochal_errors_total{{pipeline="p",code="backpressure"}} {}\n'
+    scrapes = [counter.format(value).encode() for value in (0, 1)]
+    assert_fire({"EpochalBackpressure": {"pipeline": "p"}}, *scrapes)
+
+
+@pytest.mark.parametrize(("staged", "is_nearly_full"), [(80, False), (81, True)])
+def test_staging_tables_that_are_nearly_full_are_an_alert(staged, is_nearly_full):
+    sizes = {"epochal_staging_bytes": staged, "epochal_staging_bytes_max": 100}
+    text = "".join(f'{name}{{pipeline="p",sink="s"}} {size}\n' for name, size in sizes.items())
+    full = {"EpochalStagingNearlyFull": {"pipeline": "p", "sink": "s"}}
+    assert_fire(full if is_nearly_full else {}, text.encode(), after_s=660)
+
+
+def test_every_query_of_the_dashboard_is_one_that_prometheus_takes(tmp_path):
+    """As recording rules, which Prometheus parses; Grafana puts in the variables."""
+    dashboard = json.loads(
+        files("epochal.telemetry").joinpath("grafana.json").read_text(encoding="utf-8")
+    )
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = [
+        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "1m")}
+        for number, query in enumerate(queries)
+    ]
+    assert len(rules) > 10
+    assert check_rules(tmp_path, rules) == ""
+    broken = {"record": "panel:broken", "expr": "sum by pipeline (epochal_health"}
+    assert "parse error" in check_rules(tmp_path, [*rules, broken])
+
+
+def check_rules(folder: Path, rules: Sequence[Mapping[str, str]]) -> str:
+    """What promtool objects to."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "x", "rules": rules}]}))
+    ran = subprocess.run(
+        [promtool(), "check", "rules", "rules.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout + ran.stderr if ran.returncode else ""

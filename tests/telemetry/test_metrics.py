@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from epochal.contract import Room
 from epochal.coordinator import Tracker
 from epochal.protocol.machine import Phase
 from epochal.protocol.recovery import Judgement, Verdict
@@ -106,6 +107,20 @@ def test_gauges_end_with_the_driver_and_counters_stay(tracker, kept):
     tracker.close()
     assert kept.gauges == {}
     assert kept.sums["epochal_epochs_total", ("p", "committed")] == 1
+
+
+def test_the_size_of_a_spool_is_that_of_the_last_clean_up(tracker, kept):
+    assert kept.gauge("spool_bytes", "p", "k") == 0
+    tracker.has_room("k", Room(used_bytes=700))
+    assert kept.gauge("spool_bytes", "p", "k") == 700
+    assert ("epochal_spool_bytes", ("p", "f")) not in kept.gauges
+
+
+def test_counters_are_there_before_the_first_event(kept, tracker):
+    """Prometheus sees no increase in a series that begins with one."""
+    for code in ("fenced", "gate-refused", "backpressure"):
+        assert kept.sums["epochal_errors_total", ("p", code)] == 0
+    assert kept.sums["epochal_rejected_rows_total", ("p", "f")] == 0
 
 
 def test_what_log_and_history_keep_is_shown_beside_their_limits(tracker, kept):

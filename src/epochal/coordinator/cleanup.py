@@ -25,7 +25,7 @@ from functools import partial
 from itertools import chain
 
 from epochal.clock import Clock
-from epochal.contract import Committer, LimitsBytes, Room
+from epochal.contract import Committer, MeasuresRoom, Room
 from epochal.coordinator.journal import Journal
 from epochal.coordinator.targets import STOPPING, Targets
 from epochal.errors import EpochalError, Fenced, WentBack
@@ -184,7 +184,7 @@ class Cleanup:
         if self._journal.is_halted:
             return left
         abort_judged(committer, judged, state)
-        room = committer.room() if isinstance(committer, LimitsBytes) else None
+        room = committer.room() if isinstance(committer, MeasuresRoom) else None
         if room is not None:
             self._note_room(sink, room)
         self._note(sink, [one for one in judged if one.verdict is not Verdict.ABORT], len(left))

@@ -212,7 +212,9 @@ def _still_pending(facts: Facts) -> Pending | None:
 def _lost(live: Live, pending: Pending | None) -> Condition | None:
     trouble = live.trouble
     if trouble is not None and trouble.code == WentBack.code:
-        return Condition(health=Health.LOST, because=trouble.message, since=live.entered_at)
+        return Condition(
+            health=Health.LOST, because=trouble.message, since=live.entered_at or live.at
+        )
     thrown_away = tuple(live.lost) if pending is not None else ()
     if pending is None or not thrown_away:
         return None

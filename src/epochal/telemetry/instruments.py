@@ -144,6 +144,12 @@ INSTRUMENTS: Mapping[str, Instrument] = MappingProxyType(
             labels=("pipeline", "sink"),
             description="`staging_bytes_max`, beyond which an attempt waits for room.",
         ),
+        "epochal_spool_bytes": Instrument(
+            kind=Kind.GAUGE,
+            labels=("pipeline", "sink"),
+            description="Size of the rows that wait in the spool of Http, Callback or Kafka, by "
+            "the last clean-up.",
+        ),
         "epochal_decided_unsettled": Instrument(
             kind=Kind.GAUGE,
             labels=("pipeline",),

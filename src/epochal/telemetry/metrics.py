@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 
 from epochal.contract import Room
 from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, Tracker, Trouble
 from epochal.coordinator.tracker import ENDS, KeptFigures
+from epochal.errors import error_classes
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.health import Condition, Facts, Health, Liveness, Pending, health_of
@@ -20,11 +22,19 @@ from epochal.terms import SinkName
 
 _UNSETTLED = frozenset({Phase.DECIDED, Phase.COMMITTING, Phase.FAILED})
 _OPEN = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.DECIDED, Phase.COMMITTING})
-_KAFKA, _POSTGRES = "kafka", "postgres"
-_ROOM: Mapping[str, Callable[[Room], int]] = {
-    "epochal_staging_bytes": attrgetter("used_bytes"),
-    "epochal_staging_bytes_max": attrgetter("limit_bytes"),
+_KAFKA = "kafka"
+_USED: Callable[[Room], int] = attrgetter("used_bytes")
+_SPOOL = MappingProxyType({"epochal_spool_bytes": _USED})
+_ROOM: Mapping[str, Mapping[str, Callable[[Room], int]]] = {
+    "postgres": {
+        "epochal_staging_bytes": _USED,
+        "epochal_staging_bytes_max": attrgetter("limit_bytes"),
+    },
+    "http": _SPOOL,
+    "callback": _SPOOL,
+    "kafka": _SPOOL,
 }
+"""What is measured of the room for prepared rows, by the kind of sink."""
 
 
 class MetricsListener:
@@ -47,9 +57,7 @@ class MetricsListener:
     def claimed(self, state: State) -> None:
         self._unwatch()
         self._pipeline, self._state = state.pipeline, state
-        for outcome in (Phase.COMMITTED, Phase.ABORTED, Phase.FAILED):
-            # A rate is visible only if the series exists before the first event.
-            self._add("epochal_epochs_total", (outcome.value,), 0)
+        self._begin_counters(state)
         self._watch("epochal_generation", (), lambda: float(state.generation))
         self._watch("epochal_heartbeat_timestamp_seconds", (), self._now)
         self._watch("epochal_decided_unsettled", (), self._unsettled)
@@ -74,11 +82,19 @@ class MetricsListener:
             self._watch(
                 "epochal_oldest_in_doubt_seconds", (sink,), self._doubt_gauge(sink, self._age_s)
             )
-            if described.get("kind") == _POSTGRES:
-                for name, value in _ROOM.items():
-                    self._watch(name, (sink,), self._room_gauge(sink, value))
+            for name, value in _ROOM.get(str(described.get("kind")), {}).items():
+                self._watch(name, (sink,), self._room_gauge(sink, value))
             if described.get("kind") == _KAFKA:
                 self._watch("epochal_kafka_lso_pinned_seconds", (sink,), self._pinned_gauge(sink))
+
+    def _begin_counters(self, state: State) -> None:
+        """At zero: an increase is visible only if the series is there before the first event."""
+        for outcome in (Phase.COMMITTED, Phase.ABORTED, Phase.FAILED):
+            self._add("epochal_epochs_total", (outcome.value,), 0)
+        for code in sorted({one.code for one in error_classes()}):
+            self._add("epochal_errors_total", (code,), 0)
+        for sink in state.sinks:
+            self._add("epochal_rejected_rows_total", (sink,), 0)
 
     def troubled(self, trouble: Trouble) -> None:
         self._add("epochal_errors_total", (trouble.code,), 1)

@@ -81,14 +81,15 @@ def test_rows_that_are_still_written_are_not_there_yet(spool):
 def test_attempts_are_listed_by_uid_and_sink_and_can_be_removed(spool):
     mine = [ME.handle(ZERO, partition=0, attempt=attempt) for attempt in (1, 2)]
     theirs = OTHER.handle(ZERO, partition=0, attempt=1)
-    for handle in (*mine, theirs):
-        write(spool, handle, batch(1))
+    written = [write(spool, handle, batch(1)) for handle in (*mine, theirs)]
+    assert spool.size(ME.uid, ME.tag) == sum(one.bytes for one in written[:2]) > 0
     found = spool.listed(ME.uid, ME.tag)
     assert [one.handle for one in found] == mine
     assert all(one.age_s is not None and one.age_s < 60 for one in found)
     for _ in range(2):
         spool.remove(mine)
     assert spool.listed(ME.uid, ME.tag) == []
+    assert spool.size(ME.uid, ME.tag) == 0
     assert [one.handle for one in spool.listed(OTHER.uid, OTHER.tag)] == [theirs]
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from epochal.contract import Begin
+from epochal.contract import Begin, Room
 from epochal.errors import (
     InvariantBroken,
     Misconfigured,
@@ -129,6 +129,9 @@ class SpoolCommitter(Operable):
         epochs = {found.handle.epoch for found in listed if found.handle is not None}
         entries = {epoch: self._ledger.find(epoch) for epoch in epochs}
         return [found for found in listed if not self._is_done(found, entries)]
+
+    def room(self) -> Room:
+        return Room(used_bytes=self._spool.size(self._identity.uid, self._identity.tag))
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
         entry = self._ledger.find(epoch)

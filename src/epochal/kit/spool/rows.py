@@ -196,6 +196,10 @@ class RowSpool:
                 found[name] = InDoubt(name=name, handle=Handle.parse(name), age_s=age_s)
         return [found[name] for name in sorted(found)]
 
+    def size(self, uid: Uid, tag: SinkTag) -> int:
+        """How many bytes all attempts of one pipeline's sink take."""
+        return sum(entry.size for entry in self.store.entries(_folder(uid, tag)))
+
     def remove(self, handles: Iterable[Handle]) -> None:
         """Remove attempts, finished or not. A task that still writes one of them fails."""
         names = [_name(handle) for handle in handles]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from epochal.contract import Begin, Deadline, Task
+from epochal.contract import Begin, Deadline, Room, Task
 from epochal.errors import (
     EpochalError,
     Misconfigured,
@@ -241,6 +241,12 @@ class KafkaCommitter(Operable):
         known = {one.handle for one in found}
         kept = self._spool.listed(self._identity.uid, self._identity.tag)
         return [*found, *(one for one in kept if one.handle not in known)]
+
+    def room(self) -> Room | None:
+        """Of the spool, where there is one."""
+        if self._spool is None:
+            return None
+        return Room(used_bytes=self._spool.size(self._identity.uid, self._identity.tag))
 
     def outcome(self, epoch: EpochNumber, receipt: Receipt) -> Proof:
         txn = transaction_of(receipt)
