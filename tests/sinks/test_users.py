@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from sinks.other_user import as_user
 
+from epochal import Memory, Session
 from epochal.errors import Misconfigured
+from epochal.receiver.store import Database
 from epochal.sinks.callback import Callback
 from epochal.sinks.files import Files
 from epochal.sinks.files.local import folder_beside
@@ -120,3 +123,41 @@ def test_spooled_rows_are_private_and_refused_before_the_decision_where_the_driv
     receipt = as_user(TASK, GROUP, "prepare", *task)
     assert isinstance(receipt, Receipt)
     assert as_user(DRIVER, GROUP, "ask", *given[:-1], [receipt]) is None
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("log", ["chk/epochal/log", "sqlite:///{}/chk/log.db"])
+def test_the_epoch_log_and_its_history_are_private_unless_a_group_shares_their_folder(
+    tmp_path, monkeypatch, is_shared, log
+):
+    (tmp_path / "chk").mkdir()
+    (tmp_path / "chk").chmod(0o2775 if is_shared else 0o755)
+    monkeypatch.chdir(tmp_path)
+    umask = os.umask(0o022)
+    try:
+        schema = pa.schema([("id", pa.int64())])
+        place = log.format(tmp_path)
+        with Session("p", sinks=[Memory()], schema=schema, log=place) as session:
+            session.begin(0)
+            session.commit()
+    finally:
+        os.umask(umask)
+    files = [one for one in (tmp_path / "chk").rglob("*") if one.is_file()]
+    assert len(files) >= 2
+    modes = {stat.S_IMODE(one.stat().st_mode) for one in files}
+    assert modes == {0o660 if is_shared else 0o600}
+    if log.startswith("chk"):
+        folder = stat.S_IMODE((tmp_path / log).stat().st_mode)
+        assert folder == (0o2770 if is_shared else 0o700)
+
+
+def test_what_a_receiver_keeps_is_private(tmp_path):
+    umask = os.umask(0o022)
+    try:
+        store = Database(tmp_path / "data" / "received.db")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
+    modes = {stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / "data").iterdir()}
+    store.close()
+    assert modes == {0o600}

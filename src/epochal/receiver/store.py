@@ -40,6 +40,7 @@ from typing import Any
 from epochal.errors import require_known_format
 from epochal.receiver.handlers import Handler, ReceivedCommit, without_transactions
 from epochal.receiver.transactions import Refusal, Rows, State, Transaction, out_of_state
+from epochal.storage.local import create_private_file
 from epochal.terms import Handle
 
 _PREFIX_END = "\U0010ffff"
@@ -85,7 +86,10 @@ class Database:
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # Rows that nobody has decided on: only this user reads them.
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._file.exists():
+            create_private_file(self._file)
         self._lock = threading.Lock()
         self._writer = self._open()
         self._require_known_format()

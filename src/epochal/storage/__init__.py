@@ -97,6 +97,12 @@ def _local(url: str, _: Mapping[str, str]) -> FileStore:
     return LocalStore(Path(local_path(url)))
 
 
+def _private(url: str, _: Mapping[str, str]) -> Store:
+    from epochal.storage.local import LocalStore  # noqa: PLC0415  each process needs few of these
+
+    return LocalStore(Path(local_path(url)), is_private=True)
+
+
 def _objects(url: str, options: Mapping[str, str]) -> FileStore:
     from epochal.storage.objects import open_at  # noqa: PLC0415  loads the object store's client
 
@@ -122,7 +128,7 @@ def _etcd(url: str, _: Mapping[str, str]) -> Store:
 
 
 _OPENERS: Mapping[str, Callable[[str, Mapping[str, str]], Store]] = {
-    "file": _local,
+    "file": _private,
     "sqlite": _sqlite,
     "postgres": _postgres,
     "postgresql": _postgres,

@@ -61,11 +61,15 @@ _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 class LocalStore:
     """Keys as files below one folder of a disk that has hard links."""
 
-    def __init__(self, root: Path, *, folder: str = "") -> None:
-        """`root` itself is never removed; `folder` below it holds the keys."""
+    def __init__(self, root: Path, *, folder: str = "", is_private: bool = False) -> None:
+        """
+        `root` itself is never removed; `folder` below it holds the keys. `is_private`: what is put
+        here is for this user, and for the group of a folder that one shares.
+        """
         # Without symbolic links: a log is bound to its place, by whichever name that is given.
         self._root = Path(os.path.realpath(root))
         self._base = self._root / folder
+        self._is_private = is_private
         self._is_swept = False
 
     @property
@@ -141,7 +145,8 @@ class LocalStore:
             self._remove_empty(folder)
 
     def beside(self, name: str) -> LocalStore:
-        return LocalStore(self._root, folder=str((self._base / name).relative_to(self._root)))
+        folder = str((self._base / name).relative_to(self._root))
+        return LocalStore(self._root, folder=folder, is_private=self._is_private)
 
     def lease(self) -> FileLease:
         """On one machine only."""
@@ -155,7 +160,7 @@ class LocalStore:
         with self._errors("write", key):
             file = _created(path.with_name(path.name + UNFINISHED))
             # Rows, on their way to a target that has rights of its own.
-            os.fchmod(file.fileno(), 0o660 if is_shared(path.parent) else 0o600)
+            os.fchmod(file.fileno(), _private_mode(path.parent))
         return LocalOutput(self, key, path, file)
 
     def discard_unfinished(self, folder: str) -> None:
@@ -200,9 +205,14 @@ class LocalStore:
         """
         self._remove_leftovers()
         scratch = self._base / f".{secrets.token_hex(8)}{_SCRATCH_SUFFIX}"
+        if self._is_private and not self._base.is_dir():
+            make_folder(self._base.parent)
+            make_private_folder(self._base)
         file = _created(scratch)
         try:
             with file:
+                if self._is_private:
+                    os.fchmod(file.fileno(), _private_mode(self._base))
                 _write_all(file.fileno(), content)
                 os.fsync(file.fileno())
         except OSError:
@@ -335,6 +345,19 @@ def make_private_folder(path: Path) -> None:
     """
     path.mkdir(mode=0o700, exist_ok=True)
     _share(path, 0o770)
+
+
+def create_private_file(path: Path) -> None:
+    """Create an empty file that no other user can read, unless it is there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, _private_mode(path.parent))
+    finally:
+        os.close(descriptor)
+
+
+def _private_mode(folder: Path) -> int:
+    return 0o660 if is_shared(folder) else 0o600
 
 
 def _share(path: Path, mode: int) -> None:

@@ -28,10 +28,12 @@ from epochal.errors import (
     require_known_format,
 )
 from epochal.storage.leases import FileLease
+from epochal.storage.local import create_private_file
 from epochal.storage.store import Entry, checked, gone
 
 _BUSY_TIMEOUT_S = 10.0
 _FORMAT = 1
+_CREATES = "rwc"
 _CREATE = """
 CREATE TABLE IF NOT EXISTS store (
   key TEXT PRIMARY KEY, content BLOB NOT NULL, modified_at REAL NOT NULL)
@@ -133,7 +135,7 @@ class SqliteStore:
 
     def _insert(self, statement: str, key: str, content: bytes) -> int:
         row = (checked(key), content, time.time())
-        with self._errors("write to"), self._open("rwc") as connection:
+        with self._errors("write to"), self._open(_CREATES) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_CREATE)
             cursor = connection.execute(statement, row)
@@ -153,6 +155,8 @@ class SqliteStore:
 
     @contextmanager
     def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
+        if mode == _CREATES and not self._file.exists() and self._file.parent.is_dir():
+            create_private_file(self._file)
         connection = sqlite3.connect(
             f"{self._file.as_uri()}?mode={mode}",
             uri=True,
