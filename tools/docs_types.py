@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 spark: SparkSession
 orders: DataFrame
+stream: DataFrame
 pipeline: ep.Pipeline
 kafka: DataFrame
 url: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_stage import Source, ids, wait_for
@@ -17,6 +18,7 @@ from spark_stage import Source, ids, wait_for
 from epochal.contract import Task
 from epochal.coordinator import by_hand, idle_sweep
 from epochal.errors import Fenced, Misconfigured
+from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
@@ -157,6 +159,33 @@ def test_existing_foreach_batch_code_is_wrapped_and_claims_again_for_each_run(
     run()
     assert ids(sink) == source.ids
     assert pipeline._run.coordinator.state.generation == 3
+
+
+def test_a_pickled_each_batch_takes_over_from_the_one_it_was_made_of(
+    source: Source, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As where a platform sends functions to the process that runs the query."""
+    source.add_numbers(epochs=2)
+    pipeline = Pipeline("sent", [Files(str(tmp_path / "out"))], gates=[lambda epoch: None])
+    here = pipeline.each_batch(checkpoint)
+    sent = cloudpickle.loads(cloudpickle.dumps(here))
+
+    def run(function: Any) -> None:
+        writer = source.stream.writeStream.foreachBatch(function).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+    run(sent)
+    assert visible(tmp_path / "out") == source.ids
+    source.add_numbers(epochs=1)
+    with pytest.raises(Exception, match="has taken this pipeline over"):
+        run(here)
+    assert visible(tmp_path / "out") == source.ids[:20]
+    run(pipeline.each_batch(checkpoint))
+    assert visible(tmp_path / "out") == source.ids
+
+
+def visible(folder: Path) -> list[int]:
+    return sorted(read_epochs(folder).to_table().column("id").to_pylist())
 
 
 def test_each_batch_on_another_checkpoint_than_the_querys_is_refused(

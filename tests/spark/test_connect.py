@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,24 +171,51 @@ def test_a_worker_killed_after_the_decision_is_taken_up_by_the_next_start(
     assert _ids(tmp_path / "out") == source.ids
 
 
-def test_a_stop_in_the_middle_of_a_task_leaves_no_row(source: Source, tmp_path: Path) -> None:
+def _endlessly(note: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A query whose first task does not end by itself while its note is there."""
+
+    def wait(batches: Iterator[Any]) -> Iterator[Any]:
+        begun = note / str(os.getpid())
+        for batch in batches:
+            if note.is_dir():
+                begun.touch()
+                for _ in range(6000):
+                    time.sleep(0.1)
+            yield batch
+
+    return wait
+
+
+@pytest.mark.parametrize("sinks", [1, pytest.param(2, marks=pytest.mark.proof)])
+def test_a_stop_in_the_middle_of_a_task_cancels_its_job_and_leaves_no_row(
+    source: Source, tmp_path: Path, sinks: int
+) -> None:
+    """No job of a worker is in the query's job group: a stop would leave it running."""
     source.add_numbers(epochs=1)
-    begun = tmp_path / "begun"
-
-    def watch(at: str, epoch: int | None) -> None:
-        if at == "begun":
-            begun.touch()
-
-    slow = source.stream.mapInArrow(slowly, source.schema)
-    pipeline = Pipeline("orders", [Files(str(tmp_path / "out"))], watch=watch)
+    note = tmp_path / "begun"
+    note.mkdir()
+    slow = source.stream.mapInArrow(_endlessly(note), source.schema)
+    out = [tmp_path / f"out{number}" for number in range(sinks)]
+    pipeline = Pipeline("orders", [Files(str(one), name=SinkName(one.name)) for one in out])
     query = pipeline.start(slow, tmp_path / "chk")
-    wait_for(begun.exists)
+    wait_for(lambda: any(note.iterdir()))
+    tasks = [psutil.Process(int(one.name)) for one in note.iterdir()]
     query.stop()
     assert pipeline.error is None
+    # Spark ends the Python of a task that was cancelled; the others would sleep for ten minutes.
+    wait_for(lambda: not any(_is_running(one) for one in tasks))
     wait_for(lambda: _kinds(tmp_path / "chk")[-1] is RecordKind.STOP)
-    assert not list((tmp_path / "out").glob("**/*.parquet"))
+    assert not list(tmp_path.glob("out*/**/*.parquet"))
+    shutil.rmtree(note)
     _run(pipeline, source, tmp_path / "chk")
-    assert _ids(tmp_path / "out") == source.ids
+    assert all(_ids(one) == source.ids for one in out)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return False
 
 
 def test_a_function_of_an_earlier_start_does_not_push_a_newer_one_aside(

@@ -19,6 +19,7 @@ from epochal.coordinator import Stopped
 from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
+from epochal.spark.active_runs import Run
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import COMPILED
 from epochal.spark.pipeline import Pipeline
@@ -330,6 +331,20 @@ def test_a_pipeline_reads_well_in_a_notebook(source: Source, checkpoint: Path) -
     assert "<td>memory: 5</td>" in pipeline.last_epochs()._repr_html_()
     assert "<td>committed</td>" in pipeline._repr_html_()
     assert "&lt;b&gt;" in pipeline._repr_html_()
+
+
+def test_a_pipeline_is_shown_as_stopped_as_soon_as_its_query_has_ended(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run ends a moment later, here never."""
+    monkeypatch.setattr(Run, "_await_end", lambda self, query: None)
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("notebook", [Memory()])
+    query = pipeline.start(source.stream, checkpoint, availableNow=True)
+    query.awaitTermination()
+    assert not pipeline._run.is_over
+    assert repr(pipeline).splitlines()[0] == "Pipeline 'notebook': stopped"
+    pipeline.close()
 
 
 def test_the_door_imports_without_pyspark() -> None:

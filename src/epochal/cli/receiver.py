@@ -43,6 +43,8 @@ def receiver(  # noqa: PLR0917  typer reads the options off the signature
     Receive rows of Http sinks in two phases, durable in one SQLite file.
 
     Committed rows can be read by SQL or by GET /rows, or are passed to a function (--handler).
+
+    Example: epochal receiver --data /srv/received --token-file tokens
     """
     from epochal.receiver.server import Access, Tls, serve  # noqa: PLC0415  needs epochal[receiver]
 

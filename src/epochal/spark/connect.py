@@ -129,12 +129,15 @@ class WorkerEpochs:
             self._end_by_signal()
         folder = open_checkpoint(self.checkpoint, None if is_remote else spark)
         query_id = folder.query_id if is_remote else query_id_of(batch)
-        query = spark.streams.get(query_id) if query_id is not None else None
-        require_query_of(folder, None if query is None else str(query.id))
-        if query is None:
+        require_query_of(folder, query_id)
+        query = _running(query_id, spark)
+        if query is None and is_remote:
             raise _not_its_query(folder)
         run = self.pipeline.run_handed_over(self, spark, folder, self._position(folder, epoch))
-        run.follow(query)
+        if is_remote and query is not None:
+            run.follow(query)
+        elif query is not None:
+            run.end_with(query)  # this process outlives its queries
         atexit.register(run.end, _EXIT_WAIT_MAX_S)
         return run
 
@@ -161,6 +164,18 @@ class WorkerEpochs:
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, terminate)
+
+
+def _running(query_id: str | None, spark: SparkSession) -> StreamingQuery | None:
+    """
+    The query, where its session can be found. That of a batch is a clone, which does not know the
+    query outside of Spark Connect; the one that has started it most often is the first.
+    """
+    if query_id is None:
+        return None
+    sessions = [spark, getattr(type(spark), "_instantiatedSession", None)]
+    found = (one.streams.get(query_id) for one in sessions if one is not None)
+    return next((query for query in found if query is not None), None)
 
 
 def _log(error: EpochalError) -> None:

@@ -38,6 +38,19 @@ class CheckReport:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (sink, ability.name, "yes" if ability.granted else "no", ability.because)
+            for sink, found in self.abilities.items()
+            for ability in found
+        ]
+        advice = "".join(f"<li>faster: {escape(one)}</li>" for one in self.advice)
+        return (
+            f"<p><b>Pipeline {escape(self.pipeline)}</b>: every target answered</p>"
+            + _table(("sink", "ability", "granted", "because"), rows)
+            + (f"<ul>{advice}</ul>" if advice else "")
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
@@ -65,16 +78,20 @@ class Epochs(tuple[EpochFigures, ...]):
     def _repr_html_(self) -> str:
         if not self:
             return "<p>no epochs yet</p>"
-        head = "".join(
-            f"<th>{title}</th>"
-            for title in ("epoch", "phase", "rows", "seconds", "longest phase", "why")
-        )
-        return f"<table><tr>{head}</tr>{''.join(map(_epoch_row, self))}</table>"
+        titles = ("epoch", "phase", "rows", "seconds", "longest phase", "why")
+        return _table(titles, map(_epoch_cells, self))
 
 
-def _epoch_row(epoch: EpochFigures) -> str:
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(kind: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
+
+    return f"<table>{line('th', titles)}{''.join(line('td', row) for row in rows)}</table>"
+
+
+def _epoch_cells(epoch: EpochFigures) -> tuple[str, ...]:
     longest = max(epoch.seconds.items(), key=lambda one: one[1], default=None)
-    cells = (
+    return (
         str(epoch.epoch),
         epoch.phase.value,
         ", ".join(f"{name}: {figures.rows:,}" for name, figures in epoch.sinks.items()),
@@ -82,7 +99,6 @@ def _epoch_row(epoch: EpochFigures) -> str:
         f"{longest[0].value} {longest[1]:.2f}" if longest else "",
         epoch.trouble.message if epoch.trouble else "",
     )
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def in_text(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
@@ -93,14 +109,8 @@ def in_text(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[Epoc
 
 
 def in_html(name: str, sinks: Iterable[Sink], status: str, epochs: Sequence[EpochFigures]) -> str:
-    sink_rows = "".join(
-        f"<tr><td>{escape(sink.name)}</td><td>{escape(_target_of(sink))}</td></tr>"
-        for sink in sinks
-    )
-    html = (
-        f"<p><b>Pipeline {escape(name)}</b>: {escape(status)}</p>"
-        f"<table><tr><th>sink</th><th>target</th></tr>{sink_rows}</table>"
-    )
+    html = f"<p><b>Pipeline {escape(name)}</b>: {escape(status)}</p>"
+    html += _table(("sink", "target"), [(sink.name, _target_of(sink)) for sink in sinks])
     if epochs:
         html += Epochs(epochs[-_EPOCHS_SHOWN:])._repr_html_()
     return html

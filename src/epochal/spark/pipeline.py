@@ -53,6 +53,7 @@ from epochal.spark.active_runs import (
     Run,
     add_run,
     end_earlier_run,
+    is_active,
     require_free_name,
 )
 from epochal.spark.checkpoint import Checkpoint, open_checkpoint
@@ -762,11 +763,16 @@ class Pipeline:
         return in_html(self.name, self.sinks, self._status(), self.last_epochs())
 
     def _status(self) -> str:
-        if self._run is None:
+        standby, run = self._standby, self._run
+        if self.error is not None:
+            return f"stopped by an error: {self.error.message}"
+        if standby is not None and standby.isActive and standby.query is None:
+            return f"standby, {standby.role.value}"
+        if run is None:
             return "not started"
-        if self._run.error is not None:
-            return f"stopped by an error: {self._run.error.message}"
-        return "stopped" if self._run.is_over else f"running on {self._run.location}"
+        # A run ends a moment after its query.
+        is_over = run.is_over or (run.query is not None and not is_active(run.query))
+        return "stopped" if is_over else f"running on {run.location}"
 
     # Parts of the above
 
