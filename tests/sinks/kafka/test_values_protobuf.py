@@ -13,6 +13,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, json_format, timestamp_pb2
 from kafka_broker import Broker
+from servers.apicurio import Apicurio
 from servers.registry import Registry
 
 import epochal as ep
@@ -148,7 +149,7 @@ def proto_table(*rows: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(listed, schema=pa.schema(list(PROTO.items())))
 
 
-def proto_rows(kafka: Broker, registry: Registry, topic: str) -> list[Any]:
+def proto_rows(kafka: Broker, registry: Registry | Apicurio, topic: str) -> list[Any]:
     with SchemaRegistryClient({"url": registry.url}) as client:
         read = ProtobufDeserializer(ORDER_CLASS, {"use.deprecated.format": False}, client)
         return [
@@ -172,6 +173,16 @@ def test_rows_of_every_type_are_read_back_by_the_registrys_protobuf_deserializer
     assert [one[:7] for one in values] == [b"\x00\x00\x00\x00\x01\x02\x02"] * 3
     assert values[1][7:] == b""
     assert [one.HasField("o_int32") for one in found] == [True, False, False]
+
+
+def test_rows_are_read_back_by_the_schema_that_a_real_registry_keeps(
+    kafka: Broker, apicurio: Apicurio
+) -> None:
+    topic = kafka.topic()
+    rows = [PROTO_FULL, PROTO_NULL, PROTO_BARE]
+    life = kafka.life(topic, value=ep.protobuf(ORDER_CLASS, registry=apicurio.url))
+    life.write(0, proto_table(*rows))
+    assert proto_rows(kafka, apicurio, topic) == [message_of(row) for row in rows]
 
 
 def test_a_message_may_be_named_in_a_file_of_descriptors_and_instants_are_timestamps(
