@@ -114,4 +114,6 @@ def test_grants_are_statements_of_the_target(shop):
     shop.audit = Postgres("postgresql://etl@db/shop", table="public.audit", name="audit")
     report = grants(shop.opened)
     assert any("GRANT" in statement for statement in report.sinks["audit"])
+    # As a DBA's client reads them.
+    assert all(statement.endswith(";") for statement in report.sinks["audit"])
     assert set(report.unknown) == {"orders"}

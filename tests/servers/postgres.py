@@ -115,6 +115,9 @@ class PostgresServer(ServerProcess):
         else:
             words = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
             self._run("pg_basebackup", *words, "-d", replica_of.url())
+            # The client may be newer than the server, and know parameters that this one does not.
+            own = self.data / "postgresql.auto.conf"
+            own.write_text(f"primary_conninfo = '{replica_of.url()}'\n")
 
     @property
     def psql(self) -> Path:
@@ -125,8 +128,10 @@ class PostgresServer(ServerProcess):
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
 
     def _run(self, program: str, *words: str) -> None:
+        server_s = self._bin / program
+        found = server_s if server_s.exists() else self.psql.with_name(program)
         done = subprocess.run(
-            [self._bin / program, "-D", self.data, *words],
+            [found, "-D", self.data, *words],
             check=False,
             capture_output=True,
             cwd=self.folder,

@@ -18,9 +18,10 @@ def grants(pipeline: Named, is_json: AsJson = False) -> None:
     Print the statements, ACLs and policies that grant each sink the least privileges it needs, and
     the commands for a log in etcd.
 
-    No target is queried.
+    No target is queried. Those for a database can be read by its client.
 
     Example: epochal grants jobs.orders:pipeline
+    Example: epochal grants orders.yaml | psql shop
     """
     report = grants_of(open_target(pipeline))
     if is_json:

@@ -20,6 +20,7 @@ from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Misconfigured
 from epochal.kit.sink_base import Operable
+from epochal.kit.sql.table_sink import TableSink
 from epochal.logs import StoredLog
 from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.recovery import Verdict
@@ -246,7 +247,9 @@ def grants(opened: OpenedTarget) -> GrantsReport:
             continue
         try:
             found = sink.grants()
-            statements[name] = [found] if isinstance(found, str) else list(found)
+            end = ";" if isinstance(sink, TableSink) else ""
+            given = [found] if isinstance(found, str) else found
+            statements[name] = [f"{one}{end}" for one in given]
         except Misconfigured as error:
             unknown[name] = f"{error.message}; {error.hint}"
     store = _served(opened)

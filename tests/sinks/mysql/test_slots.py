@@ -190,7 +190,7 @@ def test_the_judge_objects_to_removals_that_do_not_look_at_the_handle(storm, mon
 
 
 def dump(place) -> None:
-    """Of everything: the user's database, the ledger and staging."""
+    """Of everything: the user's database, the ledger and staging. MariaDB's client dumps MySQL."""
     done = subprocess.run(
         [
             *("mariadb-dump", "--no-defaults", "--host=127.0.0.1", f"--port={place.server.port}"),
@@ -230,13 +230,11 @@ def dumps_beside(place, some, dumps: int) -> None:
     assert not failed
 
 
-@pytest.mark.products("mariadb")
 def test_a_dump_beside_a_pipeline_ends_well(orders, some):
     dumps_beside(orders, some, 3)
 
 
 @pytest.mark.proof
-@pytest.mark.products("mariadb")
 def test_no_dump_of_many_beside_a_pipeline_dies(orders, some):
     dumps_beside(orders, some, 25)
 

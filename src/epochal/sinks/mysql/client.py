@@ -272,7 +272,7 @@ def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError
             else "check user, password and host: password=env(…) or file(…)"
         )
         return Misconfigured(fact, hint)
-    return TryAgain(fact)
+    return TryAgain(fact, "check host and port in the url, and that the server is up")
 
 
 def answers(connection: MySQLConnection) -> bool:

@@ -415,7 +415,7 @@ def connect_error(error: Exception, doing: str, server: Server) -> Exception:
     for mark, hint in _CONNECT_HINTS.items():
         if mark in text:
             return Misconfigured(f"{doing}: {text}", hint)
-    return TryAgain(f"{doing}: {text}")
+    return TryAgain(f"{doing}: {text}", "check host and port in the url, and that the server is up")
 
 
 _CONNECT_HINTS = {
