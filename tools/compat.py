@@ -4,6 +4,9 @@ Run the small `compat` suite on the newest patch of every PySpark that is suppor
 Each gets an environment of its own under `.venvs/`; all other packages are those of the lock, so
 that a difference can only come from Spark. Where Iceberg has a runtime for a Spark, it is on its
 class path. Run it through tools/run.py, which sets JAVA_HOME.
+
+    python tools/compat.py [arguments of pytest]
+    python tools/compat.py hudi    the tests of Hudi, which has a bundle for one Spark only
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import setup
 MINORS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 ICEBERG_RUNTIMES = {"4.1": "iceberg-spark-runtime-4.1_2.13"}
 ICEBERG_RELEASE = "1.12.0"
+HUDI = "hudi"
+HUDI_SPARK = "3.5"
 VENVS = setup.ROOT / ".venvs"
 CONSTRAINTS = VENVS / "constraints.txt"
 # PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
@@ -75,8 +80,8 @@ def iceberg_runtime(minor: str) -> Path | None:
     return jar
 
 
-def passes(python: Path, arguments: list[str], *, runtime: Path | None) -> bool:
-    suite = (*marked_files(), "-m", "compat", *LEAKS, *DISTUTILS, *arguments)
+def passes(python: Path, arguments: list[str], *, runtime: Path | None = None) -> bool:
+    suite = (*arguments, *LEAKS, *DISTUTILS)
     env = {**os.environ, "PYSPARK_PYTHON": str(python), "VIRTUAL_ENV": str(python.parent.parent)}
     if runtime is not None:
         env["PYSPARK_SUBMIT_ARGS"] = f"--jars {runtime} pyspark-shell"
@@ -86,14 +91,19 @@ def passes(python: Path, arguments: list[str], *, runtime: Path | None) -> bool:
 
 def main() -> None:
     VENVS.mkdir(exist_ok=True)
-    results = {}
+    arguments, results = sys.argv[1:], {}
+    is_hudi = arguments[:1] == [HUDI]
     try:
         write_constraints()
         uv = setup.uv_command()
-        for minor in MINORS:
+        for minor in (HUDI_SPARK,) if is_hudi else MINORS:
             print(f"compat: PySpark {minor}", file=sys.stderr, flush=True)
             python, runtime = make_environment(uv, minor), iceberg_runtime(minor)
-            results[minor] = passes(python, sys.argv[1:], runtime=runtime)
+            if is_hudi:
+                suite = [str(setup.ROOT / "tests" / "sinks" / HUDI), "-m", "proof", *arguments[1:]]
+            else:
+                suite = [*marked_files(), "-m", "compat", *arguments]
+            results[minor] = passes(python, suite, runtime=runtime)
     except (setup.SetupFailed, OSError) as error:
         setup.give_up(error)
     for minor, passed in results.items():

@@ -98,6 +98,7 @@ def grants() -> Iterator[str]:
             ("Files in a folder", "read, write and remove below the folder, for driver and tasks"),
             ("Files in Google's or Azure's stores", "list, get, put and delete below the path"),
             ("Delta", "read, write, list and delete below the table's folder"),
+            ("Hudi", "the same, and the lock; of the driver's and the executors' Spark"),
             (
                 "Iceberg",
                 "load and commit the one table at the catalog; read, write, list and delete at its "
@@ -166,6 +167,7 @@ def _servers() -> Sequence[tuple[str, str, str]]:
         ("S3", f"s3proxy {_release('s3')}", "a proxy adds lifecycle rules, encryption and faults"),
         ("Iceberg's REST catalog", _release("iceberg"), "SQL catalogs in SQLite and PostgreSQL"),
         ("Delta", "delta-rs, as below", "read back by Spark 4.2 with delta-spark 4.4.0 too"),
+        ("Hudi", "1.2.0", "PySpark 3.5 only, by `make proof ONLY=hudi`; no bundle for Spark 4"),
         ("browsers", "Chromium", "the console, at the widths of a desktop and a phone"),
     )
 

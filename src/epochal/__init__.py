@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from epochal.sinks.delta import Delta
     from epochal.sinks.files import Files, read_epochs
     from epochal.sinks.http import Http
+    from epochal.sinks.hudi import Hudi
     from epochal.sinks.iceberg import Iceberg
     from epochal.sinks.kafka import Kafka, json
     from epochal.sinks.kafka.values.avro import avro
@@ -51,6 +52,7 @@ _HOMES = {
     "Files": "epochal.sinks.files",
     "GateRefused": "epochal.errors",
     "Http": "epochal.sinks.http",
+    "Hudi": "epochal.sinks.hudi",
     "Iceberg": "epochal.sinks.iceberg",
     "InvariantBroken": "epochal.errors",
     "Kafka": "epochal.sinks.kafka",
@@ -84,6 +86,7 @@ __all__ = [
     "Files",
     "GateRefused",
     "Http",
+    "Hudi",
     "Iceberg",
     "InvariantBroken",
     "Kafka",

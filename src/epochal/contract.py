@@ -317,7 +317,7 @@ class EngineWrite:
     format: str
     """As the engine names it."""
     folder: str
-    """A URL. Of this job alone: nothing is there yet."""
+    """A URL. Of this job alone: nothing is there yet. With a `table`: that of the table."""
     has_log: bool = False
     """
     Files stay where tasks have put them, under names of their own, and a log of the engine in the
@@ -336,7 +336,10 @@ class EngineWrite:
     field_ids: Mapping[str, int] = field(default_factory=dict)
     """The number of each column in the files, and of each field of a struct, by its path."""
     table: str = ""
-    """For a format that is written for a table: the table, in the format's own words."""
+    """
+    For a format that is written for a table: the table, or the instant of its timeline that the
+    rows are written for, in the format's own words.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +358,10 @@ class EngineWritten:
     bytes: int = 0
     """The sizes of these files together, each as it was when its task closed it."""
     reports: Sequence[str] | None = None
-    """What a writer says of each file that counts; None where their folder shows which do."""
+    """
+    What a writer says of each file that counts, or of all in one text; None where their folder
+    shows which do.
+    """
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ SINKS = {
     "delta": "epochal.sinks.delta:Delta",
     "files": "epochal.sinks.files:Files",
     "http": "epochal.sinks.http:Http",
+    "hudi": "epochal.sinks.hudi:Hudi",
     "iceberg": "epochal.sinks.iceberg:Iceberg",
     "kafka": "epochal.sinks.kafka:Kafka",
     "memory": "epochal.sinks.memory:Memory",

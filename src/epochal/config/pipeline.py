@@ -162,6 +162,7 @@ def _without_stack(where: str, work: Callable[[], DataFrame]) -> DataFrame:
 _PACKAGES: Mapping[str, str] = {
     "kafka": "spark: {packages: [org.apache.spark:spark-sql-kafka-0-10_2.13:<your Spark>]}",
     "delta": "spark: {packages: [io.delta:delta-spark_2.13:…]}",
+    "hudi": "spark: {packages: [org.apache.hudi:hudi-spark3.5-bundle_2.12:…]}",
     "iceberg": "spark: {packages: [org.apache.iceberg:iceberg-spark-runtime-…]}",
 }
 

@@ -355,7 +355,7 @@ class MarkedFilesCommitter(CommitterBase, Generic[_Read]):
             )
             return Proof.UNKNOWN if is_prepared or is_open else Proof.ABORTED
 
-    def newest(self) -> Sequence[Mark]:
+    def newest(self) -> Sequence[Mark] | None:
         with self._errors("read the ledger"):
             return self._read().marks()
 

@@ -168,7 +168,7 @@ def _query(sink: Sink, committer: Committer, identity: State, state: State | Non
 
 def _newest(marks: Sequence[Mark] | None, state: State | None, sink: str) -> str:
     if marks is None:
-        return "the target stores no proof of epochs"
+        return "no proof of epochs can be read here"
     if state is None:
         have = "has" if len(marks) == 1 else "have"
         return f"{quantity(len(marks), 'pipeline')} of this name {have} written here"

@@ -64,7 +64,12 @@ _COMMITTERS_NEEDED = {
 }
 """Settings by which a platform replaces the committer, with Spark's own choice."""
 _WAY = "no row is handed to Python"
-_WAYS = {"iceberg": f"by Iceberg's own writer: {_WAY}"}
+_WAYS = {
+    "hudi": f"by Hudi's own writer: {_WAY}",
+    "iceberg": f"by Iceberg's own writer: {_WAY}",
+}
+_CONNECT = "Spark Connect gives no access to it"
+_HUDI_CLASS = "org.apache.hudi.HoodieDatasetBulkInsertHelper"
 _ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _STREAM_PROTOCOL = "spark.sql.streaming.commitProtocolClass"
 _STREAM_PROTOCOL_NEEDED = "ManifestFileCommitProtocol"
@@ -97,16 +102,20 @@ class SessionWriter:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._has_format = cache(self._find_format)
+        self._has_class = cache(self._find_class)
         self._location_refusal = cache(self._try_location)
 
     def ability(self, form: str, location: str, schema: StructType | None = None) -> Ability:
         """Whether it can write rows with these columns in this format to this place, and why."""
-        refusal = (
-            self._release_refusal
-            or self._committer_refusal
-            or self._format_refusal(form)
-            or self._location_refusal(location)
-        )
+        if form == "hudi":
+            refusal = self._hudi_refusal
+        else:
+            refusal = (
+                self._release_refusal
+                or self._committer_refusal
+                or self._format_refusal(form)
+                or self._location_refusal(location)
+            )
         if refusal is None and schema is not None:
             refusal = type_refusal(schema, form)
         because = _WAYS.get(form, _WAY) if refusal is None else refusal
@@ -117,9 +126,16 @@ class SessionWriter:
         return not is_connect(self._spark)
 
     @cached_property
+    def _hudi_refusal(self) -> str | None:
+        if not self.is_within_reach:
+            return _CONNECT
+        has_hudi = self._has_class(_HUDI_CLASS)
+        return None if has_hudi else "Hudi's bundle is not on Spark's class path"
+
+    @cached_property
     def _release_refusal(self) -> str | None:
         if not self.is_within_reach:
-            return "Spark Connect gives no access to it"
+            return _CONNECT
         if self._spark.version.startswith("3."):
             return "Spark 3.5 runs a write at once, and can't be asked afterwards what it counted"
         return None
@@ -133,7 +149,8 @@ class SessionWriter:
         return None
 
     def _format_refusal(self, form: str) -> str | None:
-        if form == "iceberg" and not self._has_iceberg:
+        # The part that writes without a commit.
+        if form == "iceberg" and not self._has_class(_ICEBERG_CLASS):
             return "Iceberg's runtime, 1.12 or newer, is not on Spark's class path"
         if form not in _PACKAGES or self._has_format(form):
             return None
@@ -143,15 +160,13 @@ class SessionWriter:
             "--packages)"
         )
 
-    @cached_property
-    def _has_iceberg(self) -> bool:
-        """Whether it has the part that writes without a commit."""
+    def _find_class(self, name: str) -> bool:
         from py4j.protocol import Py4JJavaError  # noqa: PLC0415  importable without pyspark
 
         jvm: Any = self._spark._jvm
         try:
             loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-            jvm.java.lang.Class.forName(_ICEBERG_CLASS, False, loader)
+            jvm.java.lang.Class.forName(name, False, loader)
         except Py4JJavaError:
             return False
         return True
@@ -224,6 +239,19 @@ def write(
     texts = {} if asked.select else _texts(frame, asked.partition_by)
     observed = ObservedRows(_refusing(frame, texts, asked), is_hashed=fingerprint, values=texts)
     shaped = _shaped(observed.frame, asked)
+    if asked.format == "hudi":
+        # Here, as few pipelines use it.
+        from epochal.spark import hudi_write  # noqa: PLC0415
+
+        by_hudi = hudi_write.write_staged(shaped, asked)
+        return EngineWritten(
+            handle=asked.handle,
+            schema=schema,
+            fingerprint=observed.fingerprint(by_hudi.plan),
+            files=by_hudi.files,
+            bytes=by_hudi.bytes,
+            reports=[by_hudi.metadata],
+        )
     if asked.format == "iceberg":
         # Here, as few pipelines use it.
         from epochal.spark.iceberg_write import write_staged  # noqa: PLC0415
