@@ -21,6 +21,7 @@ from epochal.broker import handlers
 from epochal.broker.broker import Address, Call
 from epochal.broker.handlers import Handler, api_versions
 from epochal.broker.sasl import Login
+from epochal.broker.standby_answers import refusal
 from epochal.broker.storage.disk import FileSlice
 from epochal.errors import EpochalError
 from epochal.kafka.primitives import ALLOWED, Malformed, Message, Part, skip_tagged
@@ -233,14 +234,18 @@ class Connection(asyncio.Protocol):
                 self._put(api_versions.too_new(is_newer=is_newer), 0, correlation_id, False)
                 return
             raise Malformed(f"API key {api_key} version {version} is not supported")
-        if api_key not in _OF_STANDBYS and not self._ticks.broker.is_leading:
-            self.close()  # the client asks for metadata then, and is shown the active
-            return
         if self._login is not None and self._login.user is None and api_key not in _BEFORE_LOGIN:
             raise Malformed(f"API key {api_key} before authentication")
         is_flexible = version >= handler.request.FLEXIBLE_FROM
         request = self._decoded(handler.request, version, frame, at)
         has_tags = is_flexible and api_key != _API_VERSIONS
+        if api_key not in _OF_STANDBYS and not self._ticks.broker.is_leading:
+            answer = refusal(request, version)
+            if answer is None:
+                self.close()  # the client asks for metadata then, and is shown the active
+            else:
+                self._put(answer, version, correlation_id, has_tags)
+            return
         self._call(
             handler,
             request,

@@ -51,7 +51,7 @@ public class Copy {
     }
 
     public static void main(String[] args) throws Exception {
-        String bootstrap = args[0], source = args[1], target = args[2], protocol = args[3];
+        String protocol = args[0], bootstrap = args[1], source = args[2], target = args[3];
         while (System.in.available() == 0) {
             KafkaConsumer<byte[], byte[]> from = consumer(bootstrap, protocol);
             KafkaProducer<byte[], byte[]> to = null;
