@@ -27,6 +27,7 @@ from epochal.terms import EpochNumber, Generation, Identity, Limits, Uid
 VERSIONS = 10_000
 WINDOW = 200
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+_SNAPSHOT_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
 def append_spark() -> Comparison:
@@ -49,10 +50,20 @@ def append_spark() -> Comparison:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "source"
             write_source(spark, source)
+
+            def few_tasks() -> float:
+                """delta-spark reads the log of a table by fifty tasks, after every commit."""
+                spark.conf.set(_SNAPSHOT_TASKS, "2")
+                try:
+                    return _rows_per_s(spark, source, _theirs)
+                finally:
+                    spark.conf.unset(_SNAPSHOT_TASKS)
+
             comparison.run(
                 lambda: _rows_per_s(spark, source, _ours),
                 lambda: _rows_per_s(spark, source, _theirs),
                 rounds=ROUNDS,
+                beside={"peer_with_two_snapshot_partitions": few_tasks},
             )
     finally:
         spark.stop()

@@ -8,7 +8,6 @@ only for columns whose values repeat.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,22 +43,25 @@ def run() -> Comparison:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "source"
             write_source(spark, source)
+
+            def alike() -> float:
+                with our_settings(spark):
+                    return _rows_per_s(spark, source, _spark_sink_alike, peaks, "peer")
+
             comparison.run(
                 lambda: _rows_per_s(spark, source, _ours, peaks, "ours"),
                 lambda: _rows_per_s(spark, source, _spark_sink, peaks, "peer"),
                 rounds=ROUNDS,
+                beside={
+                    "ours_without_fingerprint": lambda: _rows_per_s(
+                        spark, source, _plain, peaks, "ours"
+                    ),
+                    "peer_with_our_settings": alike,
+                },
             )
-            plain = [_rows_per_s(spark, source, _plain, peaks, "ours") for _ in range(ROUNDS)]
-            with our_settings(spark):
-                alike = [
-                    _rows_per_s(spark, source, _spark_sink_alike, peaks, "peer")
-                    for _ in range(ROUNDS)
-                ]
     finally:
         spark.stop()
-    comparison.beside = {f"{who}_peak_mb": round(peak) for who, peak in peaks.items()}
-    comparison.beside["ours_without_fingerprint"] = round(statistics.median(plain), 3)
-    comparison.beside["peer_withour_settings"] = round(statistics.median(alike), 3)
+    comparison.beside |= {f"{who}_peak_mb": round(peak) for who, peak in peaks.items()}
     return comparison
 
 
@@ -81,16 +83,18 @@ def run_small() -> Comparison:
                 target = Path(folder) / str(next(numbers))
                 return add_batch(lambda stream, checkpoint: start(stream, target, checkpoint))
 
+            def alike() -> float:
+                with our_settings(spark):
+                    return to_new_folder(_spark_sink_small)
+
             comparison.run(
                 lambda: to_new_folder(_ours_small),
                 lambda: to_new_folder(_spark_sink_small),
                 rounds=SMALL_ROUNDS,
+                beside={"peer_with_our_settings": alike},
             )
-            with our_settings(spark):
-                alike = [to_new_folder(_spark_sink_small) for _ in range(SMALL_ROUNDS)]
     finally:
         spark.stop()
-    comparison.beside["peer_withour_settings"] = round(statistics.median(alike), 3)
     return comparison
 
 

@@ -29,14 +29,31 @@ class Comparison:
     peer: list[float] = field(default_factory=list)
     beside: dict[str, object] = field(default_factory=dict)
 
-    def run(self, ours: Callable[[], float], peer: Callable[[], float], *, rounds: int) -> None:
-        """Measure in turn, the order changing each round; a first round warms up and is dropped."""
+    def run(
+        self,
+        ours: Callable[[], float],
+        peer: Callable[[], float],
+        *,
+        rounds: int,
+        beside: Mapping[str, Callable[[], float]] | None = None,
+    ) -> None:
+        """
+        Measure in turn, the order changing each round; a first round warms up and is dropped.
+        `beside`: variants that are measured in the same rounds, as a JVM gets faster with each.
+        """
+        others: dict[str, list[float]] = {name: [] for name in beside or {}}
+        turns = [
+            (self.ours, ours),
+            (self.peer, peer),
+            *((others[name], measure) for name, measure in (beside or {}).items()),
+        ]
         for number in range(rounds + 1):
-            pair = [(self.ours, ours), (self.peer, peer)]
-            for figures, measure in pair if number % 2 else reversed(pair):
+            for figures, measure in turns if number % 2 else reversed(turns):
                 figures.append(measure())
             say(f"{self.name}: round {number}: ours {self.ours[-1]:.6g}, peer {self.peer[-1]:.6g}")
         self.ours, self.peer = self.ours[1:], self.peer[1:]
+        for name, figures in others.items():
+            self.beside[name] = round(statistics.median(figures[1:]), 3)
 
     def as_json(self) -> Mapping[str, object]:
         ratios = sorted(

@@ -7,7 +7,6 @@ the peer with our settings.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,22 +38,22 @@ def append_spark() -> Comparison:
         ours, peer = _ours(spark, server, "manifest"), _sparks(spark)
         default = _ours(spark, server, "auto")
         numbers = iter(range(1000))
+
+        def alike() -> float:
+            with our_settings(spark):
+                return _rows_per_s(spark, source, peer, f"alike-{next(numbers)}")
+
         comparison.run(
             lambda: _rows_per_s(spark, source, ours, f"ours-{next(numbers)}"),
             lambda: _rows_per_s(spark, source, peer, f"sparks-{next(numbers)}"),
             rounds=ROUNDS,
+            beside={
+                "ours_by_incomplete_uploads": lambda: _rows_per_s(
+                    spark, source, default, f"default-{next(numbers)}"
+                ),
+                "peer_with_our_timestamps": alike,
+            },
         )
-        beside = [
-            _rows_per_s(spark, source, default, f"default-{next(numbers)}") for _ in range(ROUNDS)
-        ]
-        with our_settings(spark):
-            alike = [
-                _rows_per_s(spark, source, peer, f"alike-{next(numbers)}") for _ in range(ROUNDS)
-            ]
-    comparison.beside = {
-        "ours_by_incomplete_uploads": round(statistics.median(beside), 3),
-        "peer_with_our_timestamps": round(statistics.median(alike), 3),
-    }
     return comparison
 
 

@@ -320,9 +320,9 @@ class EngineWrite:
     """A URL. Of this job alone: nothing is there yet. With a `table`: that of the table."""
     has_log: bool = False
     """
-    Files stay where tasks have put them, under names of their own, and a log of the engine in the
-    folder lists those that count: for stores that can't rename. Else they are moved into the folder
-    when the job is committed.
+    Files stay where tasks have put them, under names of their own, and a log of the engine lists
+    those that count, see `EngineWritten.reports`: for stores that can't rename. Else they are moved
+    into the folder when the job is committed.
     """
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()
@@ -359,8 +359,8 @@ class EngineWritten:
     """The sizes of these files together, each as it was when its task closed it."""
     reports: Sequence[str] | None = None
     """
-    What a writer says of each file that counts, or of all in one text; None where their folder
-    shows which do.
+    What a writer, or its log, says of each file that counts, or of all in one text; None where
+    their folder shows which do.
     """
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import changing_lake
 import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from changing_lake import ChangingLake
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.expressions import EqualTo, IsNull
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -52,6 +56,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 from pyspark.errors import StreamingQueryException
+from servers.iceberg import planned_by_java
 from spark_stage import Killer, Source, run_to_end
 
 from epochal.coordinator.journal import read_state
@@ -333,7 +338,7 @@ def test_icebergs_writer_is_given_the_codec_of_the_table_and_zstd_where_it_has_n
     """By itself it would take gzip."""
     metadata = lake.table("orders", properties=properties).metadata
     job = EngineJob(metadata=metadata, rows=schema_to_pyarrow(ORDERS), form=ICEBERG)
-    asked = job.asked(IDENTITY.job_handle(EpochNumber(0), 1), tmp_path, Dictionaries())
+    asked = job.asked(IDENTITY.job_handle(EpochNumber(0), 1), f"file://{tmp_path}", Dictionaries())
     assert json.loads(asked.table)["properties"]["write.parquet.compression-codec"] == codec
 
 
@@ -549,3 +554,118 @@ def test_files_without_the_numbers_of_their_columns_are_refused(
     assert lake.ids("orders") == source.ids
     writer = read_state(checkpoint_log(checkpoint)).sinks["iceberg:lake.shop.orders"]["writer"]
     assert writer == "Spark"
+
+
+class Changes:
+    """What others do to a table. Rows of `changing_lake.SCHEMA` always have a place in it."""
+
+    def __init__(self, lake: Lake, name: str, chance: Random, *, has_runtime: bool) -> None:
+        self._lake, self._name, self._chance = lake, name, chance
+        self._has_runtime = has_runtime
+        self._numbers = count(1)
+        self.forgotten: set[int] = set()
+        """Rows whose area went with its column."""
+
+    def verbs(self) -> list[Callable[[], None]]:
+        return [self.add, self.drop, self.rename, self.widen, self.again, self.split, self.join]
+
+    def add(self) -> None:
+        kind = self._chance.choice([StringType(), IntegerType(), LongType()])
+        with self._table().update_schema() as schema:
+            schema.add_column(f"added{next(self._numbers)}", kind)
+
+    def drop(self) -> None:
+        for column in self._added():
+            self._join_by(column)
+            with self._table().update_schema() as schema:
+                schema.delete_column(column.name)
+
+    def rename(self) -> None:
+        for column in self._added():
+            with self._table().update_schema() as schema:
+                schema.rename_column(column.name, f"added{next(self._numbers)}")
+
+    def widen(self) -> None:
+        if isinstance(self._table().schema().find_type("quantity"), IntegerType):
+            with self._table().update_schema() as schema:
+                schema.update_column("quantity", LongType())
+
+    def again(self) -> None:
+        """Another column of the same name."""
+        self.forgotten |= set(self._lake.ids(self._name))
+        self._join_by(self._table().schema().find_field("area"))
+        with self._table().update_schema() as schema:
+            schema.delete_column("area")
+        with self._table().update_schema() as schema:
+            schema.add_column("area", StringType())
+
+    def split(self) -> None:
+        table = self._table()
+        column = table.schema().find_field(self._chance.choice(["id", "area", "quantity"]))
+        if any(one.source_id == column.field_id for one in table.spec().fields):
+            return
+        transforms = [IdentityTransform(), TruncateTransform(3)]
+        transforms += [BucketTransform(3)] if self._has_runtime else []
+        with table.update_spec() as spec:
+            name = f"part{next(self._numbers)}"
+            spec.add_field(column.name, self._chance.choice(transforms), name)
+
+    def join(self) -> None:
+        for one in self._table().spec().fields[:1]:
+            with self._table().update_spec() as spec:
+                spec.remove_field(one.name)
+
+    def _join_by(self, column: NestedField) -> None:
+        for one in self._table().spec().fields:
+            if one.source_id == column.field_id:
+                with self._table().update_spec() as spec:
+                    spec.remove_field(one.name)
+
+    def _added(self) -> list[NestedField]:
+        """One column that rows don't have, if there is one."""
+        fields = self._table().schema().fields
+        added = [one for one in fields if one.name.startswith("added")]
+        return [self._chance.choice(added)] if added else []
+
+    def _table(self) -> Table:
+        return self._lake.load(self._name)
+
+
+@pytest.mark.compat
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_changes_between_two_steps_iceberg_itself_sees_every_row_once_with_its_values(
+    source: Source, killer: Killer, lake: Lake, has_runtime: bool, seed: int
+) -> None:
+    """By its reader for Spark, where that is there; else by the files that its library plans."""
+    columns = [
+        NestedField(1, "id", LongType()),
+        NestedField(2, "v", StringType()),
+        NestedField(3, "area", StringType()),
+        NestedField(4, "quantity", IntegerType()),
+    ]
+    lake.table("changing", Schema(*columns))
+    source.schema = changing_lake.SCHEMA
+    chance = Random(seed)
+    changes = Changes(lake, "changing", chance, has_runtime=has_runtime)
+    sink = lake.sink("changing", name="f")
+    driver = ChangingLake(source, lake.folder / "checkpoint", killer, sink, changes.verbs(), chance)
+    for rows in driver.epochs(6):
+        table = lake.load("changing")
+        if has_runtime:
+            read = source.spark.read.format("iceberg").load(table.metadata_location)
+            found = [one.asDict() for one in read.collect()]
+        else:
+            found = table.scan().to_arrow().to_pylist()
+        assert sorted(one["id"] for one in found) == [one["id"] for one in rows], driver.done
+        for one in found:
+            wanted = changing_lake.row(one["id"])
+            if one["id"] in changes.forgotten and one["area"] is None:
+                wanted["area"] = None
+            assert {name: one[name] for name in wanted} == wanted, driver.done
+    assert driver.done
+    assert driver.deaths
+    planned = {file.file_path for file in lake.files("changing")}
+    assert {one[1] for one in planned_by_java(table.metadata_location)} == planned
+    assert lake.is_by_job("changing")
+    assert lake.stray("changing") == []

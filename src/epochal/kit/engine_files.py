@@ -14,13 +14,15 @@ writer says of the attempts that count: files, their sizes, and the rows where f
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,6 +48,8 @@ _FOOTERS_MAX = 8
 _TRY_ALL_EVERY = 50
 _SPARK_CODECS = {"lz4": "lz4_raw"}
 """Spark's names of codecs, where they differ from Arrow's."""
+LOG = "_spark_metadata"
+"""The folder, in that of a job, of the log that lists its files (see `EngineWrite.has_log`)."""
 
 
 def writer_options(compression: str) -> dict[str, str]:
@@ -71,9 +75,13 @@ class Dictionaries:
     def footer(self, path: Path) -> tuple[Any, int]:
         """The footer of a file of a job, which the next job goes by, and its rows."""
         footer, rows = parquet_footer(path)
+        self.note(footer)
+        return footer, rows
+
+    def note(self, footer: Any) -> None:
+        """The next job goes by this footer, too."""
         if len(self._seen) < _FOOTERS_MAX:
             self._seen.append(footer)
-        return footer, rows
 
     def options(self) -> dict[str, str]:
         """Options of the next job."""
@@ -98,6 +106,11 @@ def _without_dictionary(footers: Sequence[Any]) -> frozenset[str]:
 
 def sql_name(column: str) -> str:
     return f"`{column.replace('`', '``')}`"
+
+
+def sql_text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def rising(column: str) -> str:
@@ -204,6 +217,40 @@ def engine_files(
         if file.rows == 0:
             file.path.unlink()
     return [file for file in files if file.rows != 0]
+
+
+def hadoop_url(location: str) -> str:
+    """A place in a store as Hadoop's file systems name it."""
+    return location.replace("s3://", "s3a://", 1) if location.startswith("s3://") else location
+
+
+def logged_sizes(written: EngineWritten, job_url: str) -> dict[str, int]:
+    """The files of a job that has a log, by their paths below its folder, with their sizes."""
+    listed = [json.loads(report) for report in written.reports or ()]
+    top = f"{urlsplit(job_url).path}/"
+    return {unquote(urlsplit(one["path"]).path).removeprefix(top): one["size"] for one in listed}
+
+
+def require_put(
+    sizes: Mapping[str, int], found: Sequence[int | None], job_url: str, store: str
+) -> None:
+    """
+    See that a store shows the files of a job as Spark has put them there. Each has a name of its
+    own, which no other attempt can write to, so that sizes tell enough.
+    """
+    if sizes and all(size is None for size in found):
+        raise Misconfigured(
+            f"Spark has written to {job_url}, and {store} does not show it",
+            "Spark's settings (spark.hadoop.fs.s3a.…) and those of the sink must lead to the same "
+            "bucket of the same server",
+        )
+    for (relative, size), is_there in zip(sizes.items(), found, strict=True):
+        if is_there != size:
+            fact = "is not there" if is_there is None else f"has {is_there} bytes"
+            raise TryAgain(
+                f"Spark has put {relative} with {size} bytes below {job_url}, and it {fact}",
+                "somebody removes or changes objects there",
+            )
 
 
 def _written(folder: Path) -> Iterator[Path]:

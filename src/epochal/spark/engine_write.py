@@ -18,7 +18,8 @@ from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
-from epochal.errors import RowRejected, TaskFailed
+from epochal.errors import InvariantBroken, RowRejected, TaskFailed
+from epochal.kit.engine_files import LOG
 from epochal.kit.hive_partitions import NULL, WITHOUT_FORM, refused
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
@@ -73,6 +74,7 @@ _HUDI_CLASS = "org.apache.hudi.HoodieDatasetBulkInsertHelper"
 _ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _STREAM_PROTOCOL = "spark.sql.streaming.commitProtocolClass"
 _STREAM_PROTOCOL_NEEDED = "ManifestFileCommitProtocol"
+_LOG_VERSION = "v1"
 _PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
 """What brings formats that Spark does not have by itself."""
 _TEXT_KEYS = ("json", "avro")
@@ -114,7 +116,7 @@ class SessionWriter:
                 self._release_refusal
                 or self._committer_refusal
                 or self._format_refusal(form)
-                or self._location_refusal(location)
+                or self._location_refusal(location, has_log=form != "iceberg")
             )
         if refusal is None and schema is not None:
             refusal = type_refusal(schema, form)
@@ -182,15 +184,23 @@ class SessionWriter:
             return False
         return True
 
-    def _try_location(self, location: str) -> str | None:
+    def _try_location(self, location: str, *, has_log: bool) -> str | None:
         """A store is reached by Spark's own settings: whether there are any that lead there."""
         if location.startswith("file:"):
             return None
+        return (self._log_refusal if has_log else None) or self._reach_refusal(location)
+
+    @cached_property
+    def _log_refusal(self) -> str | None:
+        """Why Spark's file sink for streams can't be used."""
         if self._spark.version.startswith("4.0."):
             return "Spark 4.0 drops the options of files that it writes to a store"
         protocol = str(self._spark.conf.get(_STREAM_PROTOCOL))
         if not protocol.endswith(f".{_STREAM_PROTOCOL_NEEDED}"):
             return f"{_STREAM_PROTOCOL} is {protocol}"
+        return None
+
+    def _reach_refusal(self, location: str) -> str | None:
         from py4j.protocol import Py4JError  # noqa: PLC0415  importable without pyspark
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -266,8 +276,13 @@ def write(
             reports=staged.reports,
         )
     if asked.has_log:
-        counted = observed.fingerprint(_logged(shaped, asked))
-        return EngineWritten(handle=asked.handle, schema=schema, fingerprint=counted)
+        plan, reports = _logged(shaped, asked)
+        return EngineWritten(
+            handle=asked.handle,
+            schema=schema,
+            fingerprint=observed.fingerprint(plan),
+            reports=reports,
+        )
     plan = executed(shaped, _command(shaped, asked))
     counted = observed.fingerprint(plan)
     files, size, rows = _statistics(plan)
@@ -356,12 +371,15 @@ def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     return source.planForWriting(mode, frame._jdf.logicalPlan())
 
 
-def _logged(frame: DataFrame, asked: EngineWrite) -> Any:
+def _logged(frame: DataFrame, asked: EngineWrite) -> tuple[Any, list[str]]:
     """
     Write by Spark's file sink for streams, as its first batch: tasks put files under unique names,
-    and a log entry names those of the attempts that count. The physical plan that ran.
+    and a log entry names those of the attempts that count. The physical plan that ran, and what
+    the entry says of each file. The log is removed: by Hadoop, which keeps objects of its own in
+    the place of folders.
     """
     spark: Any = frame.sparkSession
+    activate(spark)
     jvm, session = spark._jvm, spark._jsparkSession
     python = jvm.org.apache.spark.api.python.PythonUtils
     streaming = jvm.org.apache.spark.sql.execution.streaming
@@ -373,7 +391,29 @@ def _logged(frame: DataFrame, asked: EngineWrite) -> Any:
         python.toScalaMap(dict(asked.options)),
     )
     sink.addBatch(0, frame._jdf)
-    return frame._jdf.queryExecution().executedPlan()
+    log = jvm.org.apache.hadoop.fs.Path(f"{asked.folder}/{LOG}")
+    files = log.getFileSystem(session.sessionState().newHadoopConf())
+    version, *reports = _read(jvm, files, jvm.org.apache.hadoop.fs.Path(log, "0")).splitlines()
+    if version != _LOG_VERSION:
+        raise InvariantBroken(f"the log in {asked.folder} begins with {version!r}")
+    files.delete(log, True)
+    return frame._jdf.queryExecution().executedPlan(), reports
+
+
+def activate(spark: Any) -> None:
+    """
+    Make the session that of this thread, where parts of Spark look for it: a thread of our own, as
+    where several sinks are written at once, has none.
+    """
+    spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def _read(jvm: Any, files: Any, path: Any) -> str:
+    stream = files.open(path)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
 
 
 def _file_format(spark: Any, form: str) -> Any:

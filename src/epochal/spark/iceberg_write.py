@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epochal.spark.engine_write import LOCAL_FILES, executed
+from epochal.spark.engine_write import LOCAL_FILES, activate, executed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,6 +29,9 @@ _OPTIONS = {
     # Spark declares nearly every column nullable; nulls were refused by their values.
     "check-nullability": "false",
 }
+_S3_SCHEMES = ("s3", "s3n")
+"""What tables have in the place of `s3a`, the scheme of Hadoop's."""
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +58,15 @@ def write_staged(rows: DataFrame, asked: EngineWrite) -> Staged:
     settings = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
     for key, value in LOCAL_FILES.items():
         settings.set(key, value)
+    for scheme in _S3_SCHEMES:
+        settings.setIfUnset(f"fs.{scheme}.impl", _S3A)
     files = iceberg.hadoop.HadoopFileIO(settings)
     locations = iceberg.LocationProviders.locationsFor(metadata.location(), metadata.properties())
     name = str(asked.handle)
     table = iceberg.BaseTable(iceberg.StaticTableOperations(metadata, files, locations), name)
     cache = _table_cache(spark)
     staged = iceberg.spark.FileRewriteCoordinator.get()
-    # Iceberg looks for its cache in the session of the thread, and not in that of the frame.
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+    activate(spark)
     cache.add(name, table)
     try:
         writer: Any = rows.write.format("iceberg").options(**_OPTIONS).mode("append")

@@ -7,6 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from epochal.coordinator.journal import read_state
+from epochal.errors import Misconfigured
+from epochal.logs import open_log
+from epochal.session import Session
 from epochal.sinks.delta import Delta
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
@@ -60,6 +66,52 @@ class Job:
         self._spark.sql(statement.format(table=f"delta.`{self.table}`")).collect()
 
 
+def generated(spark: Any, home: Path) -> dict[str, Any]:
+    """A table that delta-spark made, with columns that follow from others."""
+    table, checkpoint = home / "generated", home / "generated-checkpoint"
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id BIGINT, name STRING, at TIMESTAMP,"
+        " day DATE GENERATED ALWAYS AS (CAST(at AS DATE)),"
+        " area STRING GENERATED ALWAYS AS (IF(id = 2, NULL, concat('a', id))),"
+        " twice DECIMAL(12, 1) GENERATED ALWAYS AS (CAST(id * 10 AS DECIMAL(12, 1))))"
+        " USING delta PARTITIONED BY (day, area)"
+    )
+    frame = spark.createDataFrame(
+        [(1, "n1", "2026-01-31"), (2, "n2", "2026-02-01"), (3, "n3", "2026-02-01")],
+        "id long, name string, day string",
+    ).selectExpr("id", "name", "timestamp(day) + interval 5 hours at")
+    sink = Delta(table, name="g")
+    Pipeline("generated", [sink]).write(frame, run="a", checkpoint=checkpoint)
+    spark.sql(
+        f"INSERT INTO delta.`{table}` (id, name, at) VALUES (4, 'n4', timestamp '2026-02-02 01:00')"
+    ).collect()
+    read = spark.read.format("delta").load(str(table))
+    area = "IF(id = 2, NULL, concat('a', id))"
+    wrong = f"day <> cast(at AS date) OR NOT area <=> {area} OR twice <> id * 10"
+    on_one_day = read.where("day = '2026-02-01'").collect()
+    state = read_state(open_log(f"{checkpoint}/epochal/runs/a/log"))
+    return {
+        "generated": sorted(
+            [one.id, str(one.day), one.area, int(one.twice)] for one in read.collect()
+        ),
+        "generated_wrong": read.where(wrong).count(),
+        "generated_on_one_day": sorted(one.id for one in on_one_day),
+        "generated_by": state.sinks["g"]["writer"],
+        "without_spark": without_spark(sink, home),
+    }
+
+
+def without_spark(sink: Delta, home: Path) -> str:
+    """What a session says of such a table."""
+    at = pa.timestamp("us", "UTC")
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", at)])
+    try:
+        Session("alone", sinks=[sink], log=home / "alone", schema=schema).__enter__()
+    except Misconfigured as error:
+        return str(error)
+    return ""
+
+
 def main(jars: str, home: str) -> dict[str, Any]:
     spark = session(jars)
     spark.sparkContext.setLogLevel("ERROR")
@@ -77,6 +129,7 @@ def main(jars: str, home: str) -> dict[str, Any]:
     job.sql("DELETE FROM {table} WHERE id IN (1, 105)")
     job.epoch("thu", "wed")
     found["after"] = job.rows()
+    found |= generated(spark, Path(home))
     spark.stop()
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -46,6 +47,41 @@ def test_the_pipeline_goes_on_after_spark_changed_the_table(seen):
     assert by_text(read) == found["after"], "deltalake and Spark see different rows"
     assert DeltaTable(str(folder)).version() >= 6
     assert [path for path in leftovers(folder) if "_epochal" in path] == []
+
+
+def test_generated_columns_are_as_delta_spark_itself_would_write_them(seen):
+    found, _ = seen
+    assert found["generated"] == [
+        [1, "2026-01-31", "a1", 10],
+        [2, "2026-02-01", None, 20],
+        [3, "2026-02-01", "a3", 30],
+        [4, "2026-02-02", "a4", 40],
+    ]
+    assert found["generated_wrong"] == 0
+    assert found["generated_on_one_day"] == [2, 3]
+    assert found["generated_by"] == "Spark"
+    assert "column day is generated, which takes Spark's own writer" in found["without_spark"]
+
+
+@pytest.mark.proof
+def test_whatever_changes_between_two_steps_delta_spark_sees_every_row_once(tmp_path):
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("changing_spark.py")),
+        str(delta.folder()),
+        str(tmp_path),
+        *"1234",
+    ]
+    tests = Path(__file__).parents[2]
+    found_in = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests, tests / "spark")))}
+    done = subprocess.run(
+        program, check=False, capture_output=True, text=True, timeout=1800, env=found_in
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    happened = json.loads(done.stdout.splitlines()[-1])
+    assert all(len(one) > 3 for one in happened.values()), happened
+    verbs = {what.split()[0] for one in happened.values() for what in one[:-1]}
+    assert verbs >= {"add", "split", "join", "widen"}, happened
 
 
 def versions(root: Path) -> dict[str, int]:

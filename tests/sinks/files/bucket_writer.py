@@ -1,4 +1,7 @@
-"""A program: a Spark that reaches a bucket by `s3a://` writes to it, and its driver dies often."""
+"""
+A program: a Spark that reaches a bucket by `s3a://` writes files and a Delta table to it, and its
+driver dies often.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from epochal.coordinator.journal import read_state
 from epochal.logs import checkpoint_log
+from epochal.sinks.delta import Delta
 from epochal.sinks.files import Files, read_epochs, whole_objects
+from epochal.spark.driver_write import DriverWrites
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
@@ -27,30 +34,42 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
     root = Path(given["root"])
     reader = spark.readStream.schema("n bigint, p string").option("maxFilesPerTrigger", 1)
     stream = reader.json(str(root / "in")).repartition(2, "n")
-    sink = Files(name="f", **given["sink"])
+    sinks = [Files(name="f", **given["sink"]), Delta(name="d", **given["delta"])]
     with pytest.MonkeyPatch.context() as patched:
         killer = Killer(patched)
-        pipeline = Pipeline("bucket", [sink], watch=killer.watch)
-        seen = []
+        # Few rows are written by jobs too.
+        patched.setattr(DriverWrites, "expected", lambda *_: None)
+        pipeline = Pipeline("bucket", sinks, watch=killer.watch)
+        seen: list[Any] = []
+        seen_in_table: list[Any] = []
         for epoch, step in enumerate(given["steps"]):
             killer.at = (step, epoch)
             assert killer.run(pipeline, stream, root / "checkpoint"), step
             seen.append(rows_of(given["sink"]))
+            seen_in_table.append(rows_of_table(given["delta"]))
         # Else what is aborted stays listed, as tasks of such jobs may write on.
         patched.setattr(whole_objects, "LATE_TASKS_S", 0.0)
         assert not killer.run(pipeline, stream, root / "checkpoint")
-        identity = pipeline._run.coordinator.identity("f")
-        in_doubt = sink.committer(identity, pipeline.limits).in_doubt()
+        in_doubt = [
+            one.name
+            for sink in sinks
+            for one in sink.committer(
+                pipeline._run.coordinator.identity(sink.name), pipeline.limits
+            ).in_doubt()
+        ]
         killer.close()
     by_spark = read_epochs(
         given["sink"]["path"], storage_options=given["sink"]["storage_options"], spark=spark
     )
+    state = read_state(checkpoint_log(root / "checkpoint"))
     found = {
         "seen": seen,
+        "seen_in_table": seen_in_table,
         "rows": rows_of(given["sink"]),
+        "table": rows_of_table(given["delta"]),
         "by_spark": sorted([row.n, row.p] for row in by_spark.collect()),
-        "writer": read_state(checkpoint_log(root / "checkpoint")).sinks["f"]["writer"],
-        "in_doubt": [one.name for one in in_doubt],
+        "writers": [state.sinks[name]["writer"] for name in ("f", "d")],
+        "in_doubt": in_doubt,
     }
     spark.stop()
     return found
@@ -58,6 +77,15 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
 
 def rows_of(sink: dict[str, Any]) -> list[list[Any]]:
     rows = read_epochs(sink["path"], storage_options=sink["storage_options"]).to_table()
+    return sorted([row["n"], row["p"]] for row in rows.to_pylist())
+
+
+def rows_of_table(sink: dict[str, Any]) -> list[list[Any]]:
+    options = sink["storage_options"]
+    if not DeltaTable.is_deltatable(sink["table"], options):
+        return []
+    query = QueryBuilder().register("t", DeltaTable(sink["table"], storage_options=options))
+    rows = pa.table(query.execute("SELECT n, p FROM t").read_all())
     return sorted([row["n"], row["p"]] for row in rows.to_pylist())
 
 

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from itertools import chain
+from posixpath import basename
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from servers import s3a
+from servers.s3 import ACCESS_KEY, SECRET
 from sinks.conftest import Driver
 from sinks.files import bucket_reader, bucket_writer, s3_victim
 from sinks.files.conftest import Folder
@@ -96,8 +99,11 @@ def test_spark_reads_whole_epochs_from_a_bucket_and_nothing_undecided(found):
 STEPS = ("begun", "prepared", "rehearsed", "decided", "committed f")
 
 
-def test_a_job_of_spark_writes_to_a_bucket_and_no_death_of_its_driver_doubles_a_row(s3, tmp_path):
-    """With `uploads="manifest"`: nothing is seen by a manifest that is not decided."""
+def test_jobs_of_spark_write_to_a_bucket_and_no_death_of_their_driver_doubles_a_row(s3, tmp_path):
+    """
+    Files with `uploads="manifest"` and a Delta table: nothing is seen by a manifest or the table's
+    log that is not decided.
+    """
     (tmp_path / "in").mkdir()
     every = []
     for epoch in range(len(STEPS) + 1):
@@ -113,10 +119,23 @@ def test_a_job_of_spark_writes_to_a_bucket_and_no_death_of_its_driver_doubles_a_
         "uploads": "manifest",
         "partition_by": ["p"],
     }
+    table = {
+        "table": "s3://lake/tables/by jobs",
+        "storage_options": {
+            "AWS_ENDPOINT_URL": s3.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        },
+        "partition_by": ["p"],
+        "create_table": "if_missing",
+    }
     given = {
         "settings": {"spark.jars": s3a.jars(), **s3a.settings(s3)},
         "root": str(tmp_path),
         "sink": sink,
+        "delta": table,
         "steps": STEPS,
     }
     command = [sys.executable, bucket_writer.__file__, json.dumps(given)]
@@ -127,14 +146,25 @@ def test_a_job_of_spark_writes_to_a_bucket_and_no_death_of_its_driver_doubles_a_
     for at, seen in enumerate(found["seen"]):
         decided = every[: at + (STEPS[at] == "committed f")]
         assert seen == sorted(chain.from_iterable(decided))
+    for at, seen in enumerate(found["seen_in_table"]):
+        may_be_there = every[: at + 1] if STEPS[at] in ("decided", "committed f") else every[:at]
+        assert seen in [sorted(chain.from_iterable(one)) for one in (every[:at], may_be_there)]
     assert found["rows"] == found["by_spark"] == sorted(chain.from_iterable(every))
-    assert found["writer"] == "Spark"
+    assert found["table"] == found["rows"]
+    assert found["writers"] == ["Spark", "Spark"]
     assert found["in_doubt"] == []
     assert folder.leftovers() == []
     assert folder.shown() == []
     data = [key for key in folder.ours() if key.startswith("data/")]
     assert [key for key in data if not key.endswith(".parquet")] == []
     assert len({key.split("/")[1] for key in data}) == len(every)
+    listed = s3.client.list_objects_v2(Bucket="lake", Prefix="tables/by jobs/")["Contents"]
+    in_table = [one["Key"].removeprefix("tables/by jobs/") for one in listed]
+    there = [key for key in in_table if not key.startswith("_delta_log/")]
+    named = DeltaTable(table["table"], storage_options=table["storage_options"]).file_uris()
+    # By the last part of their names, which Spark gives once.
+    assert sorted(map(basename, there)) == sorted(map(basename, named))
+    assert len({key.split("/")[0] for key in there}) == len(every)
 
 
 def test_a_store_through_s3a_creates_a_key_once_and_shows_it_whole(s3, found):

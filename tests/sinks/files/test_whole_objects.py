@@ -127,24 +127,26 @@ def test_refused_credentials_are_for_a_person_and_not_shown(drive, sink):
 
 
 def as_by_spark(driver, folder, table: pa.Table, number: int = 1, **changed: int) -> EngineWritten:
-    """Objects of two tasks and of one attempt that does not count, and Spark's log of the first."""
+    """Objects of two tasks, which Spark's log lists, and of one attempt that does not count."""
     handle = driver.identity.job_handle(EpochNumber(0), number)
     asked = driver.committer.engine_write(handle, table.schema, "parquet")
     top = asked.folder.removeprefix("s3a://lake/")
-    lines = ["v1"]
+    reports = []
     for at, part in enumerate((table.slice(0, 1), table.slice(1), table)):
         content = io.BytesIO()
         pq.write_table(part.drop_columns("p"), content)
         key = f"{top}/p=1 ü/part-0000{at}-6ad0.c000.snappy.parquet"
-        put(folder, key, content.getvalue())
+        if "is_elsewhere" not in changed:
+            put(folder, key, content.getvalue())
         if at < 2:
             size = len(content.getvalue()) + changed.get("size", 0)
-            lines.append(json.dumps({"path": f"s3a://lake/{quote(key)}", "size": size}))
-    put(folder, f"{top}/_spark_metadata/", b"")
-    if "log" not in changed:
-        put(folder, f"{top}/_spark_metadata/0", "\n".join(lines).encode())
-    fingerprint = Fingerprint(table.num_rows, 7)
-    return EngineWritten(handle=handle, schema=table.schema, fingerprint=fingerprint)
+            reports.append(json.dumps({"path": f"s3a://lake/{quote(key)}", "size": size}))
+    return EngineWritten(
+        handle=handle,
+        schema=table.schema,
+        fingerprint=Fingerprint(table.num_rows, 7),
+        reports=reports,
+    )
 
 
 def put(folder, key: str, content: bytes) -> None:
@@ -168,8 +170,6 @@ def test_objects_of_a_job_are_shown_by_the_manifest_where_spark_has_put_them(dri
     driver.commit(0, [receipt])
     assert read(folder) == [1, 3, 5]
     assert driver.committer.in_doubt() == []
-    data = [key for key in folder.ours() if key.startswith("data/")]
-    assert [key for key in data if "_spark_metadata" in key] == []
     driver.commit(1, [driver.committer.gather(as_by_spark(driver, folder, rows(), 2))])
     assert driver.committer.in_doubt() == []
 
@@ -177,7 +177,7 @@ def test_objects_of_a_job_are_shown_by_the_manifest_where_spark_has_put_them(dri
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
-        ({"log": 0}, Misconfigured, "does not show it"),
+        ({"is_elsewhere": 1}, Misconfigured, "does not show it"),
         ({"size": 1}, TryAgain, "and it has"),
     ],
 )
@@ -196,10 +196,13 @@ def test_what_tasks_of_an_aborted_job_put_late_is_found_by_a_later_sweep(
 ):
     driver = drive(engine_sink(folder))
     written = as_by_spark(driver, folder, rows(1, 3))
+    top = f"{folder.name}.epochal/data/{written.handle}"
+    for name in ("", "0"):
+        put(folder, f"{top}/_spark_metadata/{name}", b"")
     receipt = Receipt(handle=written.handle, fingerprint=NO_ROWS)
     driver.committer.abort(EpochNumber(0), [receipt])
     assert [key for key in folder.ours() if key.startswith("data/")] == []
-    put(folder, f"{folder.name}.epochal/data/{written.handle}/p=1/part-00007-late.parquet", b"late")
+    put(folder, f"{top}/p=1/part-00007-late.parquet", b"late")
     assert [one.handle for one in driver.committer.in_doubt()] == [written.handle]
     monkeypatch.setattr(whole_objects, "LATE_TASKS_S", 0.0)
     driver.committer.abort(EpochNumber(0), [receipt])

@@ -11,7 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from epochal.errors import Misconfigured, Problems, RowRejected
-from epochal.kit.hive_partitions import check_columns
+from epochal.kit.engine_files import sql_name, sql_text
+from epochal.kit.hive_partitions import WITHOUT_FORM, check_columns, refused
 from epochal.sinks.delta.merge import IS_DELETE, require_one_winner, winners
 from epochal.sinks.delta.prepared_rows import ROWS, PreparedRows, no_rows, prepared_rows, quoted
 from epochal.sinks.delta.table_files import TableFiles, files_of
@@ -52,7 +53,27 @@ class WritePlan:
     stats_columns: int
     columns: str
     """The digest of the table's columns."""
+    types: pa.Schema
+    """The table's columns."""
     fit: Fit | None
+
+    @property
+    def generated(self) -> Mapping[str, str]:
+        return {} if self.fit is None else self.fit.generated
+
+    def select(self, schema: pa.Schema) -> Mapping[str, str]:
+        """
+        The columns that Spark's own writer is to write, as SQL over those that arrive; empty where
+        they are the same.
+        """
+        if self.fit is None or not (self.fit.casts or self.fit.generated):
+            return {}
+        found = {name: self.fit.casts.get(name, sql_name(name)) for name in schema.names}
+        found |= self.fit.generated
+        for name in self.partition_by:
+            if pa.types.is_string(self.types.field(name).type):
+                found[name] = _refusing(name, found[name])
+        return found
 
     def handout(self) -> Json:
         return {
@@ -61,6 +82,14 @@ class WritePlan:
             "columns": self.columns,
             "types": {} if self.fit is None else dict(self.fit.wider),
         }
+
+
+def _refusing(column: str, sql: str) -> str:
+    """The same value, or the refusal of one that would come back as null from a folder's name."""
+    for text in WITHOUT_FORM:
+        error = f"raise_error({sql_text(refused(column, text).to_line())})"
+        sql = f"IF(({sql}) = {sql_text(text)}, {error}, {sql})"
+    return sql
 
 
 def check_missing(sink: Delta, schema: pa.Schema | None) -> None:
@@ -86,12 +115,15 @@ def plan_for(sink: Delta, table: DeltaTable, schema: pa.Schema | None) -> WriteP
     _require_features(sink, table, problems)
     _require_memory(sink, metadata.configuration, problems)
     columns = tuple(metadata.partition_columns)
-    _require_partitions(sink, columns, schema, problems)
     fitted = None
     if schema is not None:
         fitted = fit(schema, table, deciding=deciding_fields(sink, schema), problems=problems)
         _require_new(sink, fitted, problems)
         _require_keys(sink, fitted, schema, problems)
+    _require_partitions(sink, columns, problems)
+    if schema is not None and fitted is not None and columns:
+        # Of a generated column the table itself says that it can be one.
+        check_columns(schema, [name for name in columns if name not in fitted.generated])
     problems.raise_if_any(sink.target)
     if fitted is not None:
         _require_rules(sink, fitted, pa.schema(table.schema()))
@@ -100,6 +132,7 @@ def plan_for(sink: Delta, table: DeltaTable, schema: pa.Schema | None) -> WriteP
         partition_by=columns,
         stats_columns=indexed if indexed >= 0 else 10_000,
         columns=columns_digest(table),
+        types=pa.schema(table.schema()),
         fit=fitted,
     )
 
@@ -189,9 +222,7 @@ def _seconds(duration: str) -> int | None:
     return None if found is None else int(found[1]) * _UNIT_S[found[2].lower()]
 
 
-def _require_partitions(
-    sink: Delta, columns: tuple[str, ...], schema: pa.Schema | None, problems: Problems
-) -> None:
+def _require_partitions(sink: Delta, columns: tuple[str, ...], problems: Problems) -> None:
     if sink.partition_by is not None and tuple(sink.partition_by) != columns:
         problems.add(
             f"the table is partitioned by {list(columns)}, not by {list(sink.partition_by)}",
@@ -202,8 +233,6 @@ def _require_partitions(
             "mode='overwrite_partitions', and the table has no partitions",
             "partition the table, or mode='append'",
         )
-    if schema is not None and columns:
-        check_columns(schema, columns)
 
 
 def _require_new(sink: Delta, fitted: Fit, problems: Problems) -> None:

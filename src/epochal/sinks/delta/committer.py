@@ -24,7 +24,15 @@ from deltalake.transaction import RemoveAction
 from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
-from epochal.kit.engine_files import Dictionaries, JobFolders, engine_files, writer_options
+from epochal.kit.engine_files import (
+    Dictionaries,
+    JobFolders,
+    engine_files,
+    hadoop_url,
+    logged_sizes,
+    require_put,
+    writer_options,
+)
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -59,7 +67,17 @@ from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.table_files import JOBS, TableFiles, files_of, handle_in, require_ours
 from epochal.sinks.delta.types import columns_digest, delta_schema, misfit
 from epochal.sinks.delta.writer import DataFile, Statistics, data_path, sealed_receipt
-from epochal.terms import Ability, EpochNumber, Handle, Identity, InDoubt, Json, Limits, Receipt
+from epochal.terms import (
+    Ability,
+    EpochNumber,
+    Handle,
+    Identity,
+    InDoubt,
+    Json,
+    Limits,
+    Receipt,
+    quantity,
+)
 
 if TYPE_CHECKING:
     from epochal.sinks.delta.sink import Delta
@@ -80,7 +98,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         self._dictionaries = Dictionaries()
         self._schema: pa.Schema | None = None
         self._plan: WritePlan | None = None
-        self._wider: Mapping[str, str] = {}
+        self._generated: Mapping[str, str] = {}
         self._compactor = compactor_of(sink, sink.compact, identity, limits)
 
     def check(self, schema: pa.Schema | None) -> Sequence[Ability]:
@@ -101,8 +119,8 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         return self._plan.handout()
 
     def _remember(self, plan: WritePlan) -> None:
-        """Which columns of the table are wider than what arrives."""
-        self._wider = {} if plan.fit is None else plan.fit.wider
+        """Which columns of the table are generated: tasks can't compute them."""
+        self._generated = plan.generated
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
         super().commit(epoch, receipts)
@@ -178,12 +196,20 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     # Jobs of the engine's own writer
 
     engine_formats = ("parquet",)
-    engine_location = "file:///"
-    tasks_refusal = None
+
+    @property
+    def engine_location(self) -> str:
+        return "file:///" if self._files.local is not None else hadoop_url(self._target)
+
+    @property
+    def tasks_refusal(self) -> str | None:
+        for name in self._generated:
+            return f"column {name} is generated, which takes Spark's own writer"
+        return None
 
     def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:  # noqa: ARG002
-        if self._files.local is None:
-            return "the table is in an object store, which tasks reach by storage_options"
+        if self.engine_location.startswith("az://"):
+            return "Hadoop knows this store as abfss://container@account.dfs.core.windows.net/…"
         if self._sink.mode == "merge":
             return "rows of a merge are read by deltalake, and kept apart for it by tasks"
         if self._sink.max_file_bytes is not None:
@@ -191,27 +217,33 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         for column in schema or ():
             if pa.types.is_nested(column.type):
                 return f"column {column.name} is nested: a file's statistics don't count its nulls"
-            if column.name in self._wider:
-                return f"column {column.name} of the table is wider: {self._wider[column.name]}"
         return None
 
-    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:  # noqa: ARG002
+    def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
         self._files.markers.put(handle)
+        is_local = self._files.local is not None
         return EngineWrite(
             handle=handle,
             format=form,
-            folder=f"file://{self._jobs.folder(handle)}",
+            folder=f"file://{self._jobs.folder(handle)}" if is_local else self._job_url(handle),
+            has_log=not is_local,
             partition_by=self._planned.partition_by,
+            select=self._planned.select(schema),
             options={**self._dictionaries.options(), **writer_options(self._sink.compression)},
         )
 
+    def _job_url(self, handle: Handle) -> str:
+        """In a store: files stay where a job puts them."""
+        return f"{hadoop_url(self._target)}/{handle}"
+
     def gather(self, written: EngineWritten) -> Receipt:
-        """Move the files to where they will stay: the table's log makes them visible."""
+        """Take the files to where they will stay: the table's log makes them visible."""
         with self._errors("take the files of Spark's writer"):
+            is_local = self._files.local is not None
             receipt = sealed_receipt(
                 self._files,
                 written.handle,
-                self._moved(written),
+                self._moved(written) if is_local else self._put(written),
                 fingerprint=written.fingerprint,
                 is_partitioned=bool(self._planned.partition_by),
                 columns=self._planned.columns,
@@ -222,19 +254,50 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             return receipt
 
     def _moved(self, written: EngineWritten) -> list[DataFile]:
-        folder, table, plan = self._jobs.folder(written.handle), Path(self._target), self._planned
+        folder, table = self._jobs.folder(written.handle), Path(self._target)
         moved: list[DataFile] = []
-        names = [name for name in written.schema.names if name not in plan.partition_by]
-        columns = pa.schema([written.schema.field(name) for name in names])
         for file in engine_files(folder, written, footer_of=self._dictionaries.footer):
             compression = self._sink.compression
             path = data_path(file.partition, written.handle, len(moved), compression)
             (table / path).parent.mkdir(parents=True, exist_ok=True)
             file.move_to(table / path)
-            statistics = Statistics(columns, plan.stats_columns)
-            statistics.take_file(table / path, file.footer)
-            moved.append(DataFile(path=path, footer=file.footer, statistics=statistics))
+            moved.append(self._data_file(written, path, file.footer))
         return moved
+
+    def _put(self, written: EngineWritten) -> list[DataFile]:
+        """The files of a job in a store, where the log of the job lists them."""
+        handle, files = written.handle, self._files
+        sizes = logged_sizes(written, self._job_url(handle))
+        paths = [f"{handle}/{relative}" for relative in sizes]
+        require_put(sizes, files.sizes(paths), self._job_url(handle), self._target)
+        footers = dict(zip(paths, at_once(self._footer, paths), strict=True))
+        rows = sum(footer.num_rows for footer in footers.values())
+        if rows != written.fingerprint.rows:
+            raise TryAgain(
+                f"Spark has written {quantity(written.fingerprint.rows, 'row')} to "
+                f"{self._job_url(handle)}, and the files there have {rows}",
+                "the epoch is tried again at the next start",
+            )
+        files.delete(path for path, footer in footers.items() if not footer.num_rows)
+        return [
+            self._data_file(written, path, footer)
+            for path, footer in footers.items()
+            if footer.num_rows
+        ]
+
+    def _footer(self, path: str) -> pq.FileMetaData:
+        with self._files.open(path) as stream:
+            footer = pq.read_metadata(stream)
+        self._dictionaries.note(footer)
+        return footer
+
+    def _data_file(self, written: EngineWritten, path: str, footer: pq.FileMetaData) -> DataFile:
+        plan = self._planned
+        names = [*written.schema.names, *plan.generated]
+        columns = [plan.types.field(name) for name in names if name not in plan.partition_by]
+        statistics = Statistics(pa.schema(columns), plan.stats_columns)
+        statistics.take_file(lambda: self._files.open(path), footer)
+        return DataFile(path=path, footer=footer, statistics=statistics)
 
     @property
     def _planned(self) -> WritePlan:

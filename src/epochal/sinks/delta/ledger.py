@@ -41,6 +41,7 @@ from epochal.sinks.delta.client import (
     is_restored_since,
     transaction_number,
 )
+from epochal.sinks.delta.table_files import is_written_by
 from epochal.terms import (
     EpochNumber,
     Handle,
@@ -128,7 +129,7 @@ class Ledger:
         named = self._named(handle.epoch)
         if named is not None:
             return str(handle) in named
-        is_active = any(f"{handle}-" in path for path in active_paths(self.table))
+        is_active = any(is_written_by(handle, path) for path in active_paths(self.table))
         return True if is_active else None
 
     def is_of(self, epoch: EpochNumber, handles: frozenset[Handle]) -> bool:

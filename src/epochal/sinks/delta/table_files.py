@@ -5,6 +5,7 @@ The files of a Delta table, on a local disk or in an object store, and what lies
     <table>/_epochal/prepared/<handle>                      a marker: this attempt is in doubt
     <table>/_epochal/staged/<handle>-00000.snappy.parquet   rows that a merge will read
     <table>/_epochal/jobs/<handle>/…                        what a job of Spark's own writer writes
+    <table>/<handle>/day=2026-01-31/part-….snappy.parquet   in a store: a data file of such a job
 
 Once an attempt is prepared its marker lists its files, so that an abort need not walk through the
 table. VACUUM passes over folders that begin with an underscore.
@@ -24,14 +25,17 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from epochal.errors import InvariantBroken, Misconfigured, TryAgain
-from epochal.kit.marked_files import Markers
+from epochal.kit.marked_files import Markers, at_once
 from epochal.storage import Entry
 from epochal.storage.local import disk_errors, sync
-from epochal.terms import Handle, Receipt
+from epochal.terms import JOB_PARTITION, Handle, Receipt
 
 PREPARED = "_epochal/prepared"
 STAGED = "_epochal/staged"
 JOBS = "_epochal/jobs"
+
+_TOO_FEW_FOR_THREADS = 8
+"""A sync waits for the disk, and files of one job are many where partitions are."""
 
 Stamp = tuple[int, int | None]
 """A file's size and when it was written."""
@@ -86,8 +90,8 @@ class TableFiles:
             return
         paths = [self.local / relative for relative in relatives]
         folders = {parent for path in paths for parent in path.parents if self._is_inside(parent)}
-        for path in (*paths, *sorted(folders)):
-            sync(path)
+        # The names in a folder may be synced before what they name: all of it before a receipt.
+        at_once(sync, (*paths, *sorted(folders)), at_least=_TOO_FEW_FOR_THREADS)
 
     def staged(self) -> list[str]:
         """The files that merges read, of any attempt."""
@@ -122,12 +126,15 @@ class TableFiles:
             listed = None
         if listed is not None:
             return [require_ours(relative, handle) for relative in listed]
+        is_job_in_store = self.local is None and handle.partition == JOB_PARTITION
+        top = str(handle) if is_job_in_store else ""
         found = [
             self._relative(one.path)
-            for selector in (self._selector("", is_deep=True), self._selector(STAGED))
+            for selector in (self._selector(top, is_deep=True), self._selector(STAGED))
             for one in self._fs.get_file_info(selector)
+            if one.is_file
         ]
-        return sorted({path for path in found if _name_of(path).startswith(f"{handle}-")})
+        return sorted({path for path in found if is_written_by(handle, path)})
 
     def _selector(self, folder: str, *, is_deep: bool = False) -> pa_fs.FileSelector:
         return pa_fs.FileSelector(self._path(folder), allow_not_found=True, recursive=is_deep)
@@ -192,16 +199,21 @@ def files_of(receipt: Receipt) -> Sequence[Mapping[str, Any]]:
 
 
 def handle_in(relative: str) -> Handle | None:
-    """The attempt that wrote a file, by its name; None where no writer of ours did."""
-    return Handle.parse(_name_of(relative).rpartition("-")[0])
+    """The attempt that wrote a file, by its path; None where no writer of ours did."""
+    by_name = Handle.parse(_name_of(relative).rpartition("-")[0])
+    return by_name or Handle.parse(relative.partition("/")[0])
 
 
 def require_ours(relative: str, handle: Handle) -> str:
     """A file's path, if this attempt can have written it: nothing else is ever removed."""
-    is_ours = _name_of(relative).startswith(f"{handle}-")
-    if not is_ours or ".." in relative.split("/") or relative[:1] == "/":
+    if not is_written_by(handle, relative) or ".." in relative.split("/") or relative[:1] == "/":
         raise InvariantBroken(f"{handle} names the file {relative!r}, which no writer of ours does")
     return relative
+
+
+def is_written_by(handle: Handle, relative: str) -> bool:
+    """Whether this attempt's writer gives files such paths."""
+    return _name_of(relative).startswith(f"{handle}-") or relative.startswith(f"{handle}/")
 
 
 def local_folder(uri: str) -> Path | None:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -211,7 +210,7 @@ class Statistics:
             if name not in self._has_nan and pc.any(pc.is_nan(rows.column(name))).as_py():
                 self._has_nan.add(name)
 
-    def take_file(self, path: Path, footer: pq.FileMetaData) -> None:
+    def take_file(self, opened: Callable[[], pa.NativeFile], footer: pq.FileMetaData) -> None:
         """
         What `take` counts, of a file that parquet-java wrote. It orders NaN above all numbers, so
         that a column with NaN has it as its greatest value, or has no bounds; and it keeps no
@@ -221,8 +220,8 @@ class Statistics:
         for name, groups in parquet.column_statistics(footer).items():
             nulls = parquet.null_count(groups)
             if nulls is None:
-                column = pq.read_table(path, columns=[name], partitioning=None).column(0)
-                nulls = column.null_count
+                with opened() as file:
+                    nulls = pq.read_table(file, columns=[name]).column(0).null_count
             self.nulls[name] += nulls
             if name in self._floats and any(
                 group is None or parquet.has_nan(group) for group in groups

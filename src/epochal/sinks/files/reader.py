@@ -22,6 +22,7 @@ import pyarrow.fs as pa_fs
 
 from epochal.contract import Rows
 from epochal.errors import CorruptRecord, Misconfigured
+from epochal.kit.engine_files import hadoop_url
 from epochal.kit.hive_partitions import values_of
 from epochal.kit.secrets import Secret
 from epochal.sinks.files import layout
@@ -30,7 +31,6 @@ from epochal.sinks.files.formats import FORMATS, format_of
 from epochal.sinks.files.ledger import Manifest, ledgers
 from epochal.sinks.files.target import parse
 from epochal.sinks.files.target import storage_options as checked_options
-from epochal.sinks.files.whole_objects import hadoop_url
 from epochal.storage import FileStore
 from epochal.storage.local import LocalStore
 

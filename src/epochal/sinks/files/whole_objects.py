@@ -8,19 +8,18 @@ attempt whose data no manifest names yet (see `kit.marked_files`).
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from epochal.contract import EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
+from epochal.kit.engine_files import LOG, hadoop_url, logged_sizes, require_put
 from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
@@ -37,8 +36,6 @@ from epochal.terms import (
 )
 
 _SCRATCH_AGE_S = 600.0
-_ENGINE_LOG = "_spark_metadata"
-_ENGINE_LOG_VERSION = "v1"
 LATE_TASKS_S = 300.0
 """How long tasks of a job that is over may still write: more than spark.network.timeout."""
 
@@ -101,44 +98,15 @@ class WholeObjectAttempt:
         footer_of: Callable[[Path], tuple[Any, int]] | None,  # noqa: ARG002  see below
         has_rows: Callable[[Path], bool],  # noqa: ARG002
     ) -> dict[str, int | None]:
-        """
-        The files that the engine's log names, which is removed: nothing reads it any more.
-
-        Each has a name of its own, which no other attempt can write to, so that sizes tell enough.
-        """
-        log = f"{layout.data(self._handle)}/{_ENGINE_LOG}"
-        sizes = self._logged_sizes(log) if written.fingerprint.rows else {}
+        """The files that the engine's log names."""
+        sizes = logged_sizes(written, self.job_url) if written.fingerprint.rows else {}
         entries = at_once(self.ours.entry, [self._key(relative) for relative in sizes])
-        for (relative, size), entry in zip(sizes.items(), entries, strict=True):
-            if entry is None or entry.size != size:
-                found = "is not there" if entry is None else f"has {entry.size} bytes"
-                raise TryAgain(
-                    f"Spark has put {relative} with {size} bytes below {self.job_url}, and it "
-                    f"{found}",
-                    "somebody removes or changes objects there",
-                )
+        found = [None if entry is None else entry.size for entry in entries]
+        require_put(sizes, found, self.job_url, self.ours.location)
         if not sizes:
             self.ours.delete(list(_keys_below(self.ours, layout.data(self._handle))))
             self._markers.delete([self._handle])
-        _delete_engine_log(self.ours, self._handle)
         return dict.fromkeys(sizes)
-
-    def _logged_sizes(self, log: str) -> dict[str, int]:
-        content = self.ours.read(f"{log}/0")
-        if content is None:
-            raise Misconfigured(
-                f"Spark has written to {self.job_url}, and {self.ours.location} does not show it",
-                "Spark's settings (spark.hadoop.fs.s3a.…) and storage_options must lead to the "
-                "same bucket of the same server",
-            )
-        version, *lines = content.decode().splitlines()
-        if version != _ENGINE_LOG_VERSION:
-            raise InvariantBroken(f"{log}/0 below {self.ours.location} begins with {version!r}")
-        listed = [json.loads(line) for line in lines]
-        top = f"{urlsplit(self.job_url).path}/"
-        return {
-            unquote(urlsplit(one["path"]).path).removeprefix(top): one["size"] for one in listed
-        }
 
     def _key(self, relative: str) -> str:
         return f"{layout.data(self._handle)}/{relative}"
@@ -325,15 +293,10 @@ def _discard(store: FileStore, handle: Handle) -> None:
 
 
 def _delete_engine_log(store: FileStore, handle: Handle) -> None:
-    log = f"{layout.data(handle)}/{_ENGINE_LOG}"
+    log = f"{layout.data(handle)}/{LOG}"
     # Hadoop's s3a keeps an empty object in the place of a folder.
     folders = [f"{log}/"] if store.location.startswith("s3://") else []
     store.delete([*_keys_below(store, log), *folders])
-
-
-def hadoop_url(location: str) -> str:
-    """A place as Hadoop's file systems name it."""
-    return location.replace("s3://", "s3a://", 1) if location.startswith("s3://") else location
 
 
 def _keys_below(store: Store, folder: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate
 from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, PreparedLost, TryAgain
 from epochal.kit.compaction import compactor_of
-from epochal.kit.engine_files import Dictionaries, JobFolders
+from epochal.kit.engine_files import Dictionaries, JobFolders, hadoop_url
 from epochal.kit.marked_files import (
     OTHERS_WROTE,
     Conflict,
@@ -36,7 +36,13 @@ from epochal.sinks.iceberg.check import add_columns, catalog_ability, check_sche
 from epochal.sinks.iceberg.client import TableAddress
 from epochal.sinks.iceberg.compact import TableCompaction
 from epochal.sinks.iceberg.data_files import locations_in, misfit, receipt_of, sizes_in
-from epochal.sinks.iceberg.engine_job import ICEBERG, EngineJob, job_files, prepared_files
+from epochal.sinks.iceberg.engine_job import (
+    ICEBERG,
+    EngineJob,
+    job_files,
+    prepared_files,
+    stored_files,
+)
 from epochal.sinks.iceberg.errors import translate_errors
 from epochal.sinks.iceberg.ledger import DRIVER, Ledger, TableLedger
 from epochal.sinks.iceberg.multi_table import TablesTransaction, together_with_others
@@ -198,40 +204,53 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
     # Jobs of the engine's own writer
 
     engine_formats = (ICEBERG, "parquet")
-    engine_location = "file:///"
     tasks_refusal = None
+
+    @property
+    def engine_location(self) -> str:
+        with self._errors("look at the table"):
+            table = self._newest_known()
+            is_local = _jobs(table).place is not None
+            return "file:///" if is_local else hadoop_url(_layout(table).data_path)
 
     def engine_refusal(self, schema: pa.Schema | None, form: str) -> str | None:
         with self._errors("look at the table"):
             table = self._newest_known()
-            if _jobs(table).place is None:
-                return "the table is in an object store, which tasks reach by themselves"
+            if _jobs(table).place is None and form != ICEBERG:
+                return "the table is in an object store, where only Iceberg's own writer is used"
         if self._sink.file_bytes_max is not None:
             return "file_bytes_max is given, and Spark does not go by it"
         return EngineJob(metadata=table.metadata, rows=schema or pa.schema([]), form=form).refusal()
 
     def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
         with self._errors("get ready for a job"):
-            table, metadata = self._newest_known(), self._begun_metadata
-            _layout(table).markers(TableFiles(table.io)).put(handle)
-            job = EngineJob(metadata=metadata, rows=schema, form=form)
-            return job.asked(handle, _jobs(table).folder(handle), self._dictionaries)
+            table = self._newest_known()
+            layout, jobs = _layout(table), _jobs(table)
+            layout.markers(TableFiles(table.io)).put(handle)
+            job = EngineJob(metadata=self._begun_metadata, rows=schema, form=form)
+            is_local = jobs.place is not None
+            folder = f"file://{jobs.folder(handle)}" if is_local else layout.folder(handle)
+            return job.asked(handle, folder, self._dictionaries)
 
     def gather(self, written: EngineWritten) -> Receipt:
-        """Move the files to where they will stay: a snapshot makes them visible."""
+        """Take the files to where they will stay: a snapshot makes them visible."""
         handle = written.handle
         with self._errors("take the files of Spark's writer"):
             table, metadata = self._newest_known(), self._begun_metadata
             files, layout, jobs = TableFiles(table.io), _layout(table), _jobs(table)
-            found = job_files(written, metadata, jobs.folder(handle), self._dictionaries)
-            moved = prepared_files(found, handle, files, layout, spec_id=metadata.default_spec_id)
+            if jobs.place is None:
+                prepared = stored_files(written, metadata, files, layout)
+            else:
+                found = job_files(written, metadata, jobs.folder(handle), self._dictionaries)
+                spec_id = metadata.default_spec_id
+                prepared = prepared_files(found, handle, files, layout, spec_id=spec_id)
             jobs.remove(handle)
-            if not moved:
+            if not prepared:
                 layout.markers(files).delete([handle])
             return receipt_of(
                 handle,
                 written.fingerprint,
-                moved,
+                prepared,
                 folder=layout.folder(handle),
                 metadata=metadata,
             )

@@ -9,6 +9,9 @@ the code that tasks use. That both have the same shows that SQL and Iceberg agre
 
     <data>/epochal/jobs/<handle>/…/part-00003-….parquet    as the writer left it
     <data>/epochal/<handle>/00003.parquet                  prepared, like a file of a task
+
+In a store nothing is moved: Iceberg's own writer puts files into `<data>/epochal/<handle>/`, each
+under a name that no other attempt has.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from epochal.kit.engine_files import (
     Dictionaries,
     EngineFile,
     engine_files,
+    require_put,
     rising,
     sql_name,
     writer_options,
@@ -123,7 +127,8 @@ class EngineJob:
                 return f"the table is partitioned or sorted by {transform} of {source.name}"
         return None
 
-    def asked(self, handle: Handle, folder: Path, dictionaries: Dictionaries) -> EngineWrite:
+    def asked(self, handle: Handle, folder: str, dictionaries: Dictionaries) -> EngineWrite:
+        """`folder`: a URL."""
         select = {name: self._cast(name, kind) for name, kind in self._written()}
         schema = self.metadata.schema()
         required = [one.name for one in schema.fields if one.required and one.name in select]
@@ -131,7 +136,7 @@ class EngineJob:
             return EngineWrite(
                 handle=handle,
                 format=self.form,
-                folder=f"file://{folder}",
+                folder=folder,
                 select=select,
                 required=required,
                 table=self._table_at(folder),
@@ -140,7 +145,7 @@ class EngineJob:
         return EngineWrite(
             handle=handle,
             format=self.form,
-            folder=f"file://{folder}",
+            folder=folder,
             partition_by=list(keys),
             select={**select, **keys},
             required=required,
@@ -188,7 +193,7 @@ class EngineJob:
         given = ((ours, properties.get(name)) for name, ours in _PARQUET_OPTIONS.items())
         return {**options, **{name: str(value) for name, value in given if value is not None}}
 
-    def _table_at(self, folder: Path) -> str:
+    def _table_at(self, folder: str) -> str:
         """The table's metadata, with its data in the job's folder: nobody commits it."""
         kept = {
             key: value
@@ -200,7 +205,7 @@ class EngineJob:
             _CODEC: _CODEC_DEFAULT,
             **kept,
             **_LOCATION_PROPERTIES,
-            _DATA_PATH: f"file://{folder}",
+            _DATA_PATH: folder,
         }
         return without_history(self.metadata, properties).model_dump_json()
 
@@ -351,16 +356,20 @@ class JobFile:
     """What a manifest says of it, but for its place."""
 
     def at(self, location: str, spec_id: int) -> DataFile:
-        found = DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=location,
-            file_format=FileFormat.PARQUET,
-            key_metadata=None,
-            equality_ids=None,
-            **self.about,
-        )
-        found.spec_id = spec_id
-        return found
+        return _data_file(location, spec_id, self.about)
+
+
+def _data_file(location: str, spec_id: int, about: Mapping[str, Any]) -> DataFile:
+    found = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        key_metadata=None,
+        equality_ids=None,
+        **about,
+    )
+    found.spec_id = spec_id
+    return found
 
 
 def job_files(
@@ -376,7 +385,44 @@ def job_files(
     reports = {_local(report["file-path"]): report for report in map(json.loads, written.reports)}
     files = engine_files(folder, written, named=list(reports))
     return [
-        JobFile(file=file, about=_reported(reports[file.path], file, metadata)) for file in files
+        JobFile(
+            file=file,
+            about=_reported(
+                reports[file.path], metadata, str(file.path), rows=file.rows, size=file.bytes
+            ),
+        )
+        for file in files
+    ]
+
+
+def stored_files(
+    written: EngineWritten, metadata: TableMetadata, files: TableFiles, layout: Layout
+) -> list[DataFile]:
+    """The files of a job of Iceberg's own writer in a store, each looked at, where it put them."""
+    handle, spec_id = written.handle, metadata.default_spec_id
+    reports = {report["file-path"]: report for report in map(json.loads, written.reports or ())}
+    if any(not location.startswith(f"{layout.folder(handle)}/") for location in reports):
+        raise InvariantBroken(f"Iceberg has written elsewhere than to {layout.folder(handle)}")
+    sizes = {location: report["file-size-in-bytes"] for location, report in reports.items()}
+    require_put(sizes, files.sizes(list(sizes)), layout.folder(handle), "the table's catalog")
+    rows = sum(report["record-count"] for report in reports.values())
+    if rows != written.fingerprint.rows:
+        raise TryAgain(
+            f"Iceberg has written {rows} rows, and was given {written.fingerprint.rows}",
+            "the epoch is tried again at the next start",
+        )
+    if reports and not layout.markers(files).exists(handle):
+        discard(handle, files=files, layout=layout)
+        raise TryAgain(f"{handle} was aborted while it was still writing")
+    return [
+        _data_file(
+            location,
+            spec_id,
+            _reported(
+                report, metadata, location, rows=report["record-count"], size=sizes[location]
+            ),
+        )
+        for location, report in reports.items()
     ]
 
 
@@ -406,21 +452,22 @@ def _local(location: str) -> Path:
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
-def _reported(report: Any, file: EngineFile, metadata: TableMetadata) -> dict[str, Any]:
-    """As Iceberg's own writer says."""
-    size = file.bytes
-    if report["record-count"] != file.rows or report["file-size-in-bytes"] != size:
+def _reported(
+    report: Any, metadata: TableMetadata, location: str, *, rows: int | None, size: int
+) -> dict[str, Any]:
+    """As Iceberg's own writer says, where the file has these rows and this size."""
+    if report["record-count"] != rows or report["file-size-in-bytes"] != size:
         raise TryAgain(
-            f"{file.path} has {file.rows} rows and {size} bytes, and Iceberg has written "
+            f"{location} has {rows} rows and {size} bytes, and Iceberg has written "
             f"{report['record-count']} and {report['file-size-in-bytes']}",
             "nothing was decided: the epoch is tried again at the next start",
         )
     if report["spec-id"] != metadata.default_spec_id:
-        raise InvariantBroken(f"{file.path} is of partition spec {report['spec-id']}")
+        raise InvariantBroken(f"{location} is of partition spec {report['spec-id']}")
     kinds = partition_types(metadata, metadata.default_spec_id)
     values = report.get("partition") or []
     return {
-        "record_count": file.rows,
+        "record_count": rows,
         "file_size_in_bytes": size,
         "partition": Record(
             *(

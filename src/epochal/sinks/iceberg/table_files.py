@@ -118,9 +118,16 @@ class TableFiles:
         return [location for location, _ in self._infos(folder, is_deep=True)]
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder where folders are real and this one is empty; object stores have none."""
+        """
+        Remove a folder without files, where folders are real; and the empty object that Arrow puts
+        in the place of one when it deletes the last file there.
+        """
         path = self.local(folder)
         if path is None:
+            files, key = self._opened(folder)
+            if isinstance(files, pafs.S3FileSystem):
+                with suppress(FileNotFoundError):
+                    files.delete_dir(key)
             return
         inner = [one for one in path.rglob("*") if one.is_dir()] if path.is_dir() else []
         for one in [*sorted(inner, reverse=True), path]:
