@@ -42,7 +42,10 @@ _ONCE = frozenset(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The products of a test; EPOCHAL_MYSQL=mysql runs everything there, and nowhere else."""
+    """
+    The products of a test; EPOCHAL_MYSQL=mysql runs everything there, and nowhere else, but for
+    tests that are marked with another product alone.
+    """
     if "product" not in metafunc.fixturenames:
         return
     marked = metafunc.definition.get_closest_marker("products")
@@ -50,6 +53,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.function.__name__ in _ONCE:
         products = products[:1]
     alone = os.environ.get("EPOCHAL_MYSQL")
+    if marked is not None and alone not in products:
+        alone = None
     metafunc.parametrize("product", [alone] if alone else products, indirect=True, scope="module")
 
 
