@@ -219,7 +219,8 @@ def broker_clients_page() -> str:
     parts = [
         "Test suites of other people's clients, run by `make proof ONLY=clients` against this "
         "release and against Apache Kafka on the same machine. A test that fails is run once more, "
-        "alone, as many of them have time-outs that a busy machine misses.",
+        "alone, as many of them have time-outs that a busy machine misses. A suite of "
+        "`tests/broker/client_suites.py` that is missing here has not been run to its end.",
     ]
     for name, suite in sorted(kept.items()):
         parts += _client_suite(name, suite)

@@ -173,7 +173,7 @@ class Librdkafka:
         settings = folder / "librdkafka.conf"
         settings.write_text(f"metadata.broker.list={address}\ntest.topic.random=true\n")
         printed = command(
-            ["./test-runner", "-L", "-Q", "-E", "-p2", "-V", RELEASE],
+            ["./test-runner", "-L", "-Q", "-E", "-p5", "-V", RELEASE],
             home / "tests",
             may_fail=True,
             RDKAFKA_TEST_CONF=str(settings),

@@ -39,6 +39,7 @@ def apache(tmp_path: Path) -> Iterator[KafkaServer]:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 def test_what_passes_on_apache_kafka_passes_here(
     suite: Suite, server: EmbeddedServer, apache: KafkaServer, tmp_path: Path
