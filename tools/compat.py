@@ -29,7 +29,10 @@ CONSTRAINTS = VENVS / "constraints.txt"
 # PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
 LEAKS = ("-W", "ignore:unclosed <socket.socket:ResourceWarning")
 # PySpark 3.5 uses it, and Python 3.12 has it only where setuptools is installed.
-DISTUTILS = ("-W", "ignore:The distutils package:DeprecationWarning")
+DISTUTILS = (
+    *("-W", "ignore:The distutils package:DeprecationWarning"),
+    *("-W", "ignore:distutils Version classes:DeprecationWarning"),
+)
 
 
 def write_constraints() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.classic.dataframe import DataFrame
 from spark_stage import Killer, Source, ids, run_to_end
 
 from epochal.contract import Task
@@ -155,6 +154,8 @@ def test_a_sink_that_does_not_say_so_is_never_written_to_by_the_driver(
 def test_rows_too_large_for_the_driver_go_to_tasks(
     source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pyspark.sql.classic.dataframe import DataFrame  # PySpark 3.5 has none
+
     def refuse(frame: DataFrame) -> None:
         del frame
         raise RuntimeError(
