@@ -140,8 +140,12 @@ class SideJudge(Judge):
         return Counter(str(row) for epoch in epochs for row in world.source.rows(epoch))
 
     def _is_proven(self, target: Target, key: tuple[Uid, int], named: Collection[str]) -> bool:
-        """The other side may have gone past an epoch without rows, and pruned it."""
-        return not named or super()._is_proven(target, key, named)
+        """The other side may have gone past the epoch and pruned its proof: its rows are there."""
+        uid, epoch = key
+        is_pruned = epoch < target.pruned.get(uid, 0)
+        return (is_pruned and target.committed.issuperset(named)) or super()._is_proven(
+            target, key, named
+        )
 
     def idle(self, world: World, sinks: Collection[SinkName]) -> None:
         for sink in sinks:
@@ -178,14 +182,16 @@ def simulate_clones(seed: int, *, trace: list[str] | None = None) -> int:
         world.judge = SideJudge.after(world.judge, side, sides)
     copy = Simulation(seed, keeps_trace=trace is not None, changes_sinks=False, copy_of=copied)
     both = [original, copy]
-    copy.step()
-    while any(one.is_running for one in both) and sum(one.calls for one in both) < _CALLS_MAX:
-        chance.choice([one for one in both if one.is_running]).step()
-    chance.shuffle(both)
-    for one in both:
-        one.calm_down()
-    if trace is not None:
-        trace += sorted([*original.trace, *copy.trace])
+    try:
+        copy.step()
+        while any(one.is_running for one in both) and sum(one.calls for one in both) < _CALLS_MAX:
+            chance.choice([one for one in both if one.is_running]).step()
+        chance.shuffle(both)
+        for one in both:
+            one.calm_down()
+    finally:
+        if trace is not None:
+            trace += sorted([*original.trace, *copy.trace])
     return original.calls + copy.calls
 
 

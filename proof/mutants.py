@@ -353,13 +353,13 @@ MUTANTS = (
         "lost receipts dropped",
         (
             COMMIT,
-            "            self.lost |= _lost_by_sink(group, result.handles)\n",
+            "            self.lost |= _lost_by_sink(group, result)\n",
             "            self._done |= group.keys()\n",
         ),
     ),
     mutant(
         "sums not compared before writing again",
-        (RECOVERY, "if decided == again and decided.is_comparable_to(again):", "if decided:"),
+        (RECOVERY, "return decided == again and decided.is_comparable_to(again)", "return True"),
     ),
     mutant(
         "unknown taken for done",

@@ -596,13 +596,18 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _replay(seed: int) -> int:
+    """Both runs of a seed, or up to its breach."""
+    from proof.clones import simulate_clones  # noqa: PLC0415  it is made of this module
+
     simulation = Simulation(seed, keeps_trace=True)
+    of_clones: list[str] = []
     breach = ""
     try:
         simulation.run()
+        simulate_clones(seed, trace=of_clones)
     except Breach as found:
         breach = str(found)
-    for line in simulation.trace:
+    for line in [*simulation.trace, *of_clones]:
         _say(line)
     sys.stdout.write(f"sim: seed {seed}: {breach or 'no breach'}\n")
     return 1 if breach else 0

@@ -27,6 +27,7 @@ from epochal.protocol.state import (
 )
 from epochal.terms import (
     UNCLAIMED,
+    Claim,
     Decision,
     EpochNumber,
     Fingerprint,
@@ -191,6 +192,37 @@ def test_a_claim_put_into_a_deleted_slot_claims_nothing(log, clock):
         late.claim(follow_late)
     assert not late.has_claimed
     assert journal(log, clock, "c").peek() == state
+
+
+@pytest.mark.parametrize("deleted", [[1, 2], [2]], ids=["in order", "only the slot"])
+def test_pauses_of_another_driver_are_not_taken_for_ones_own(deleted, log, clock):
+    """A newer claim was in the slot; since then it was deleted, and only a pause is above."""
+    old, new, person = (journal(log, clock, name) for name in "abc")
+    state = old.claim(follow)
+    new.claim(follow)
+    person.set_pause(Pause(by="a person", because="maintenance", since=1.0), note="")
+    log.delete(deleted)
+    with pytest.raises(Fenced, match="record 3 is about another driver"):
+        old.append(RecordKind.STOP, stopped(state, is_clear=True))
+
+
+def test_of_two_claims_for_one_slot_the_later_put_claims_nothing_under_a_pause(log, clock):
+    """Both have the same generation; the slot of the first was deleted under the second."""
+    first, late, person = (journal(log, clock, name) for name in "abc")
+    state = journal(log, clock, "d").claim(follow)
+
+    def follow_as(claim):
+        return lambda before: replace(follow(before), claims=(Claim(claim), *state.claims))
+
+    def follow_late(before):
+        first.claim(follow_as("first"))
+        person.set_pause(Pause(by="a person", because="maintenance", since=1.0), note="")
+        log.delete([2])
+        return follow_as("late")(before)
+
+    with pytest.raises(Fenced, match="record 3 is about another driver"):
+        late.claim(follow_late)
+    assert not late.has_claimed
 
 
 def test_a_gap_is_never_read_as_the_end(log, clock):

@@ -263,13 +263,14 @@ class Journal:
                 "keep the log where both reach it: log='postgresql://…#name', 's3://…' or a shared "
                 "folder",
             )
-        if not self._insist(
-            partial(self._holds, token.number, token.nonce), f"record {token.number} can't be read"
-        ):
+        found = self._insist(
+            partial(_read, self._log, token.number), f"record {token.number} can't be read"
+        )
+        if found is None or found.record.nonce != token.nonce:
             raise self._fenced(f"record {token.number} is not the one of this start")
         for number in self._numbers():
             if number > token.number:
-                self._pause_in(number)
+                self._pause_in(number, found.record.state)
 
     def _many_races(self) -> TryAgain:
         return TryAgain(
@@ -473,7 +474,7 @@ class Journal:
         try:
             while (newest := max(numbers := self._numbers(), default=0)) > number:
                 for above in range(number + 1, newest + 1):
-                    state = replace(state, pause=self._pause_in(above))
+                    state = replace(state, pause=self._pause_in(above, state))
                 number = newest
         except (TryAgain, Misconfigured) as error:
             if not has_put:
@@ -488,11 +489,17 @@ class Journal:
             )
         return number, state
 
-    def _pause_in(self, number: int) -> Pause | None:
-        """What a record above this driver's own says of the pause; `Fenced` where it says more."""
+    def _pause_in(self, number: int, mine: State) -> Pause | None:
+        """
+        What a record above this driver's own says of the pause; `Fenced` where it says more, or
+        pauses another driver: its claim was in a slot that was emptied since, which this driver may
+        then have filled.
+        """
         found = self._insist(partial(_read, self._log, number), f"record {number} can't be read")
         if found is None or found.record.kind not in _PAUSES:
             raise self._fenced(f"record {number} was written by another driver")
+        if found.record.state.claims != mine.claims:
+            raise self._fenced(f"record {number} is about another driver")
         return found.record.state.pause
 
     def _fenced(self, fact: str) -> Fenced:
