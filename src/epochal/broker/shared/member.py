@@ -300,7 +300,9 @@ class ClusterMember:
         """
         if self._member.is_active:
             return False
-        is_claiming = self._wish is not None or self._member.wish is not None
+        is_wished = self._wish is not None or self._member.wish is not None
+        # Where nobody has ever been the active, a member claims as soon as it has seen that.
+        is_claiming = is_wished or not self._member.at.holder
         age_s = self._loop.time() - self._end_seen_at
         return age_s <= _HELD_S and (is_claiming or age_s > _END_SEEN_WITHIN_S)
 
