@@ -295,8 +295,8 @@ class ClusterMember:
 
     def _is_held(self) -> bool:
         """
-        A client that is told of an active which is gone, or is cut off, waits for longer than one
-        whose request waits here for the claim.
+        Whether requests wait here until it is known which member is the active. A client that gets
+        the address of a dead one, or whose connection is cut, loses more time.
         """
         if self._member.is_active:
             return False

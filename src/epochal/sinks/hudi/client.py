@@ -6,8 +6,9 @@ Hudi's write client in the JVM of the running Spark: instants, their states, com
     complete    under Hudi's lock: `inside` looks at the timeline, then the instant is completed
     roll_back   its files are removed, then the instant
 
-A pending instant whose heartbeat has stopped for some minutes is rolled back by whoever cleans the
-table. This process takes the heartbeat up before it completes an instant of another one.
+A pending instant whose heartbeat has stopped for some minutes is rolled back by the next writer
+that cleans the table. This process takes the heartbeat up before it completes an instant of another
+one.
 """
 
 from __future__ import annotations

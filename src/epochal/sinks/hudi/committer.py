@@ -111,7 +111,7 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
         if running_spark() is None:
             return Recount(rows=None, because="rows of a Hudi table are counted by Spark")
         with self._errors("count rows"):
-            because = "rows of the table, whoever wrote them"
+            because = "rows of the table, of all its writers"
             return Recount(rows=self._client.rows(), because=because, is_alone=False)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:  # noqa: ARG002
