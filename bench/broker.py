@@ -76,7 +76,7 @@ def apache() -> Iterator[str]:
 
 @contextmanager
 def ours(*, fsync: bool = False) -> Iterator[BrokerProcess]:
-    """Apache Kafka does not sync before it answers: unless told, neither does ours here."""
+    """Apache Kafka does not sync before it answers; by default, neither does ours here."""
     with tempfile.TemporaryDirectory() as folder:
         process = BrokerProcess(folder, fsync=fsync)
         process.start()

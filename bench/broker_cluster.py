@@ -1,6 +1,7 @@
 """[broker_cluster_{postgres,etcd}_{32,128}, broker_cluster_end_txn, broker_cluster_takeover] A
 cluster of two members on this machine: its transactions against the single broker that syncs, the
-time of EndTxn at a pace, and a takeover with 10,000 open transactions.
+time of EndTxn at a pace, and a takeover with 10,000 open transactions. PostgreSQL and etcd are the
+tests' own, but sync every put to the disk.
 
     python -m bench.broker_cluster [name …]     prints one JSON object a line
 """
@@ -45,12 +46,12 @@ def journal(kind: str, folder: Path) -> Iterator[str]:
     if kind == "postgres":
         from servers.postgres import running_server  # noqa: PLC0415  of the tests
 
-        with running_server() as server:
+        with running_server({"fsync": "on"}) as server:
             yield f"{server.url()}#bench"
     elif kind == "etcd":
         from servers.etcd import NEW, running_etcd  # noqa: PLC0415  of the tests
 
-        with running_etcd(size=_ETCD_NODES, suite=NEW) as etcd:
+        with running_etcd(size=_ETCD_NODES, suite=NEW, is_synced=True) as etcd:
             yield etcd.url("bench/journal")
     else:
         yield str(folder / "journal")

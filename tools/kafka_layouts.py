@@ -118,7 +118,8 @@ class Layout:
             yield "size = data[at]"
             yield "at += 1"
             yield "if size > 127:"
-            yield "    size, at = read_uvarint(data, at - 1)"
+            reader = "read_text_size" if field.type == "string" else "read_uvarint"
+            yield f"    size, at = {reader}(data, at - 1)"
             yield "size -= 1"
         else:
             run.add("h" if field.type == "string" else "i", "size")

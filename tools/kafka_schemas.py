@@ -38,7 +38,8 @@ FORMATS = {"o": "?", "u": "16s", "w": "H"}
 HELPERS = (  # noqa: SIM905  as above
     "ALLOWED NO_UUID SMALL_UVARINT Message Part Put Records Uuid count_refused new"
     " no_null_in_version not_in_version null_refused put_compact_strings put_strings put_tagged"
-    " read_compact_strings read_strings read_uvarint skip_tagged tag_size_refused uvarint"
+    " read_compact_strings read_strings read_text_size read_uvarint skip_tagged tag_size_refused"
+    " uvarint"
 ).split()
 ERRORS_JAVA = """
 import org.apache.kafka.common.errors.RetriableException;

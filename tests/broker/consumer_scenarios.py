@@ -97,7 +97,7 @@ class Talk:
         return self.send(member, self.at(member, ahead), topic_partitions=parts, **fields)
 
     def at(self, member: str, ahead: int = 0) -> int:
-        """The newest epoch that a member was told, or one so far from it."""
+        """The newest epoch that a member has got, or one so far from it."""
         return self.epochs.get(member, 1) + ahead
 
     def topic_id(self, name: str) -> bytes:
@@ -177,7 +177,7 @@ class Talk:
             for kind in (member.assignment, member.target_assignment)
         ]
 
-    def told(self, about: str) -> None:
+    def show_readers(self, about: str) -> None:
         """What members read, without epochs: topics become known to Apache Kafka bit by bit."""
         for one in sorted(self.look().members, key=lambda one: one.member_id):
             pattern = one.subscribed_topic_regex.removeprefix(self.t.topic)
@@ -290,17 +290,17 @@ def ranges(t: Transcript) -> None:
         answer = g.join(member, t.topic, other, server_assignor="range")
         t.say(f"{member} joins", Code(answer.error_code))
     g.settle("a", "b", "c", parts=5)
-    g.told("three")
+    g.show_readers("three")
     g.join("z", t.topic, other, instance_id="one")
     g.settle("a", "b", "c", "z", parts=5)
-    g.told("a static one")
+    g.show_readers("a static one")
     grown = CreatePartitionsTopic(name=t.topic, count=5, assignments=None)
     t.once(CreatePartitionsRequest(topics=[grown], timeout_ms=10_000), Controller())
     g.settle("a", "b", "c", "z", parts=8)
-    g.told("more partitions")
+    g.show_readers("more partitions")
     g.join("d", "nowhere", server_assignor="uniform")
     g.settle("a", "b", "c", "d", "z", parts=8)
-    g.told("of another mind")
+    g.show_readers("of another mind")
 
 
 def static_members(t: Transcript) -> None:
@@ -348,10 +348,10 @@ def patterns(t: Transcript) -> None:
         )
         t.say(about, Code(answer.error_code))
         g.settle("a", parts=parts)
-        g.told(about)
+        g.show_readers(about)
         g.send("a", g.at("a"), subscribed_topic_regex="", subscribed_topic_names=[t.topic])
         g.settle("a", parts=2)
-        g.told("names only")
+        g.show_readers("names only")
         t.say("no pattern", Code(g.send("a", g.at("a"), subscribed_topic_regex="[").error_code))
 
     ask("whole names", f"{t.topic}", 2)

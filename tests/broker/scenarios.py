@@ -124,6 +124,23 @@ class Transcript:
                 return answer
             time.sleep(0.05)
 
+    def listed(self, timestamp: int, isolation: int = 0) -> None:
+        part = list_offsets.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+        request = list_offsets.ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[list_offsets.ListOffsetsTopic(name=self.topic, partitions=[part])],
+        )
+        (response,) = self.once(request, Leader(self.topic, 0), 8).topics[0].partitions
+        self.say(f"at {timestamp}", Code(response.error_code), response.offset, response.timestamp)
+
+    def delete(self, offset: int) -> None:
+        part = delete_records.DeleteRecordsPartition(partition_index=0, offset=offset)
+        topic = delete_records.DeleteRecordsTopic(name=self.topic, partitions=[part])
+        request = delete_records.DeleteRecordsRequest(topics=[topic], timeout_ms=5_000)
+        (response,) = self.once(request, Leader(self.topic, 0)).topics[0].partitions
+        self.say(f"delete to {offset}", Code(response.error_code), response.low_watermark)
+
     # Transactions
 
     def init(
@@ -602,37 +619,57 @@ def reading(t: Transcript) -> None:
     read("unknown topic", 0, topic="nowhere")
     read("unknown partition", 0, partition=77)
 
-    def listed(timestamp: int, isolation: int = 0) -> None:
-        part = list_offsets.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
-        request = list_offsets.ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=isolation,
-            topics=[list_offsets.ListOffsetsTopic(name=t.topic, partitions=[part])],
-        )
-        (response,) = t.once(request, Leader(t.topic, 0), 8).topics[0].partitions
-        t.say(f"at {timestamp}", Code(response.error_code), response.offset, response.timestamp)
-
     for timestamp in (-1, -2, -3, -4, 0, NOW_MS, NOW_MS + 5, NOW_MS + 30, NOW_MS + 31):
-        listed(timestamp)
+        t.listed(timestamp)
     txn = t.begun(fresh())
     assert t.produced(t.batch(txn=txn), name=txn.transactional_id, version=12) == Code.NONE
-    listed(-1)
-    listed(-1, 1)
-
-    def delete(offset: int, index: int = 0) -> None:
-        part = delete_records.DeleteRecordsPartition(partition_index=index, offset=offset)
-        topic = delete_records.DeleteRecordsTopic(name=t.topic, partitions=[part])
-        request = delete_records.DeleteRecordsRequest(topics=[topic], timeout_ms=5_000)
-        (response,) = t.once(request, Leader(t.topic, 0)).topics[0].partitions
-        t.say(f"delete to {offset}", Code(response.error_code), response.low_watermark)
+    t.listed(-1)
+    t.listed(-1, 1)
 
     for offset in (2, 1, 99, -5):
-        delete(offset)
+        t.delete(offset)
     read("from 0", 0)
     read("from 2", 2)
-    listed(-2)
-    delete(-1)
+    t.listed(-2)
+    t.delete(-1)
     read("from 5", 5)
+    # The transaction is still open, and has no record any more.
+    t.listed(-1, 1)
+    t.say("end", t.ended(txn, commit=True, version=5))
+    t.say("state", t.settle(txn))
+    t.listed(-1, 1)
+
+
+def times_after_deletions(t: Transcript) -> None:
+    times = pa.array([NOW_MS - 300, NOW_MS - 100, NOW_MS - 200], pa.int64())
+    columns = Columns(value=pa.array([b"a", b"b", b"c"], pa.binary()), timestamp_ms=times)
+    together = b"".join(batches.encode(columns, default_timestamp_ms=NOW_MS))
+    assert t.produced(together) == Code.NONE
+    assert t.produced(t.batch(timestamp_ms=NOW_MS - 50)) == Code.NONE
+    for deleted in (0, 1, 2, 3):
+        t.delete(deleted)
+        for timestamp in (-2, 0, NOW_MS - 250, NOW_MS - 150, NOW_MS - 60, NOW_MS):
+            t.listed(timestamp)
+
+
+def times_of_the_broker(t: Transcript) -> None:
+    stamped = create_topics.CreatableTopicConfig(
+        name="message.timestamp.type", value="LogAppendTime"
+    )
+    wanted = create_topics.CreatableTopic(
+        name=f"stamped-{fresh()}", num_partitions=1, replication_factor=1, configs=[stamped]
+    )
+    (made,) = t.once(create_topics.CreateTopicsRequest(topics=[wanted]), Controller()).topics
+    t.say("made", Code(made.error_code))
+    for topic in (t.topic, wanted.name):
+        for timestamp_ms in (5, int(time.time() * 1000) + 7_200_000, 1 << 60):
+            records = t.batch(timestamp_ms=timestamp_ms)
+            for _ in range(100):
+                code = t.produced(records, topic=topic)
+                if code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                    break
+                time.sleep(0.05)
+            t.say("a clock ahead", code)
 
 
 def topics(t: Transcript) -> None:  # noqa: PLR0915  one long conversation
@@ -991,8 +1028,29 @@ def deleting_offsets(t: Transcript) -> None:
     t.say("committed", Code(answer.topics[0].partitions[0].error_code))
     deleted(group, "no-such-topic")
     deleted(group, t.topic, 9)
+    txn = t.begun(fresh())
+    pending = txn_offsets.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=9)
+    asked = txn_offsets.TxnOffsetCommitRequest(
+        transactional_id=txn.transactional_id,
+        group_id=group,
+        producer_id=txn.producer_id,
+        producer_epoch=txn.producer_epoch,
+        topics=[txn_offsets.TxnOffsetCommitRequestTopic(name=t.topic, partitions=[pending])],
+    )
+    answer = t.until(
+        lambda: t.once(asked, group_coordinator(group), 5),
+        lambda a: a.topics[0].partitions[0].error_code,
+    )
+    t.say("pending", Code(answer.topics[0].partitions[0].error_code))
     deleted(group, t.topic)
     deleted(group, t.topic)
+    t.say("end", t.ended(txn, commit=True, version=5))
+    t.say("state", t.settle(txn))
+    wanted = offsets.OffsetFetchRequestTopics(name=t.topic, partition_indexes=[0])
+    named = offsets.OffsetFetchRequestGroup(group_id=group, topics=[wanted])
+    request_left = offsets.OffsetFetchRequest(groups=[named], require_stable=True)
+    (left,) = t.once(request_left, group_coordinator(group)).groups
+    t.say("left", left.topics[0].partitions[0].committed_offset)
 
 
 def compacted_topics(t: Transcript) -> None:
@@ -1055,6 +1113,8 @@ ALL = (
     writing_without_a_transaction,
     offsets_in_transactions,
     reading,
+    times_after_deletions,
+    times_of_the_broker,
     topics,
     groups,
     static_members,

@@ -31,7 +31,7 @@ from epochal.kafka.primitives import Malformed, Message, Unsupported
 
 REQUESTS = 4_000
 TOPICS = ("t", "u")
-WORDS = (*TOPICS, "g", "m", "", "range", "-1", "segment.bytes", "é漢", "(", "a" * 300)
+WORDS = (*TOPICS, "g", "m", "", "range", "-1", "segment.bytes", "é漢", "(", "a" * 300, "é" * 20_000)
 NUMBERS = (0, 1, -1)
 EXTREMES = (5, 1000, -(1 << 15), (1 << 31) - 1, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 UNASKED = frozenset(("SaslHandshake", "SaslAuthenticate"))

@@ -1,7 +1,7 @@
 """Clients that mean harm, and a bystander whose requests are answered as if they were not there.
 
 The bystander's p99 during an attack is compared with its own before the attack, in the same run.
-The margin is wide: it tells a broker that keeps answering from one that stands still.
+The margin is wide: a broker that stands still is far beyond it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from typing import Any
 import psycopg
 import pytest
 from client_suites import FranzGo, command
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from conftest_tools import PROOF_KILLS, new_topic
 from servers.cluster import WITHIN_S, BrokerCluster, broker_cluster
 from servers.etcd import NEW, running_etcd
@@ -33,25 +34,33 @@ from servers.ports import free_port
 from servers.postgres import running_server
 from servers.programs import CACHE, program
 from test_confluent_kills import WRITERS, Writer, rows_of
+from wire import fetch, values
 
 from epochal.broker import embedded
+from epochal.broker.core.entries import SlotTaken
 from epochal.broker.core.settings import Settings
 from epochal.broker.handlers import table
 from epochal.broker.server import Cluster, Listener, running_member
-from epochal.broker.shared import member, slots
+from epochal.broker.shared import member, peers, slots, snapshots
 from epochal.broker.shared.journal import SharedJournal
 from epochal.broker.shared.peers import Peer
 from epochal.broker.shared.protocol import Put
+from epochal.broker.shared.snapshots import RecordObject
+from epochal.broker.shared.status import cluster_status
 from epochal.clock import SystemClock
-from epochal.errors import Misconfigured
+from epochal.errors import EpochalError, Misconfigured
+from epochal.kafka import batch_format
 from epochal.kafka.client import Client
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from epochal.kafka.messages.describe_log_dirs import DescribeLogDirsRequest
 from epochal.kafka.messages.end_txn import EndTxnRequest
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.heartbeat import HeartbeatRequest
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
 from epochal.kafka.messages.join_group import JoinGroupRequest
+from epochal.kafka.messages.list_groups import ListGroupsRequest
+from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.kafka.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -316,6 +325,14 @@ def copy_by(
         is_over.wait()
         printed, _ = process.communicate("over\n", timeout=120)
     assert printed.splitlines()[-1] == "done"
+
+
+def protocol_of(bootstrap: str, group: str) -> str:
+    """By which protocol the members of a group have distributed its partitions."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    listed = admin.list_consumer_groups(request_timeout=WITHIN_S).result()
+    assert not listed.errors, "a member that has no groups must say so"
+    return next(one.type.name.lower() for one in listed.valid if one.group_id == group)
 
 
 def go_program(source: Path) -> str:
@@ -619,6 +636,246 @@ def test_a_request_waits_for_the_member_that_is_claiming(
     asyncio.run(run())
 
 
+@pytest.fixture
+def cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files say what members can't reach."""
+    folder = tmp_path / "cut-off"
+    folder.mkdir()
+    monkeypatch.setenv("CUT_OFF", str(folder))
+    program = Path(__file__).with_name("cut_off_member.py")
+    monkeypatch.setattr(embedded.BrokerProcess, "PROGRAM", (str(program),))
+    return folder
+
+
+def test_members_that_do_not_reach_each_other_leave_an_active_that_writes_alone(
+    tmp_path: Path, cut_off: Path
+) -> None:
+    """As behind a firewall that lets clients through, and both of them to the store."""
+    (cut_off / "members").touch()
+    journal = tmp_path / "j"
+
+    def claims() -> int:
+        numbers = [int(file.name) for file in (journal / "slots").iterdir() if file.name.isdigit()]
+        return sum(is_claim(journal, number) for number in numbers)
+
+    def created(bootstrap: str) -> str:
+        while True:  # as long as nobody writes, they do take over from each other
+            with contextlib.suppress(EpochalError), Client(bootstrap, clock=SystemClock()) as one:
+                return new_topic(one, 2)
+
+    cluster = BrokerCluster(tmp_path, str(journal))
+    try:
+        for one in cluster.members.values():
+            one.start()
+        sender = Sender(cluster.bootstrap, created(cluster.bootstrap))
+        sender.start()
+        sender.goes_on()
+        before, until = claims(), time.monotonic() + 4
+        while time.monotonic() < until:
+            sender.goes_on()
+        assert claims() == before, "an active that writes was taken over"
+        sender.end()
+    finally:
+        for one in cluster.members.values():
+            one.kill()
+
+
+def test_an_active_that_alone_does_not_reach_the_store_is_taken_over(
+    tmp_path: Path, cut_off: Path
+) -> None:
+    with broker_cluster(tmp_path, str(tmp_path / "j")) as cluster:
+        with Client(cluster.bootstrap, clock=SystemClock()) as client:
+            topic = new_topic(client, 2)
+        quick = {"socket.timeout.ms": 1_000, "request.timeout.ms": 500}
+        sender = Sender(cluster.bootstrap, topic, **quick)
+        sender.start()
+        sender.goes_on()
+        old = cluster.active()
+        sign = cut_off / f"store-{cluster.members[old].pid}"
+        sign.touch()
+        sender.goes_on()
+        members = cluster_status(cluster.journal).members
+        assert any(one.role == "active" for one in members if one.member != old)
+        sign.unlink()  # it finds that it is fenced
+        sender.goes_on()
+        expected = sender.end()
+        assert sorted(map(int, rows_of(cluster.bootstrap, topic))) == expected
+
+
+def test_an_active_that_was_never_heard_is_given_up_later_every_time() -> None:
+    hearing = peers.Hearing(0.0)
+    limits_s = []
+    for number in range(7):
+        hearing.begin(b"%d" % number, 0.0)
+        limits_s.append(hearing.limit_s)
+        assert hearing.given_up() == number + 1
+        assert hearing.given_up() == 0  # its end is said once
+    assert limits_s == [2, 4, 8, 16, 32, 60, 60]
+    hearing.begin(b"another", 0.0)
+    hearing.hear(1.0)
+    assert hearing.given_up() == 0
+    assert hearing.limit_s == 2
+
+
+def test_a_snapshot_is_finished_though_records_are_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every object of the first two of them, all logs begin one record later."""
+    journal = tmp_path / "j"
+    put_object, deleted = SharedJournal.put_object, 0
+    clients: list[Callable[[int], None]] = []
+
+    def late(shared: SharedJournal, one: Any, data: bytes) -> None:
+        nonlocal deleted
+        put_object(shared, one, data)
+        if len(list(journal.glob("snapshots/[0-9]*"))) < 2:
+            deleted += 1
+            clients[0](deleted)
+
+    def use(bootstrap: str) -> tuple[str, int]:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        with Client(bootstrap, clock=SystemClock()) as client:
+            topic = new_topic(client, 3)
+
+        def delete(offset: int) -> None:
+            places = [TopicPartition(topic, number, offset) for number in range(3)]
+            for future in admin.delete_records(places).values():
+                future.result(WITHIN_S)
+
+        clients.append(delete)
+        producer = Producer({"bootstrap.servers": bootstrap})
+        count, deadline = 0, time.monotonic() + WITHIN_S
+        while not deleted_slots(journal):
+            for number in range(count, count + 30):
+                producer.produce(topic, b"%d" % number, partition=number % 3)
+                assert producer.flush(WITHIN_S) == 0
+            count += 30
+            assert time.monotonic() < deadline, "no snapshot is finished"
+        return topic, count
+
+    async def run(other: BrokerCluster) -> tuple[str, int]:
+        cluster = Cluster(
+            journal=str(journal), member="a", advertised="127.0.0.1:0", snapshot_slots=30
+        )
+        failed: list[BaseException] = []
+        async with running_member(
+            tmp_path / "a", Listener(port=0), Settings(), cluster, fail=failed.append
+        ) as address:
+            found = await asyncio.to_thread(use, f"{address.host}:{address.port}")
+            # It begins from the second one.
+            await asyncio.to_thread(other.members["b"].start)
+        assert not failed
+        return found
+
+    monkeypatch.setattr(SharedJournal, "put_object", late)
+    other = BrokerCluster(tmp_path, str(journal), "b")
+    try:
+        topic, count = asyncio.run(run(other))
+        rows = rows_from(other.bootstrap, topic, deleted)
+        assert sorted(int(row or b"") for row in rows) == list(range(3 * deleted, count))
+    finally:
+        other.members["b"].kill()
+
+
+def rows_from(bootstrap: str, topic: str, offset: int) -> list[bytes | None]:
+    with Client(bootstrap, clock=SystemClock()) as client:
+        return [
+            row
+            for partition in range(3)
+            for row in values(fetch(client, topic, partition=partition, offset=offset)[0])
+        ]
+
+
+def test_what_a_failed_snapshot_has_written_is_deleted(tmp_path: Path) -> None:
+    journal = SharedJournal(str(tmp_path / "j"), SystemClock())
+
+    def written(number: int) -> RecordObject:
+        data = marker_at(number)
+        one = snapshots.record_object(number, 1, number, number + 1, data)
+        journal.put_object(one, data)
+        return one
+
+    kept: list[RecordObject] = []
+    for number in (10, 20, 30):
+        written(number - 1)  # of a snapshot that never came to its end
+        one = written(number)
+        position = SlotTaken(number, 0, 1, "", "", [])
+        journal.put_snapshot(snapshots.Snapshot(position, b"", [*kept, one]))
+        kept = [one]
+    written(31)  # of one that is under way
+    journal.prune()
+    names = sorted(int(file.name[:20]) for file in (tmp_path / "j" / "records").iterdir())
+    assert names == [10, 20, 29, 30, 31]
+    journal.close()
+
+
+def marker_at(offset: int) -> bytes:
+    who = batch_format.Producer(producer_id=1, producer_epoch=0, is_transactional=True)
+    commit = batch_format.Marker.COMMIT
+    parts = batch_format.encode_marker(commit, producer=who, coordinator_epoch=0, timestamp_ms=0)
+    return struct.pack(">q", offset) + b"".join(bytes(part) for part in parts)[8:]
+
+
+def test_only_partitions_with_more_records_are_written_again() -> None:
+    def one(first: int, end: int, size: int) -> RecordObject:
+        return RecordObject(f"records/{first}", 1, first, end, first, 0, size, 0)
+
+    large, small = one(0, 10, 4 << 20), one(10, 12, 100)
+    assert snapshots.kept_objects([large, small], 0, 12) == [large, small]
+    assert snapshots.kept_objects([large, small], 0, 13) == [large]
+    assert snapshots.kept_objects([large, small], 10, 13) == []
+    # What it begins with may not be there any more.
+    assert snapshots.kept_objects([large, small], 11, 13) == [small]
+
+
+def test_two_clusters_do_not_share_a_store_of_segments(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    segments = str(tmp_path / "segments")
+    with broker_cluster(tmp_path / "1", str(tmp_path / "j1"), "a", segments=segments):
+        other = BrokerCluster(tmp_path / "2", str(tmp_path / "j2"), "a", segments=segments)
+        with pytest.raises(Misconfigured):
+            other.members["a"].start()
+    assert "is that of another cluster" in capfd.readouterr().err
+
+
+def test_the_folder_of_another_cluster_is_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though the journal that it is pointed at by mistake has newer snapshots."""
+    with broker_cluster(tmp_path / "1", str(tmp_path / "j1"), "a") as first:
+        with Client(first.bootstrap, clock=SystemClock()) as client:
+            topic = new_topic(client, 2)
+        produce_rows(first, topic, range(10))
+    with broker_cluster(tmp_path / "2", str(tmp_path / "j2"), "b", snapshot_slots=20) as second:
+        with Client(second.bootstrap, clock=SystemClock()) as client:
+            other = new_topic(client, 2)
+        count, deadline = 0, time.monotonic() + WITHIN_S
+        while not deleted_slots(tmp_path / "j2"):
+            produce_rows(second, other, range(count, count + 50))
+            count += 50
+            assert time.monotonic() < deadline
+        astray = BrokerCluster(tmp_path / "1", str(tmp_path / "j2"), "a")
+        with pytest.raises(Misconfigured):
+            astray.members["a"].start()
+    assert "is the journal of the cluster" in capfd.readouterr().err
+    first.members["a"].start()
+    assert len(rows_of(first.bootstrap, topic)) == 10
+    first.kill_all()
+
+
+def test_members_reach_each_other_by_ipv6(tmp_path: Path) -> None:
+    journal, options = str(tmp_path / "journal"), {"host": "::1"}
+    with broker_cluster(tmp_path, journal, options=options, advertised="[::1]:0") as cluster:
+        old = cluster.active()
+        addresses = {member.address for member in cluster.members.values()}
+        wait_until(lambda: {one.address for one in cluster_status(journal).members} == addresses)
+        cluster.kill(old)
+        assert cluster.active() != old
+        with Client(cluster.bootstrap, clock=SystemClock()) as client:
+            new_topic(client, 1)
+
+
 def test_a_standby_answers_whom_to_ask_instead(tmp_path: Path) -> None:
     """In every version: a client that is cut off may take it for a server that wants SASL."""
     group = {
@@ -658,15 +915,19 @@ def test_a_standby_answers_whom_to_ask_instead(tmp_path: Path) -> None:
         (standby,) = (one for name, one in cluster.members.items() if name != active)
         for request, code_of in requests:
             for version in table()[request.API_KEY].versions:
-                answer = told(standby.address, request, version)
+                answer = answer_to(standby.address, request, version)
                 code = code_of(answer)
                 assert code in (Code.NOT_COORDINATOR, Code.NOT_LEADER_OR_FOLLOWER), (request, code)
+        # Tools ask every broker, and put the answers together.
+        for asked in (ListGroupsRequest(), ListTransactionsRequest(), DescribeLogDirsRequest()):
+            for version in table()[asked.API_KEY].versions:
+                assert answer_to(standby.address, asked, version).error_code == 0
         # Of no coordinator: a client would ask the same member for ever if it were answered.
         with pytest.raises(struct.error):
-            told(standby.address, InitProducerIdRequest(transactional_id=None), 4)
+            answer_to(standby.address, InitProducerIdRequest(transactional_id=None), 4)
 
 
-def told(address: str, request: Message, version: int) -> Message:
+def answer_to(address: str, request: Message, version: int) -> Message:
     parts: list[Any] = []
     is_flexible = version >= request.FLEXIBLE_FROM
     head = struct.pack(">hhih", request.API_KEY, version, 7, -1) + b"\0" * is_flexible
@@ -727,6 +988,7 @@ def test_an_active_waits_for_standbys_that_are_behind(tmp_path: Path) -> None:
 def test_a_group_copies_within_transactions_across_takeovers(tmp_path: Path, protocol: str) -> None:
     with broker_cluster(tmp_path, str(tmp_path / "journal")) as cluster:
         copy_under_faults(cluster, ["kill", "pause", "kill"], partial(copy, protocol))
+        assert protocol_of(cluster.bootstrap, "copy") == protocol
 
 
 @pytest.mark.proof
@@ -738,13 +1000,18 @@ def test_javas_group_copies_within_transactions_across_takeovers(
     words = ["java", *options, str(Path(__file__).parent / "java" / "Copy.java"), protocol]
     with broker_cluster(tmp_path, str(tmp_path / "journal")) as cluster:
         copy_under_faults(cluster, ["kill", "pause", "kill"], partial(copy_by, words))
+        assert protocol_of(cluster.bootstrap, f"java-copy-{protocol}") == protocol
 
 
 @pytest.mark.proof
-def test_franz_gos_group_copies_within_transactions_across_takeovers(tmp_path: Path) -> None:
-    copier = go_program(Path(__file__).parent / "go" / "copy.go")
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_franz_gos_group_copies_within_transactions_across_takeovers(
+    tmp_path: Path, protocol: str
+) -> None:
+    words = [go_program(Path(__file__).parent / "go" / "copy.go"), protocol]
     with broker_cluster(tmp_path, str(tmp_path / "journal")) as cluster:
-        copy_under_faults(cluster, ["kill", "pause", "kill"], partial(copy_by, [copier]))
+        copy_under_faults(cluster, ["kill", "pause", "kill"], partial(copy_by, words))
+        assert protocol_of(cluster.bootstrap, "go-copy") == protocol
 
 
 @contextlib.contextmanager

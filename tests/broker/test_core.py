@@ -24,8 +24,18 @@ from epochal.errors import IllegalMove
 from epochal.kafka.batch_format import Marker
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from epochal.kafka.messages.delete_groups import DeleteGroupsRequest
+from epochal.kafka.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from epochal.kafka.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 
 NOW = 1_000_000
+ONE_PARTITION = CreateTopicsRequest(
+    topics=[CreatableTopic(name="t", num_partitions=1, replication_factor=1)]
+)
 
 
 def coordinator(**settings: int) -> Transactions:
@@ -195,6 +205,63 @@ def test_the_last_stable_offset_and_aborted_lists_are_what_a_slow_reader_works_o
     for start in range(0, end, 7):
         result = {(a.producer_id, a.first_offset) for a in partition.aborted_between(start, end)}
         assert visible(log, result, start, end) == truth(log, start, end)
+
+
+def test_the_last_stable_offset_is_not_below_the_start_of_the_log() -> None:
+    """Records of an open transaction may be deleted: readers would be sent to where nothing is."""
+    partition = Partition(1, "t", 0)
+    partition.append(head(9, 0, 0, 5, is_open=True))
+    partition.move_start(3)
+    assert partition.stable_end == 3
+    partition.end_transaction(9, 0, Marker.ABORT, 0, NOW)
+    assert partition.stable_end == 6
+    assert [gone.first_offset for gone in partition.aborted_between(3, 6)] == [0]
+
+
+@pytest.mark.parametrize("how", ["topic", "group", "offset"])
+def test_offsets_that_are_forgotten_do_not_come_back_by_a_transaction(how: str) -> None:
+    table = Table()
+    table.ask(ONE_PARTITION)
+    state = table.broker.state
+    given = state.transactions.init("a", 60_000, None, table.now_ms)
+    who = ("a", given.producer_id, given.producer_epoch)
+    state.transactions.add(who, (), ("g", "kept"), table.now_ms)
+    rows = [("t", 0, 100, -1, "", table.now_ms)]
+    state.offsets.commit("g", rows)
+    for group in ("g", "kept"):
+        state.groups.ensure(group, table.now_ms)
+        state.offsets.commit_later(group, given.producer_id, rows)
+    match how:
+        case "topic":
+            table.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name="t")]))
+            table.ask(ONE_PARTITION)
+        case "group":
+            assert table.ask(DeleteGroupsRequest(groups_names=["g"])).results[0].error_code == 0
+        case "offset":
+            part = OffsetDeleteRequestPartition(partition_index=0)
+            topic = OffsetDeleteRequestTopic(name="t", partitions=[part])
+            assert table.ask(OffsetDeleteRequest(group_id="g", topics=[topic])).error_code == 0
+    restarted = Table(table.disk.restarted()).broker.state
+    for one in (state, restarted):
+        one.transactions.end(who, is_commit=True, is_v2=True, now_ms=table.now_ms)
+        one.finish(table.now_ms)
+        assert "g" not in one.offsets.groups
+        assert ("kept" in one.offsets.groups) == (how != "topic")
+
+
+def test_offsets_that_wait_for_a_transaction_do_not_expire() -> None:
+    table = Table()
+    table.ask(ONE_PARTITION)
+    state = table.broker.state
+    given = state.transactions.init("a", 60_000, None, table.now_ms)
+    state.transactions.add(("a", *given[1:]), (), ("g",), table.now_ms)
+    state.groups.ensure("g", table.now_ms)
+    state.offsets.commit("g", [("t", 0, 100, -1, "", table.now_ms)])
+    state.offsets.commit_later("g", given.producer_id, [("t", 0, 200, -1, "", table.now_ms)])
+    state.forget_idle(table.now_ms + 8 * 86_400_000)
+    assert state.offsets.groups["g"]["t", 0].offset == 100
+    state.offsets.decide("g", given.producer_id, is_commit=True)
+    assert state.offsets.groups["g"]["t", 0].offset == 200
 
 
 def visible(

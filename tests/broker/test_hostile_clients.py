@@ -9,6 +9,7 @@ import struct
 import time
 from pathlib import Path
 
+import google_crc32c
 import psutil
 import pytest
 from conftest_tools import new_topic
@@ -25,11 +26,19 @@ from epochal.broker.embedded import BrokerProcess
 from epochal.broker.server import Listener
 from epochal.clock import SystemClock
 from epochal.errors import EpochalError, Misconfigured
+from epochal.kafka import batch_format
 from epochal.kafka.client import Client
 from epochal.kafka.codes import Code
-from epochal.kafka.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from epochal.kafka.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from epochal.kafka.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
 from epochal.kafka.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from epochal.kafka.messages.headers import RequestHeader
+from epochal.kafka.messages.init_producer_id import InitProducerIdRequest
+from epochal.kafka.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from epochal.kafka.messages.metadata import MetadataRequest
 from epochal.kafka.primitives import Malformed, Unsupported
 from epochal.kafka.security import Plain, Scram, Security, Tls
@@ -97,6 +106,78 @@ def test_what_is_no_request_ends_its_connection_only(
     with connected(broker.address()) as sock:
         sock.sendall(garbage)
         assert _is_ended(sock)
+    assert client.ask(MetadataRequest(topics=[])).controller_id == 1
+
+
+def test_a_text_longer_than_kafkas_ends_its_connection_only(
+    broker: EmbeddedServer, client: Client
+) -> None:
+    """A version with variable lengths could carry it; the journal and older versions can't."""
+    given = client.ask(InitProducerIdRequest(transactional_id="long", transaction_timeout_ms=9_000))
+    for size, is_taken in ((32_767, True), (32_768, False), (70_000, False)):
+        request = AddOffsetsToTxnRequest(
+            transactional_id="long",
+            producer_id=given.producer_id,
+            producer_epoch=given.producer_epoch,
+            group_id="g" * size,
+        )
+        body = b"\x00" + b"".join(bytes(part) for part in request.encode(3))
+        with connected(broker.address()) as sock:
+            sock.sendall(frame(AddOffsetsToTxnRequest.API_KEY, 3, body))
+            assert _is_ended(sock) != is_taken
+    assert client.ask(MetadataRequest(topics=[])).controller_id == 1
+
+
+def changed(batch: bytes, section: bytes | None = None, **fields: int) -> bytes:
+    """A batch with other values in its header, or other records, and the right checksum."""
+    names = BatchHeader._fields
+    values = dict(zip(names, batch_format.HEADER.unpack_from(batch), strict=True)) | fields
+    section = batch[batch_format.HEADER_BYTES :] if section is None else section
+    values["length"] = batch_format.HEADER_BYTES + len(section) - batch_format.LENGTH_FROM
+    head = batch_format.HEADER.pack(*values.values())
+    crc = google_crc32c.value((head + section)[batch_format.CRC_FROM :])
+    return head[: batch_format.CRC_AT] + struct.pack(">I", crc) + head[21:] + section
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_records_that_contradict_their_header_are_refused_at_once(policy: str) -> None:
+    """In compacted topics they are opened, to look for keys."""
+    table = Table()
+    config = CreatableTopicConfig(name="cleanup.policy", value=policy)
+    wanted = CreatableTopic(name="t", num_partitions=1, replication_factor=1, configs=[config])
+    table.ask(CreateTopicsRequest(topics=[wanted]))
+    good = bytes(produce_request("t", [b"row"]).topic_data[0].partition_data[0].records)
+    many = {"records": (1 << 31) - 1, "last_offset_delta": (1 << 31) - 2}
+    for records in (
+        changed(good, attributes=5),
+        changed(good, **many),
+        changed(good, b"\x01" + bytes(60), **many),  # a record of length -1, again and again
+    ):
+        request = produce_request("t", [b"row"])
+        request.topic_data[0].partition_data[0].records = records
+        (part,) = table.ask(request).responses[0].partition_responses
+        assert part.error_code == Code.INVALID_RECORD
+
+
+def test_a_client_with_a_very_long_name_joins_a_group(
+    broker: EmbeddedServer, client: Client
+) -> None:
+    name, version = b"n" * 32_767, 5
+    request = JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range", metadata=b"")],
+    )
+    head = struct.pack(">hhih", JoinGroupRequest.API_KEY, version, 1, len(name)) + name
+    body = head + b"".join(bytes(part) for part in request.encode(version))
+    with connected(broker.address()) as sock:
+        sock.sendall(struct.pack(">i", len(body)) + body)
+        file = sock.makefile("rb")
+        (size,) = struct.unpack(">i", file.read(4))
+        answer = request.decode_response(version, file.read(size), 4)
+    assert answer.error_code == Code.MEMBER_ID_REQUIRED
     assert client.ask(MetadataRequest(topics=[])).controller_id == 1
 
 

@@ -127,6 +127,57 @@ async def _converse(folder: Path) -> None:
             wire.close()
 
 
+class RollingStore(Store):
+    """Begins a new journal when it is asked to, and takes until it may go on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_due = self.is_rolling = False
+        self.may_end = threading.Event()
+
+    @property
+    def wants_roll(self) -> bool:
+        return self.is_due
+
+    def roll(self, known: Any) -> None:
+        if self.is_due:
+            self.is_rolling = True
+            assert self.may_end.wait(60)
+            self.is_due = False
+        super().roll(known)
+
+
+def test_the_loop_goes_on_while_a_new_journal_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of a cluster take over from an active whose loop stands still."""
+    stores: list[RollingStore] = []
+
+    def made(*args: Any, **options: Any) -> RollingStore:
+        stores.append(RollingStore(*args, **options))
+        return stores[-1]
+
+    metadata = (3, 1, struct.pack(">i", 0))
+
+    async def run() -> None:
+        async with running(tmp_path, Listener(port=0), Settings()) as address:
+            wire = Wire(await asyncio.open_connection(address.host, address.port))
+            (store,) = stores
+            store.is_due = True
+            while not store.is_rolling:
+                await asyncio.sleep(0.01)  # this is its own loop
+            wire.send(metadata)
+            answer = asyncio.create_task(wire.answer())
+            await asyncio.sleep(0.3)
+            assert not answer.done(), "a tick was decided meanwhile"
+            store.may_end.set()
+            await answer
+            wire.close()
+
+    monkeypatch.setattr(server, "Store", made)
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_all_segments_that_a_tick_points_at_are_synced_with_it() -> None:
     table = Table(is_synced=True, tail_bytes_max=100, segment_bytes_max=400)
     topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)

@@ -223,8 +223,14 @@ def test_librdkafkas_newer_consumers_share_by_name_and_by_pattern(address: str, 
     found = {(part.topic, part.partition) for part in one.assignment() + two.assignment()}
     assert found == {(topic, index) for index in range(3)}
     admin = AdminClient({"bootstrap.servers": address})
-    response = admin.describe_consumer_groups([group])[group].result()
-    assert (response.type.name, response.state.name) == ("CONSUMER", "STABLE")
+
+    def described() -> tuple[str, str]:
+        parts()
+        response = admin.describe_consumer_groups([group])[group].result()
+        return response.type.name, response.state.name
+
+    # Not before the last of them has confirmed what it was given.
+    wait_for(lambda: described() == ("CONSUMER", "STABLE"))
     kept = one.committed([TopicPartition(topic, index) for index in range(3)], timeout=60)
     assert [part.offset for part in kept] == [10, 10, 10]
     one.close()

@@ -1,9 +1,14 @@
-"""A broker stops on a signal, and when its disk refuses a write: acknowledged records stay."""
+"""A broker stops on a signal, and when its disk refuses a write: acknowledged records stay.
+
+It does not stop for a renewed certificate.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +16,12 @@ from pathlib import Path
 
 import pytest
 from conftest_tools import new_topic
+from servers.kafka import Certificates
 from wire import fetch, produce, values
 
+from epochal.broker import server
+from epochal.broker.core.settings import Settings
+from epochal.broker.server import Listener
 from epochal.clock import SystemClock
 from epochal.errors import EpochalError
 from epochal.kafka.client import Client, Patience
@@ -107,3 +116,36 @@ def test_an_address_that_is_taken_is_reported_in_a_line(tmp_path: Path) -> None:
         result = Running(tmp_path, taken.getsockname()[1]).last_words()
     assert "can't listen on 127.0.0.1" in result
     assert "Traceback" not in result
+
+
+def test_a_renewed_certificate_is_used_without_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "_CERTIFICATE_LOOK_S", 0.02)
+    certificates = Certificates(tmp_path)
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+
+    async def shown(port: int) -> bytes:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=unverified)
+        writer.close()
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+    async def run() -> None:
+        listener = Listener(port=0, certificate_file=str(certificates.server))
+        async with server.running(tmp_path / "data", listener, Settings()) as address:
+            before, said = await shown(address.port), ""
+            certificates.server.write_text("half a file, as it is being replaced")
+            while "those before are used" not in said:
+                await asyncio.sleep(0.01)
+                said += capfd.readouterr().err
+            assert await shown(address.port) == before
+            renewed = Certificates(tmp_path)
+            while await shown(address.port) == before:
+                await asyncio.sleep(0.01)
+            context = ssl.create_default_context(cafile=str(renewed.ca))
+            place = {"host": "127.0.0.1", "port": address.port, "server_hostname": "localhost"}
+            _, writer = await asyncio.open_connection(**place, ssl=context)
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

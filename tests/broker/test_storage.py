@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from memory_disk import MemoryDisk
 from table import START_MS, Table
 
+from epochal.broker.broker import Broker
+from epochal.broker.core.entries import SlotTaken
+from epochal.broker.core.settings import Settings
+from epochal.broker.storage.store import Store
 from epochal.kafka import batch_reader, batches
 from epochal.kafka.batches import Columns
 from epochal.kafka.codes import Code
 from epochal.kafka.compression import Compression
 from epochal.kafka.messages import create_topics, delete_topics, fetch, list_offsets, produce
+from epochal.kafka.messages import delete_records as deleting
 
 
 def table_with(disk: MemoryDisk | None = None, **configs: str) -> Table:
@@ -126,6 +132,115 @@ def test_a_topic_may_have_the_brokers_time() -> None:
     assert read(table) == [b"row"]
 
 
+def test_a_topic_with_the_brokers_time_takes_producers_whose_clock_is_ahead() -> None:
+    ahead_ms = START_MS + 86_400_000
+    table = table_with(message_timestamp_type="LogAppendTime")
+    write(table, b"row", timestamps_ms=[ahead_ms])
+    assert since(table, START_MS) == (0, START_MS)
+    with pytest.raises(AssertionError, match="too far in the future"):
+        write(table_with(), b"row", timestamps_ms=[ahead_ms])
+
+
+def test_a_time_is_looked_up_from_the_start_of_the_log_on() -> None:
+    table = table_with()
+    write(table, b"a", b"b", b"c", timestamps_ms=[START_MS - 300, START_MS - 100, START_MS - 200])
+    write(table, b"d", timestamps_ms=[START_MS - 50])
+    assert since(table, START_MS - 150) == (1, START_MS - 100)
+    delete_records(table, 2)
+    assert since(table, 0) == (2, START_MS - 200)
+    assert since(table, START_MS - 150) == (3, START_MS - 50)
+    for _ in range(5):
+        write(table, b"." * 900, timestamps_ms=[START_MS])  # the first ones go to a segment
+    assert since(table, 0) == (2, START_MS - 200)
+    delete_records(table, 3)
+    assert since(table, 0) == (3, START_MS - 50)
+
+
+def delete_records(table: Table, offset: int) -> None:
+    part = deleting.DeleteRecordsPartition(partition_index=0, offset=offset)
+    request = deleting.DeleteRecordsRequest(
+        topics=[deleting.DeleteRecordsTopic(name="t", partitions=[part])]
+    )
+    (result,) = table.ask(request).topics[0].partitions
+    assert result.error_code == 0, result
+
+
+def test_old_records_go_from_memory_too_and_those_without_a_time_stay() -> None:
+    table = table_with(retention_ms="60000")
+    write(table, b"old", timestamps_ms=[START_MS - 70_000])
+    write(table, b"new", timestamps_ms=[START_MS - 50_000])
+    log = next(iter(table.store.logs.values()))
+    assert not log.segments
+    table.broker.clean_up()
+    table.tick()
+    partition = table.broker.partition("t", 0)
+    assert partition is not None
+    assert partition.log_start == 1
+    assert [end_offset for end_offset, _, _ in log.in_memory()] == [2]
+    again = table_with(table.disk.restarted())
+    assert read(again, 1) == [b"new"]
+    again.pass_time(60_000)
+    again.broker.clean_up()
+    again.tick()
+    assert again.broker.partition("t", 0).log_start == 2
+    write(again, b"timeless", timestamps_ms=[-1])
+    again.broker.clean_up()
+    again.tick()
+    assert read(again, 2) == [b"timeless"]
+
+
+def test_a_segment_ends_by_time_so_that_retention_can_take_it() -> None:
+    table = table_with(segment_ms="60000")
+    for minute in range(6):
+        for _ in range(3):
+            write(table, b"." * 900, timestamps_ms=[START_MS + minute * 40_000])
+    log = next(iter(table.store.logs.values()))
+    assert len(log.segments) == 3
+    assert len(read(table)) == 18
+
+
+def test_a_batch_that_is_deleted_in_its_own_tick_is_still_known_after_a_crash() -> None:
+    table = table_with()
+
+    def send(sequence: int, size: int) -> int:
+        who = batches.Producer(producer_id=7, producer_epoch=0, base_sequence=sequence)
+        rows = Columns(value=pa.array([b"." * size], pa.binary()))
+        encoded = batches.encode(rows, default_timestamp_ms=START_MS, producer=who)
+        part = produce.PartitionProduceData(index=0, records=b"".join(encoded))
+        topic = produce.TopicProduceData(name="t", partition_data=[part])
+        request = produce.ProduceRequest(acks=-1, topic_data=[topic])
+        (result,) = table.ask(request, tick=False).responses[0].partition_responses
+        assert result.error_code == 0, Code(result.error_code)
+        return int(result.base_offset)
+
+    assert send(0, 10) == 0
+    partition = table.broker.partition("t", 0)
+    assert partition is not None
+    table.broker.state.move_log_start(partition, 1)
+    assert send(1, 3_000) == 1  # more than is kept in memory
+    table.tick()
+    table = table_with(table.disk.restarted())
+    assert send(0, 10) == 0
+    assert send(2, 10) == 2
+
+
+def test_what_little_a_partition_has_in_memory_goes_with_the_snapshot() -> None:
+    """A file for each of thousands of partitions would have to be synced: that takes seconds."""
+    table = table_with()
+    write(table, b"one")
+    for _ in range(2):
+        table.store.roll(table.broker.state.known())
+        assert not [path for path in table.disk.files if path.endswith(".segment")]
+        table = table_with(table.disk.restarted())
+        assert read(table) == [b"one"]
+    write(table, b"." * 3_000)  # both go to a segment
+    assert len(next(iter(table.store.logs.values())).segments) == 1
+    write(table, b"three")
+    for _ in range(2):
+        assert read(table) == [b"one", b"." * 3_000, b"three"]
+        table = table_with(table.disk.restarted())
+
+
 def test_old_and_surplus_segments_go() -> None:
     table = table_with(segment_bytes="4000", retention_ms="60000")
     for number in range(20):
@@ -186,3 +301,27 @@ def test_a_reader_that_waits_at_a_topic_hears_at_once_that_it_was_deleted() -> N
     (result,) = waiting.message.responses[0].partitions
     assert result.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
     assert not table.broker.fetch_waiters._at
+
+
+def test_a_member_knows_its_slot_again_and_keeps_old_claims_once() -> None:
+    disk = MemoryDisk()
+
+    def opened() -> Store:
+        store = Store(disk)
+        Broker(Settings(), store, START_MS, is_member=True)
+        return store
+
+    claims = list(range(1, 50_000, 10))
+    first = SlotTaken(49_991, 7, 5_000, "ab" * 16, "holder", claims)
+    store = opened()
+    store.keep([], first)
+    size = sum(map(len, disk.files.values()))
+    for number in range(1, 100):
+        store.keep([], first._replace(number=first.number + number, crc=number))
+    assert sum(map(len, disk.files.values())) < 2 * size
+    again = opened()
+    assert again.position == first._replace(number=50_090, crc=99)
+    taken_over = SlotTaken(50_091, 8, 5_001, "cd" * 16, "another", [*claims, 50_091])
+    again.keep([], taken_over)
+    again.keep([], taken_over._replace(number=50_092, crc=9))
+    assert opened().position == taken_over._replace(number=50_092, crc=9)

@@ -19,7 +19,11 @@ from epochal.kafka.messages.api_versions import (
     ApiVersionsResponse,
     FinalizedFeatureKey,
 )
-from epochal.kafka.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from epochal.kafka.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
 from epochal.kafka.messages.end_txn import EndTxnRequest, EndTxnResponse
 from epochal.kafka.messages.find_coordinator import Coordinator as FoundCoordinator
 from epochal.kafka.messages.find_coordinator import FindCoordinatorResponse
@@ -263,7 +267,8 @@ def test_a_peer_that_is_no_kafka_is_malformed(answer: bytes, expected: str) -> N
 
 def test_two_full_pipes_do_not_wait_for_each_other() -> None:
     """Both sides send more than the sockets hold before they read."""
-    huge = DescribeClusterResponse(cluster_id="x" * 8_000_000)
+    many = [DescribeClusterBroker(broker_id=n, host="x" * 32_000) for n in range(250)]
+    huge = DescribeClusterResponse(brokers=many)
     big = ProduceRequest(
         acks=-1,
         topic_data=[

@@ -8,8 +8,9 @@ From the inside out:
     storage/   the journal and the segments, and recovery from them
     handlers/  one file per request of the protocol, with the versions it supports
     broker     core, storage and waiting fetches together: what handlers see
-    acceptor, connection, tick_loop, sasl, server
-               sockets, the loop that collects, decides, writes and answers, and `serve`
+    acceptor, connection, tick_loop, loop_thread, sasl, server
+               sockets, the loop that collects, decides, writes and answers, the thread in which it
+               syncs, and `serve`
     record_section, metrics
                the records within a batch, where they are looked at; counters for Prometheus
     embedded   a broker for the length of a `with` block

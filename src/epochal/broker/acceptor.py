@@ -47,7 +47,7 @@ class Acceptor:
     ) -> None:
         self._connect = connect
         self._settings = settings
-        self._context = context
+        self.context = context
         self._limit_reached = limit_reached
         raise_descriptor_limit()
         self._loop = asyncio.get_running_loop()
@@ -129,19 +129,19 @@ class Acceptor:
             return "descriptors_reserved"
         if self._by_address[host] >= settings.connections_per_address_max:
             return "connections_per_address_max"
-        if self._context is not None and self.handshakes >= settings.handshakes_max:
+        if self.context is not None and self.handshakes >= settings.handshakes_max:
             return "handshakes_max"
         return ""
 
     async def _welcome(self, accepted: socket.socket, host: str) -> None:
         self.handshakes += 1
         limit_s = self._settings.handshake_within_ms / 1000
-        has_tls = self._context is not None
+        has_tls = self.context is not None
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._counted(host),
                 accepted,
-                ssl=self._context,
+                ssl=self.context,
                 ssl_handshake_timeout=limit_s if has_tls else None,
             )
         except (OSError, asyncio.CancelledError) as error:

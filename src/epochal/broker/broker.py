@@ -29,6 +29,8 @@ from epochal.kafka.primitives import Message
 
 FEATURE = "transaction.version"
 FEATURE_MAX = 2
+_CLIENT_ID_CHARS = 1_000
+"""Of a client's name in the id of a member, which has to fit into every version of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,7 @@ class Broker:
         return self.state.topics.partition(topic, index)
 
     def member_id(self, client_id: str) -> str:
-        return f"{client_id}-{uuid.uuid4()}"
+        return f"{client_id[:_CLIENT_ID_CHARS]}-{uuid.uuid4()}"
 
     def open_transactions(self) -> list[Transaction]:
         ids = self.state.transactions.ids.values()
@@ -208,19 +210,28 @@ class Broker:
                     self.state.move_log_start(partition, start)
 
     def _retained_from(self, partition: Partition, keep_ms: int, keep_bytes: int) -> int:
-        """The offset at which the log may begin: the start of a segment, or the end of the log."""
+        """The offset at which the log may begin: behind a segment, or a batch in memory."""
         log = self.store.logs[partition.number]
         start = partition.log_start
         size = log.size
+        stable_end = partition.stable_end
         for segment in log.segments:
             is_last = segment is log.segments[-1]
-            is_old = keep_ms >= 0 and segment.timestamp_max_ms < self.now_ms - keep_ms
+            is_old = self._is_old(segment.timestamp_max_ms, keep_ms)
             is_surplus = keep_bytes >= 0 and size - segment.size >= keep_bytes and not is_last
-            if not (is_old or is_surplus) or segment.end_offset > partition.stable_end:
-                break
+            if not (is_old or is_surplus) or segment.end_offset > stable_end:
+                return start
             start = segment.end_offset
             size -= segment.size
+        for end_offset, batch_ms, _ in log.in_memory():
+            if not self._is_old(batch_ms, keep_ms) or end_offset > stable_end:
+                break
+            start = end_offset
         return start
+
+    def _is_old(self, timestamp_ms: int, keep_ms: int) -> bool:
+        """What has no time (-1) has no age."""
+        return keep_ms >= 0 and 0 <= timestamp_ms < self.now_ms - keep_ms
 
 
 def _at_once(work: Callable[[], T], then: Callable[[T], None]) -> None:

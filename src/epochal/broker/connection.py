@@ -34,9 +34,9 @@ _HEAD = struct.Struct(">hhih")
 _ANSWER = struct.Struct(">ii")
 _API_VERSIONS = 18
 _BEFORE_LOGIN = frozenset((17, 18, 36))
-_OF_STANDBYS = frozenset((3, 10, 17, 18, 36, 60))
-"""Metadata, FindCoordinator, SaslHandshake, ApiVersions, SaslAuthenticate, DescribeCluster: what a
-member of a cluster that is not the active answers."""
+_OF_STANDBYS = frozenset((3, 10, 17, 18, 35, 36, 60))
+"""Metadata, FindCoordinator, SaslHandshake, ApiVersions, DescribeLogDirs (of its own folder),
+SaslAuthenticate, DescribeCluster: what a member of a cluster that is not the active answers."""
 _KNOWN_BYTES = 6
 """The size of a request and its API key: enough to know whether it may be that large."""
 _UNCOUNTED_BYTES = 1 << 14
@@ -298,7 +298,13 @@ class Connection(asyncio.Protocol):
 
     def _put(self, answer: Message, version: int, correlation_id: int, has_tags: bool) -> None:
         parts: list[Part] = []
-        answer.ENCODERS[version](parts.append, answer)
+        try:
+            answer.ENCODERS[version](parts.append, answer)
+        except (EpochalError, struct.error) as error:
+            # Of an answer that is given later, too, which no request of this client leads to.
+            self._ticks.log(f"an answer for {self._host} can't be written: {error}", "answers")
+            self.close()
+            return
         if has_tags:
             parts.insert(0, b"\x00")
         size = sum(map(len, parts)) + 4

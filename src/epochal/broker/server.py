@@ -30,6 +30,7 @@ from epochal.storage.urls import scheme_of
 
 _SYNC_LOOK_S = 0.002
 _SWITCH_S = 0.001
+_CERTIFICATE_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ class Listener:
             return
         raise Misconfigured(
             f"{self.host} can be reached from other machines, and no client would be authenticated",
-            hint="listen on 127.0.0.1, or set users (SASL) or a certificate (TLS)",
+            hint="listen on 127.0.0.1, or set users (SASL, --users FILE) or a certificate (TLS, "
+            "--certificate and --key)",
         )
 
     def context(self) -> ssl.SSLContext | None:
@@ -80,6 +82,19 @@ class Listener:
                 f"TLS files can't be used: {error}", "PEM files that this process can read"
             ) from None
         return context
+
+    def tls_files(self) -> list[tuple[int, int] | None]:
+        """When each was written, and which file it is: renewals replace them."""
+        paths = filter(None, (self.certificate_file, self.key_file, self.client_ca_file))
+        found: list[tuple[int, int] | None] = []
+        for path in map(Path, paths):
+            try:
+                stat = path.stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((stat.st_mtime_ns, stat.st_ino))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +137,12 @@ async def running(
     context = listener.context()
     users = Users(listener.users, listener.mechanisms) if listener.users else None
     disk = RealDisk(Path(data_dir))
-    store = Store(disk, is_synced=fsync, segment_bytes_max=settings.segment_bytes)
+    store = Store(
+        disk,
+        is_synced=fsync,
+        segment_bytes_max=settings.segment_bytes,
+        segment_ms_max=settings.segment_ms,
+    )
     ticks: TickLoop | None = None
     try:
         broker = Broker(settings, store, time.time_ns() // 1_000_000)
@@ -146,7 +166,8 @@ async def running(
         loop = ticks
         metrics = await _metrics(listener, lambda: render(loop, acceptor))
         try:
-            yield address
+            async with _renewing(listener, acceptor, ticks.log):
+                yield address
         finally:
             acceptor.close()
             if metrics is not None:
@@ -182,9 +203,7 @@ async def running_member(
     users = Users(listener.users, listener.mechanisms) if listener.users else None
     node_id = zlib.crc32(cluster.member.encode()) & 0x7FFF_FFFF
     settings = replace(settings, node_id=node_id)
-    host, _, port = cluster.advertised.rpartition(":")
-    if not host or not port.isdigit():
-        raise Misconfigured(f"--advertise {cluster.advertised}: no address", "host:port")
+    host, port = _advertised(cluster)
     clock = SystemClock()
     if scheme_of(cluster.journal) in {"etcd", "etcds"} and not cluster.segments:
         raise Misconfigured(
@@ -195,6 +214,7 @@ async def running_member(
     disk = RealDisk(Path(data_dir))
     try:
         secret = await asyncio.to_thread(journal.make_secret)
+        await asyncio.to_thread(journal.require_own_segments, secret)
         doubts = await asyncio.to_thread(journal.doubts)
         member = ClusterMember(
             disk,
@@ -219,7 +239,7 @@ async def running_member(
         try:
             await member.caught_up(secret)
             bound = await acceptor.bind(listener.host, listener.port)
-            address = Address(host=host, port=int(port) or bound)
+            address = Address(host=host, port=port or bound)
             record = MemberRecord(
                 member=cluster.member,
                 node_id=node_id,
@@ -234,7 +254,8 @@ async def running_member(
                 listener, lambda: render(member.ticks, acceptor, member.counts())
             )
             try:
-                yield address
+                async with _renewing(listener, acceptor, member.ticks.log):
+                    yield address
             finally:
                 if metrics is not None:
                     metrics.close()
@@ -244,6 +265,45 @@ async def running_member(
             await member.close()
     finally:
         disk.close()
+
+
+def _advertised(cluster: Cluster) -> tuple[str, int]:
+    host, _, port = cluster.advertised.rpartition(":")
+    if not host or not port.isdigit():
+        raise Misconfigured(f"--advertise {cluster.advertised}: no address", "host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@asynccontextmanager
+async def _renewing(
+    listener: Listener, acceptor: Acceptor, log: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """For the length of a block, certificates that are renewed are used for new connections."""
+
+    async def look() -> None:
+        seen = listener.tls_files()
+        while True:
+            await asyncio.sleep(_CERTIFICATE_LOOK_S)
+            found = listener.tls_files()
+            if found == seen:
+                continue
+            try:
+                acceptor.context = listener.context()
+            except Misconfigured as error:
+                # A key may still have to follow its certificate.
+                log(f"{error.message}: those before are used")
+            else:
+                seen = found
+                log("renewed TLS files are used from here on")
+
+    if listener.certificate_file is None:
+        yield
+        return
+    task = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _metrics(listener: Listener, text: Callable[[], str]) -> asyncio.Server | None:

@@ -2,6 +2,9 @@
 
 NOT_LEADER_OR_FOLLOWER or NOT_COORDINATOR: the client asks for metadata again, which names the
 active. To be cut off means the same to most clients; some take it for a server that wants SASL.
+
+Tools ask every broker for its own groups and transactions, and put the answers together: a standby
+has none.
 """
 
 from __future__ import annotations
@@ -35,11 +38,16 @@ from epochal.kafka.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from epochal.kafka.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from epochal.kafka.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from epochal.kafka.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from epochal.kafka.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from epochal.kafka.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
+)
+from epochal.kafka.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
 )
 from epochal.kafka.messages.offset_commit import (
     OffsetCommitRequest,
@@ -84,6 +92,12 @@ _BY_CODE: Mapping[type[Message], Callable[..., Message]] = {
 }
 
 
+_EMPTY: Mapping[type[Message], Callable[[], Message]] = {
+    ListGroupsRequest: ListGroupsResponse,
+    ListTransactionsRequest: ListTransactionsResponse,
+}
+
+
 def refusal(request: Message, version: int) -> Message | None:
     """
     None: the request has no answer that says so, and its connection is cut. So is that of one for
@@ -92,6 +106,9 @@ def refusal(request: Message, version: int) -> Message | None:
     """
     if isinstance(request, InitProducerIdRequest) and not request.transactional_id:
         return None
+    empty = _EMPTY.get(type(request))
+    if empty is not None:
+        return empty()
     made = _BY_CODE.get(type(request))
     if made is not None:
         return made(error_code=Code.NOT_COORDINATOR)
@@ -135,56 +152,29 @@ def _fetch(request: FetchRequest, _: int) -> Message:
     )
 
 
-def _list_offsets(request: ListOffsetsRequest, _: int) -> Message:
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[
-                    ListOffsetsPartitionResponse(
-                        partition_index=one.partition_index,
-                        error_code=Code.NOT_LEADER_OR_FOLLOWER,
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+def _by_partition(
+    answer: Callable[..., Message],
+    topic_of: Callable[..., Any],
+    partition_of: Callable[..., Any],
+    code: Code,
+) -> Callable[[Any, int], Message]:
+    """Of requests whose topics and partitions have the same names in the answer."""
 
+    def refuse(request: Any, _: int) -> Message:
+        return answer(
+            topics=[
+                topic_of(
+                    name=topic.name,
+                    partitions=[
+                        partition_of(partition_index=one.partition_index, error_code=code)
+                        for one in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
-def _offset_commit(request: OffsetCommitRequest, _: int) -> Message:
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=one.partition_index, error_code=Code.NOT_COORDINATOR
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
-def _txn_offset_commit(request: TxnOffsetCommitRequest, _: int) -> Message:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=one.partition_index, error_code=Code.NOT_COORDINATOR
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    return refuse
 
 
 def _offset_fetch(request: OffsetFetchRequest, version: int) -> Message | None:
@@ -222,9 +212,24 @@ def _add_partitions(request: AddPartitionsToTxnRequest, version: int) -> Message
 _BY_PART: Mapping[type[Message], Callable[[Any, int], Message | None]] = {
     AddPartitionsToTxnRequest: _add_partitions,
     FetchRequest: _fetch,
-    ListOffsetsRequest: _list_offsets,
-    OffsetCommitRequest: _offset_commit,
+    ListOffsetsRequest: _by_partition(
+        ListOffsetsResponse,
+        ListOffsetsTopicResponse,
+        ListOffsetsPartitionResponse,
+        Code.NOT_LEADER_OR_FOLLOWER,
+    ),
+    OffsetCommitRequest: _by_partition(
+        OffsetCommitResponse,
+        OffsetCommitResponseTopic,
+        OffsetCommitResponsePartition,
+        Code.NOT_COORDINATOR,
+    ),
     OffsetFetchRequest: _offset_fetch,
     ProduceRequest: _produce,
-    TxnOffsetCommitRequest: _txn_offset_commit,
+    TxnOffsetCommitRequest: _by_partition(
+        TxnOffsetCommitResponse,
+        TxnOffsetCommitResponseTopic,
+        TxnOffsetCommitResponsePartition,
+        Code.NOT_COORDINATOR,
+    ),
 }

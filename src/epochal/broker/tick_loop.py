@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from epochal.broker.broker import Address, Broker
 from epochal.broker.connection import Connection
+from epochal.broker.loop_thread import LoopThread
 
 _TIME_EVERY_S = 0.1
 _CLEAN_UP_EVERY_S = 30.0
@@ -81,6 +82,7 @@ class TickLoop:
         self._logged: dict[str, tuple[float, int]] = {}
         """Kinds of lines → when the last one was written, and how many were not since."""
         self._threads = ThreadPoolExecutor(_ASIDE_THREADS, "epochal-broker-aside")
+        self._sync_thread = LoopThread("epochal-broker-sync")
         self._woken: dict[Connection, None] = {}
         self._answering: list[Connection] = []
         self._due: list[Callable[[], None]] = []
@@ -252,17 +254,12 @@ class TickLoop:
         store.commit()
         if not has_answers or not store.needs_sync:
             return True
-
-        def synced(done: asyncio.Future[None]) -> None:
-            error = done.exception()
-            if error is None:
-                then()
-            else:
-                self.is_syncing = False
-                self._stop(error)
-
-        self._loop.run_in_executor(None, store.sync).add_done_callback(synced)
+        self._sync_thread.call(store.sync, lambda _: then(), self._sync_failed)
         return False
+
+    def _sync_failed(self, error: BaseException) -> None:
+        self.is_syncing = False
+        self._stop(error)
 
     def refuse_answers(self) -> None:
         """None of the answers of this tick may leave: cut their connections."""
@@ -275,13 +272,18 @@ class TickLoop:
         answering, self._answering = self._answering, []
         for connection in answering:
             connection.flush()
-        store = self.broker.store
-        if store.wants_roll and not store.has_pending:
-            try:
-                store.roll(self.broker.state.known())
-            except BaseException as error:  # noqa: BLE001  as above
-                self._stop(error)
-                return
+        store, state = self.broker.store, self.broker.state
+        if self.is_over or not store.wants_roll or store.has_pending:
+            self.go_on()
+            return
+        # With many partitions it takes its time: beside the loop, and no tick is decided meanwhile.
+        self.is_syncing = True
+        self._sync_thread.call(
+            lambda: store.roll(state.known()), lambda _: self._rolled(), self._sync_failed
+        )
+
+    def _rolled(self) -> None:
+        self.is_syncing = False
         self.go_on()
 
     def go_on(self) -> None:
@@ -318,6 +320,7 @@ class TickLoop:
         self.is_over = True
         self._timer.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._sync_thread.close()
         for connection in list(self._connections):
             connection.close()
 

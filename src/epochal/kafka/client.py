@@ -501,10 +501,13 @@ def _no_time_left() -> EpochalError:
     return TryAgain("there was no time left to ask")
 
 
+_ADDRESSES = "check the addresses of the brokers, and that they are up"
+
+
 def _unreachable(failures: Sequence[EpochalError]) -> EpochalError:
     """The error where no address answered; `TryAgain` if any of them may answer later."""
     reasons = "; ".join(dict.fromkeys(error.message for error in failures))
-    hint = next((error.hint for error in failures if error.hint), "")
+    hint = next((error.hint for error in failures if error.hint), _ADDRESSES)
     if any(isinstance(error, TryAgain) for error in failures):
         return TryAgain(f"no broker can be reached: {reasons}", hint)
     return type(failures[0])(reasons, hint)

@@ -24,7 +24,8 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        host, colon, port = text.strip().rpartition(":")
+        # Java's clients take a listener's name in front, as in PLAINTEXT://host:9092.
+        host, colon, port = text.strip().rpartition("://")[2].rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise Misconfigured(
                 f"{text.strip()!r} is not the address of a broker", hint="write host:port"

@@ -35,6 +35,7 @@ new = object.__new__
 """How decoders make a message: without a call of its `__init__`, as they set every field."""
 
 _UVARINT_BYTES_MAX = 5
+_TEXT_BYTES_MAX = (1 << 15) - 1
 
 
 class Allowed:
@@ -199,6 +200,17 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
     raise Malformed(f"a variable-length number of more than 32 bits at byte {at}")
 
 
+def read_text_size(data: bytes, at: int) -> tuple[int, int]:
+    """
+    The size of a text and 1. As in Kafka, a text has at most as many bytes as two bytes can count,
+    also where its version could count more: others have to be able to ask for it by an older one.
+    """
+    size, at = read_uvarint(data, at)
+    if size > _TEXT_BYTES_MAX + 1:
+        raise Malformed(f"a text of {size - 1} bytes, above {_TEXT_BYTES_MAX}")
+    return size, at
+
+
 def skip_tagged(data: bytes, at: int) -> int:
     """Skip a section of unknown tagged fields."""
     count, at = read_uvarint(data, at)
@@ -231,7 +243,7 @@ def read_strings(data: bytes, at: int, count: int) -> tuple[list[str], int]:
 def read_compact_strings(data: bytes, at: int, count: int) -> tuple[list[str], int]:
     found: list[str] = []
     for _ in range(count):
-        size, at = read_uvarint(data, at)
+        size, at = read_text_size(data, at)
         if not size:
             raise null_refused("an element of an array of strings")
         end = at + size - 1

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochal.arrow_values import numbers, scalar
+from epochal.errors import RowRejected
 from epochal.kafka import varints
 from epochal.kafka.primitives import Malformed
 from epochal.kafka.varints import Ints, Measured, constant, data_of, join, written
@@ -29,7 +30,7 @@ def _each(column: pa.Array) -> tuple[Measured, Measured, Measured, pa.StructArra
     lists = _as_list(column)
     flat = lists.flatten()
     if flat.field("key").null_count or flat.null_count:
-        raise ValueError("a record header has no key")
+        raise RowRejected("a row has a record header without a key", "headers= must name each")
     counts = pc.fill_null(pc.list_value_length(lists), scalar(0, pa.int32()))
     keys = pc.binary_length(flat.field("key"))
     values = pc.fill_null(pc.binary_length(flat.field("value")), scalar(-1, pa.int32()))

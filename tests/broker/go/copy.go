@@ -13,14 +13,15 @@ import (
 )
 
 func main() {
-	seeds, source, target := strings.Split(os.Args[1], ","), os.Args[2], os.Args[3]
+	protocol, seeds := os.Args[1], strings.Split(os.Args[2], ",")
+	source, target := os.Args[3], os.Args[4]
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		cancel()
 	}()
 	for ctx.Err() == nil {
-		if err := copyRows(ctx, seeds, source, target); err != nil {
+		if err := copyRows(ctx, protocol, seeds, source, target); err != nil {
 			// A new session ends what is open, and the group goes on from its offsets.
 			fmt.Println("again", err)
 			time.Sleep(100 * time.Millisecond)
@@ -29,8 +30,14 @@ func main() {
 	fmt.Println("done")
 }
 
-func copyRows(ctx context.Context, seeds []string, source, target string) error {
+func copyRows(ctx context.Context, protocol string, seeds []string, source, target string) error {
+	clientCtx := context.Background()
+	if protocol == "consumer" {
+		// The only way to ask this release for the newer protocol of groups.
+		clientCtx = context.WithValue(clientCtx, "opt_in_kafka_next_gen_balancer_beta", true)
+	}
 	session, err := kgo.NewGroupTransactSession(
+		kgo.WithContext(clientCtx),
 		kgo.SeedBrokers(seeds...),
 		kgo.TransactionalID("go-copy"),
 		kgo.ConsumerGroup("go-copy"),

@@ -56,8 +56,14 @@ public class NewerConsumers {
         say(about, now, "together", all.size());
     }
 
+    /** What the group is once all have confirmed what they were given. */
     static void describe(Admin admin, String group) throws Exception {
-        ConsumerGroupDescription found = admin.describeConsumerGroups(List.of(group)).all().get().get(group);
+        long until = System.currentTimeMillis() + 60_000;
+        ConsumerGroupDescription found;
+        do {
+            for (KafkaConsumer<String, String> one : alive) one.poll(Duration.ofMillis(20));
+            found = admin.describeConsumerGroups(List.of(group)).all().get().get(group);
+        } while (found.groupState() != GroupState.STABLE && System.currentTimeMillis() < until);
         List<String> kinds = found.members().stream().map(m -> m.upgraded().map(String::valueOf).orElse("classic")).sorted().toList();
         say("described", found.type(), found.groupState(), found.partitionAssignor(), kinds);
     }

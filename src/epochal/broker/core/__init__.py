@@ -10,7 +10,7 @@
     group_members  members and states of a group
     groups         groups: classic ones, and those that change their protocol
     consumer_members, consumer_groups  groups of the newer consumer protocol
-    consumer_protocol  what classic consumers tell each other, for groups with both kinds
+    consumer_protocol  what classic consumers send each other, for groups with both kinds
     assignors      who reads which partitions, in the newer protocol
     topics         names, partitions and their configuration
     state          all of it together, and its recovery from entries and snapshots

@@ -15,7 +15,9 @@ from epochal.kafka.codes import Code
 from epochal.kafka.primitives import Records
 
 ZSTD = 4
-_COMPRESSION_MAX = ZSTD
+COMPRESSION_MAX = ZSTD
+RECORD_BYTES_MIN = 7
+"""A byte for each of its numbers, and nothing else."""
 
 
 class BatchHeader(NamedTuple):
@@ -92,7 +94,9 @@ def _of_contents(  # noqa: PLR0911  a line for each of the rules
     if head.attributes & batch_format.BIT_CONTROL:
         return Refusal(Code.INVALID_RECORD, "only the coordinator writes control batches")
     compression = head.attributes & batch_format.COMPRESSION_BITS
-    if compression > _COMPRESSION_MAX:
+    if not compression and head.records * RECORD_BYTES_MIN > head.size - batch_format.HEADER_BYTES:
+        return Refusal(Code.INVALID_RECORD, f"{head.records} records in {head.size} bytes")
+    if compression > COMPRESSION_MAX:
         return Refusal(Code.INVALID_RECORD, f"there is no compression {compression}")
     if compression == ZSTD and not takes_zstd:
         return Refusal(Code.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or newer")

@@ -28,7 +28,9 @@ from epochal.broker.core.group_members import (
     JoinAnswer,
     JoinRequest,
     Member,
+    Sender,
     SyncAnswer,
+    SyncRequest,
     Token,
     can_agree,
     changed,
@@ -267,22 +269,12 @@ class ClassicGroups:
 
     # The other requests of members
 
-    def sync(
-        self,
-        group_id: str,
-        who: tuple[str, str | None, int],
-        protocol: tuple[str | None, str | None],
-        assignments: dict[str, bytes],
-        *,
-        token: Token,
-        now_ms: int,
-    ) -> None:
-        group = self.groups.get(group_id)
-        code = self.check_member(group_id, who)
+    def sync(self, request: SyncRequest, token: Token, now_ms: int) -> None:
+        group = self.groups.get(request.group_id)
+        code = self.check_member(request.group_id, request.sender)
         if code is Code.NONE and group is not None:
-            given_type, given_name = protocol
-            if (given_type or group.protocol_type) != group.protocol_type or (
-                given_name or group.protocol
+            if (request.protocol_type or group.protocol_type) != group.protocol_type or (
+                request.protocol or group.protocol
             ) != group.protocol:
                 code = Code.INCONSISTENT_GROUP_PROTOCOL
             elif group.state is GroupState.PREPARING:
@@ -290,14 +282,14 @@ class ClassicGroups:
         if code is not Code.NONE or group is None:
             self.answers.append((token, SyncAnswer(code)))
             return
-        member = group.members[who[0]]
+        member = group.members[request.sender.member_id]
         member.session_until_ms = now_ms + member.session_timeout_ms
         if group.state is GroupState.STABLE:
             self.answers.append((token, synced(group, member)))
             return
         member.syncing = token
         if group.leader == member.member_id:
-            self._stabilize(group, assignments, now_ms)
+            self._stabilize(group, request.assignments, now_ms)
 
     def _stabilize(self, group: Group, assignments: dict[str, bytes], now_ms: int) -> None:
         group.state = GroupState.STABLE
@@ -309,33 +301,30 @@ class ClassicGroups:
                 member.syncing = None
         self._persist(group)
 
-    def heartbeat(self, group_id: str, who: tuple[str, str | None, int], now_ms: int) -> Code:
-        code = self.check_member(group_id, who)
+    def heartbeat(self, group_id: str, sender: Sender, now_ms: int) -> Code:
+        code = self.check_member(group_id, sender)
         if code is not Code.NONE:
             return code
         group = self.groups[group_id]
-        member = group.members[who[0]]
+        member = group.members[sender.member_id]
         member.session_until_ms = now_ms + member.session_timeout_ms
         is_rebalancing = group.state is GroupState.PREPARING
         return Code.REBALANCE_IN_PROGRESS if is_rebalancing else Code.NONE
 
-    def check_member(self, group_id: str, who: tuple[str, str | None, int]) -> Code:
-        """Whether (member id, instance id, generation) is a member of the group as it is now."""
+    def check_member(self, group_id: str, sender: Sender) -> Code:
+        """Whether this is a member of the group as it is now."""
         if not group_id:
             return Code.INVALID_GROUP_ID
         group = self.groups.get(group_id)
         if group is None:
             return Code.UNKNOWN_MEMBER_ID
-        member_id, instance_id, generation = who
-        code = check_member(group, member_id, instance_id)
-        if code is Code.NONE and generation != group.generation:
+        code = check_member(group, sender.member_id, sender.instance_id)
+        if code is Code.NONE and sender.generation != group.generation:
             return Code.ILLEGAL_GENERATION
         return code
 
-    def check_commit(
-        self, group_id: str, who: tuple[str, str | None, int], is_transactional: bool
-    ) -> Code:
-        member_id, instance_id, generation = who
+    def check_commit(self, group_id: str, sender: Sender, is_transactional: bool) -> Code:
+        member_id, instance_id, generation = sender
         group = self.groups.get(group_id)
         if group is None:
             return Code.NONE if generation < 0 else Code.ILLEGAL_GENERATION
@@ -343,7 +332,7 @@ class ClassicGroups:
         is_nobody = not member_id and instance_id is None
         if generation < 0 and (is_free or (is_transactional and is_nobody)):
             return Code.NONE
-        code = self.check_member(group_id, who)
+        code = self.check_member(group_id, sender)
         is_early = not is_transactional and group.state is GroupState.COMPLETING
         return Code.REBALANCE_IN_PROGRESS if is_early and code is Code.NONE else code
 

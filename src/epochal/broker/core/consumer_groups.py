@@ -66,7 +66,9 @@ from epochal.broker.core.group_members import (
     Group,
     JoinAnswer,
     JoinRequest,
+    Sender,
     SyncAnswer,
+    SyncRequest,
 )
 from epochal.broker.core.settings import Settings
 from epochal.broker.core.topics import Refused, Topics
@@ -296,17 +298,12 @@ class ConsumerGroups:
             return self._replace_static(group, old, member_id)
         return group.members.get(member_id) or ConsumerMember(group.group_id, member_id)
 
-    def sync(
-        self,
-        group: ConsumerGroup,
-        who: tuple[str, str | None, int],
-        protocol: tuple[str | None, str | None],
-        now_ms: int,
-    ) -> SyncAnswer:
+    def sync(self, group: ConsumerGroup, request: SyncRequest, now_ms: int) -> SyncAnswer:
         """Raises `Refused`."""
-        member = classic_member(group, who)
+        member = classic_member(group, request.sender)
         name = member.protocols[0][0]
-        if (protocol[0] or CONSUMER) != CONSUMER or (protocol[1] or name) != name:
+        given_type, given_name = request.protocol_type, request.protocol
+        if (given_type or CONSUMER) != CONSUMER or (given_name or name) != name:
             raise Refused(Code.INCONSISTENT_GROUP_PROTOCOL, f"the protocol is {name}")
         if group.epoch > member.epoch and member.state != Reconciliation.UNREVOKED:
             self._must_join(group, member, now_ms)
@@ -316,13 +313,11 @@ class ConsumerGroups:
         timers[Timer.SESSION] = now_ms + member.session_timeout_ms
         places = self.by_name(frozenset(member.assigned))
         assignment = write_assignment(places, like=member.protocols[0][1])
-        return SyncAnswer(Code.NONE, *protocol, assignment)
+        return SyncAnswer(Code.NONE, given_type, given_name, assignment)
 
-    def classic_beat(
-        self, group: ConsumerGroup, who: tuple[str, str | None, int], now_ms: int
-    ) -> Code:
+    def classic_beat(self, group: ConsumerGroup, sender: Sender, now_ms: int) -> Code:
         """Raises `Refused`."""
-        member = classic_member(group, who)
+        member = classic_member(group, sender)
         group.deadlines[member.member_id][Timer.SESSION] = now_ms + member.session_timeout_ms
         missing = member.target - member.assigned.keys()
         is_free = member.state == Reconciliation.UNRELEASED and not any(
@@ -414,10 +409,10 @@ class ConsumerGroups:
     # Offsets
 
     def check_commit(
-        self, group: ConsumerGroup, who: tuple[str, str | None, int], *, is_versioned: bool
+        self, group: ConsumerGroup, sender: Sender, *, is_versioned: bool
     ) -> CommitCheck:
         """`is_versioned`: the request's epoch may be a member epoch (OffsetCommit 9)."""
-        member_id, _, epoch = who
+        member_id, _, epoch = sender
         if epoch < 0 and not group.members:
             return CommitCheck(Code.NONE)
         member = group.members.get(member_id)

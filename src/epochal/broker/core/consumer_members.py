@@ -11,7 +11,7 @@ import re2
 
 from epochal.broker.core.assignors import ASSIGNORS
 from epochal.broker.core.entries import ConsumerMember, Places
-from epochal.broker.core.group_members import CONSUMER, JoinRequest
+from epochal.broker.core.group_members import CONSUMER, JoinRequest, Sender
 from epochal.broker.core.topics import Refused
 from epochal.kafka.codes import Code
 
@@ -34,7 +34,7 @@ class Timer(Enum):
 
     SESSION = "a sign of life"
     REVOKING = "giving up the partitions that it was asked to"
-    JOINING = "joining again, after it was told to"
+    JOINING = "joining again, as it was asked to"
     SYNCING = "asking for its partitions, after it joined"
 
 
@@ -270,8 +270,8 @@ def check_protocols(group: ConsumerGroup, wish: JoinRequest) -> None:
         )
 
 
-def classic_member(group: ConsumerGroup, who: tuple[str, str | None, int]) -> ConsumerMember:
-    member_id, instance_id, generation = who
+def classic_member(group: ConsumerGroup, sender: Sender) -> ConsumerMember:
+    member_id, instance_id, generation = sender
     member = group.member(member_id, instance_id)
     if not is_classic(member):
         raise Refused(

@@ -233,6 +233,13 @@ class SlotTaken(NamedTuple):
     claims: list[int]
 
 
+class SlotFilled(NamedTuple):
+    """As `SlotTaken`, after another slot of the same generation: the rest is as it was."""
+
+    number: int
+    crc: int
+
+
 OffsetRow: TypeAlias = tuple[str, int, int, int, str, int]
 ProducerRow: TypeAlias = tuple[int, int, int, int, int, list[tuple[int, int, int]]]
 """Producer id, epoch, last time stamp, coordinator epoch, first offset of the open transaction or
@@ -269,4 +276,5 @@ Entry: TypeAlias = (
     | Identity
     | ProducersForgotten
     | SlotTaken
+    | SlotFilled
 )

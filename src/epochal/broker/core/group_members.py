@@ -57,6 +57,15 @@ Token = Callable[[Answer], None]
 """Called with the answer, once."""
 
 
+class Sender(NamedTuple):
+    """The member that a request says it comes from."""
+
+    member_id: str
+    instance_id: str | None
+    generation: int
+    """Of a member of the newer protocol: its epoch."""
+
+
 class JoinRequest(NamedTuple):
     """A request to join, as in its newest version."""
 
@@ -72,6 +81,17 @@ class JoinRequest(NamedTuple):
     must_know_id: bool
     """Whether a new member first gets its id, and joins again with it."""
     may_skip_assignment: bool
+
+
+class SyncRequest(NamedTuple):
+    """A request for the assignment of its sender, or the leader's with all of them."""
+
+    group_id: str
+    sender: Sender
+    protocol_type: str | None
+    protocol: str | None
+    assignments: dict[str, bytes]
+    """Member id → what it is assigned."""
 
 
 @dataclass(slots=True, eq=False)

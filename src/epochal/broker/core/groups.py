@@ -23,7 +23,9 @@ from epochal.broker.core.group_members import (
     JoinAnswer,
     JoinRequest,
     Member,
+    Sender,
     SyncAnswer,
+    SyncRequest,
     Token,
     chosen,
     subscription,
@@ -80,39 +82,30 @@ class Groups:
         self.answers.append((token, answer))
         self._make_classic_again(group, now_ms)
 
-    def sync(
-        self,
-        group_id: str,
-        who: tuple[str, str | None, int],
-        protocol: tuple[str | None, str | None],
-        assignments: dict[str, bytes],
-        *,
-        token: Token,
-        now_ms: int,
-    ) -> None:
-        newer = self.consumers.groups.get(group_id)
+    def sync(self, request: SyncRequest, token: Token, now_ms: int) -> None:
+        newer = self.consumers.groups.get(request.group_id)
         if newer is None:
-            self.classic.sync(group_id, who, protocol, assignments, token=token, now_ms=now_ms)
+            self.classic.sync(request, token, now_ms)
             return
         try:
-            answer = self.consumers.sync(newer, who, protocol, now_ms)
+            answer = self.consumers.sync(newer, request, now_ms)
         except Refused as refused:
             answer = SyncAnswer(refused.code)
         self.answers.append((token, answer))
 
-    def heartbeat(self, group_id: str, who: tuple[str, str | None, int], now_ms: int) -> Code:
+    def heartbeat(self, group_id: str, sender: Sender, now_ms: int) -> Code:
         newer = self.consumers.groups.get(group_id)
         if newer is None:
-            return self.classic.heartbeat(group_id, who, now_ms)
+            return self.classic.heartbeat(group_id, sender, now_ms)
         try:
-            return self.consumers.classic_beat(newer, who, now_ms)
+            return self.consumers.classic_beat(newer, sender, now_ms)
         except Refused as refused:
             return refused.code
 
     def check_commit(
         self,
         group_id: str,
-        who: tuple[str, str | None, int],
+        sender: Sender,
         *,
         is_transactional: bool,
         is_versioned: bool = True,
@@ -125,10 +118,10 @@ class Groups:
         newer = self.consumers.groups.get(group_id)
         if newer is not None:
             is_versioned = is_versioned or is_transactional
-            found = self.consumers.check_commit(newer, who, is_versioned=is_versioned)
+            found = self.consumers.check_commit(newer, sender, is_versioned=is_versioned)
             is_stale = is_transactional and found.code is Code.STALE_MEMBER_EPOCH
             return found._replace(code=Code.ILLEGAL_GENERATION) if is_stale else found
-        return CommitCheck(self.classic.check_commit(group_id, who, is_transactional))
+        return CommitCheck(self.classic.check_commit(group_id, sender, is_transactional))
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None, now_ms: int) -> Code:
         newer = self.consumers.groups.get(group_id)

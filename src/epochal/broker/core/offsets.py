@@ -2,12 +2,16 @@
 
 Offsets that a transaction commits are *pending* under its producer id until the transaction is
 decided: a commit makes them the group's, an abort drops them. Readers that ask for stable offsets
-are result to wait while a partition has pending ones.
+have to wait while a partition has pending ones.
+
+Offsets that are forgotten are forgotten pending ones included: a topic that is made again under its
+old name must not get an offset of the first one by a transaction that ends later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from epochal.broker.core.entries import (
@@ -67,11 +71,16 @@ class Offsets:
             self._emit(entry)
 
     def forget_group(self, group: str) -> None:
-        self.forget(group, list(self.groups.get(group, ())))
+        self.forget(group, self._places(group))
 
     def forget_topic(self, topic: str) -> None:
-        for group, rows in list(self.groups.items()):
-            self.forget(group, [place for place in rows if place[0] == topic])
+        for group in dict.fromkeys((*self.groups, *self.pending)):
+            self.forget(group, [place for place in self._places(group) if place[0] == topic])
+
+    def _places(self, group: str) -> list[Place]:
+        """Those with an offset of the group, committed or pending."""
+        pending = self.pending.get(group, {}).values()
+        return list(dict.fromkeys(chain(self.groups.get(group, ()), *pending)))
 
     # Entries
 
@@ -89,17 +98,16 @@ class Offsets:
         rows = waiting.pop(entry.producer_id)
         if not waiting:
             del self.pending[entry.group]
-        if entry.is_commit:
+        if entry.is_commit and rows:
             self.groups.setdefault(entry.group, {}).update(rows)
 
     def apply_forgotten(self, entry: OffsetsForgotten) -> None:
-        rows = self.groups.get(entry.group)
-        if rows is None:
-            return
-        for topic, partition in entry.places:
-            rows.pop((topic, partition), None)
-        if not rows:
-            del self.groups[entry.group]
+        committed, waiting = self.groups.get(entry.group, {}), self.pending.get(entry.group, {})
+        for rows in (committed, *waiting.values()):
+            for topic, partition in entry.places:
+                rows.pop((topic, partition), None)
+        if not committed:
+            self.groups.pop(entry.group, None)
 
     def known(self) -> Iterator[Entry]:
         for group, rows in self.groups.items():

@@ -10,9 +10,10 @@ many as a client keeps under way. A batch is
     out of order   otherwise. An older epoch is a zombie's.
 
 A transaction is open here from its first batch to its marker. The *last stable offset* is the first
-offset of the oldest open transaction, or the end: readers of committed records get no further, so
-that whatever they do get is decided. What was aborted is result to them as (producer id, first
-offset): from there on they drop that producer's records up to its abort marker.
+offset of the oldest open transaction that the log still has, or the end: readers of committed
+records get no further, so that whatever they do get is decided. Aborted transactions are listed in
+their answers as (producer id, first offset): from there on they drop that producer's records up to
+its abort marker.
 
 Open transactions are kept in the order of their first offsets, which is the order in which they
 were opened, so that the oldest is always the first: no search.
@@ -104,7 +105,7 @@ class Partition:
     def stable_end(self) -> int:
         """The last stable offset."""
         for first in self.open.values():
-            return first
+            return max(first, self.log_start)
         return self.end
 
     def judge(  # noqa: PLR0911  a line for each of the rules
@@ -217,7 +218,8 @@ class Partition:
         """The aborted transactions that a reader of these offsets has to know."""
         at = bisect_left(self.aborted, start, key=lambda aborted: aborted.last_offset)
         found: list[Aborted] = []
-        for aborted in self.aborted[at:]:
+        for number in range(at, len(self.aborted)):
+            aborted = self.aborted[number]
             if aborted.first_offset < end:
                 found.append(aborted)
             if aborted.stable_offset >= end:

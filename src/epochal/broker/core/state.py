@@ -36,6 +36,7 @@ from epochal.broker.core.entries import (
     ProducerIdsReserved,
     ProducersForgotten,
     SegmentKnown,
+    SlotFilled,
     SlotTaken,
     TopicChanged,
     TopicDeleted,
@@ -222,7 +223,7 @@ class BrokerState:
                 partition = self.topics.partitions.get(entry.partition)
                 if partition is not None:
                     partition.forget(entry.producers)
-            case Placed() | SegmentKnown() | SlotTaken() | AppendedElsewhere():
+            case Placed() | SegmentKnown() | SlotTaken() | SlotFilled() | AppendedElsewhere():
                 pass  # where bytes are is the storage's business
 
     def recovered(self, now_ms: int) -> None:
@@ -271,7 +272,11 @@ class BrokerState:
         for group, rows in list(self.offsets.groups.items()):
             idle_ms = self.groups.idle_since(group)
             if idle_ms is not None and idle_ms <= before_ms:
-                old = [place for place, row in rows.items() if row.committed_ms < before_ms]
+                old = [
+                    place
+                    for place, row in rows.items()
+                    if row.committed_ms < before_ms and not self.offsets.is_unstable(group, place)
+                ]
                 self.offsets.forget(group, old)
         for group in self.groups:
             idle_ms = self.groups.idle_since(group)

@@ -1,6 +1,6 @@
 """Fetch: read batches, or wait until there are some.
 
-Fetch sessions are not kept: clients are result session 0 and send whole requests.
+Fetch sessions are not kept: every answer has session 0, so clients send whole requests.
 """
 
 from __future__ import annotations

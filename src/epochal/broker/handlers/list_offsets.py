@@ -106,19 +106,20 @@ class _Asked:
             timestamp_ms = log.latest_timestamp()
         if timestamp_ms < 0:
             return
-        batch = log.first_since(timestamp_ms, partition.log_start)
-        if batch is None:
-            return
+        start = partition.log_start
+        batches = log.since(timestamp_ms, start)
         bytes_max = self._call.broker.settings.unpacked_bytes_max
 
         def search() -> None:
             try:
-                found = first_since(batch, timestamp_ms, bytes_max)
+                found = (first_since(one, timestamp_ms, start, bytes_max) for one in batches)
+                first = next(filter(None, found), None)
             except Malformed as error:
                 answer.error_code = Code.CORRUPT_MESSAGE
                 self.oversized += isinstance(error, Oversized)
                 return
-            if found is not None and found[1] < end:
-                self._set(answer, *found)
+            if first is not None and first[1] < end:
+                self._set(answer, *first)
 
-        self.searches.append(search)
+        if batches:
+            self.searches.append(search)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from epochal.broker.broker import Call
 from epochal.broker.core.entries import OffsetRow
+from epochal.broker.core.group_members import Sender
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.offset_commit import (
     OffsetCommitRequest,
@@ -20,11 +21,13 @@ _EPOCHS_FROM = 9
 
 def handle(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
     broker = call.broker
-    who = (request.member_id, request.group_instance_id, request.generation_id_or_member_epoch)
+    sender = Sender(
+        request.member_id, request.group_instance_id, request.generation_id_or_member_epoch
+    )
     groups = broker.state.groups
     is_versioned = call.version >= _EPOCHS_FROM
     code, but_for = groups.check_commit(
-        request.group_id, who, is_transactional=False, is_versioned=is_versioned
+        request.group_id, sender, is_transactional=False, is_versioned=is_versioned
     )
     if code is Code.ILLEGAL_GENERATION and is_versioned and request.group_id not in groups:
         code = Code.GROUP_ID_NOT_FOUND

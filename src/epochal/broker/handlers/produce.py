@@ -25,6 +25,7 @@ _ZSTD_FROM = 7
 _REASONS_FROM = 8
 _ABORTABLE_FROM = 11
 _ACKS = (-1, 0, 1)
+_ANY_TIME = (1 << 63) - 1
 
 
 _KEYLESS = "Compacted topic cannot accept message without key in topic partition {}-{}."
@@ -99,10 +100,11 @@ def _append(  # noqa: PLR0911  a line for each refusal
         return _refused(part, Code.INVALID_REQUIRED_ACKS)
     if topic is None or not 0 <= part.index < len(topic.partitions):
         return _refused(part, Code.UNKNOWN_TOPIC_OR_PARTITION)
+    is_stamped = topic.is_log_append_time
     head = inspect(
         part.records,
         bytes_max=topic.message_bytes_max,
-        timestamp_max_ms=broker.now_ms + topic.timestamp_ahead_max_ms,
+        timestamp_max_ms=_ANY_TIME if is_stamped else broker.now_ms + topic.timestamp_ahead_max_ms,
         takes_zstd=call.version >= _ZSTD_FROM,
     )
     if isinstance(head, Refusal) or part.records is None:
@@ -115,7 +117,6 @@ def _append(  # noqa: PLR0911  a line for each refusal
         code = _check_transaction(call, request, head, partition)
         if code is not Code.NONE:
             return _refused(part, code)
-    is_stamped = topic.is_log_append_time
     verdict, offset = broker.state.append(
         partition,
         head,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from epochal.broker.broker import Call
 from epochal.broker.core.entries import OffsetRow
-from epochal.broker.core.group_members import CommitCheck
+from epochal.broker.core.group_members import CommitCheck, Sender
 from epochal.broker.handlers.offset_commit import checked_offset
 from epochal.kafka.codes import Code
 from epochal.kafka.messages.txn_offset_commit import (
@@ -57,6 +57,6 @@ def _check(call: Call, request: TxnOffsetCommitRequest) -> CommitCheck:
         code = Code.INVALID_TXN_STATE
     if code is not Code.NONE:
         return CommitCheck(code)
-    member = (request.member_id, request.group_instance_id, request.generation_id)
+    sender = Sender(request.member_id, request.group_instance_id, request.generation_id)
     groups = call.broker.state.groups
-    return groups.check_commit(request.group_id, member, is_transactional=True)
+    return groups.check_commit(request.group_id, sender, is_transactional=True)

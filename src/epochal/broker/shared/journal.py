@@ -7,13 +7,15 @@ Its keys:
                                    is a store for segments: the slot names what is in it
     members/NAME                   where a member is reached, for clients and for `status`
     secret                         by which members know each other: who may read the journal has it
+    owner                          in the store for segments: of which cluster they are
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -40,21 +42,24 @@ from epochal.broker.storage import codec
 from epochal.broker.storage.checksums import crc32c
 from epochal.broker.storage.disk import Disk
 from epochal.clock import Clock
-from epochal.errors import CorruptRecord, InvariantBroken, OutcomeUnknown
+from epochal.errors import CorruptRecord, InvariantBroken, Misconfigured, OutcomeUnknown
 from epochal.kafka.primitives import Part
-from epochal.storage import ServedStore, Store, open_store
+from epochal.storage import ScannedStore, ServedStore, Store, open_store
 from epochal.storage.urls import OBJECT_SCHEMES, scheme_of
 
 _SLOTS = "slots"
 _SNAPSHOTS = "snapshots"
 _DELETED_AT_ONCE = 500
 _READ_AHEAD = 8
+_SCANNED = 16
+"""Slots in one request. They are small, though each may have 8 MiB."""
 _TICK_EVERY_S = 0.1
 _MEMBERS = "members"
 _BATCHES = "batches"
 _LARGE_BYTES = 64 << 10
 """A larger batch does not go through the slots, where there is a store for segments."""
 _KEY_OF_SECRET = "secret"  # noqa: S105  the name of a key
+_KEY_OF_OWNER = "owner"
 _ETCD_PAYLOAD_BYTES = (1 << 20) - 4_096
 _PAYLOAD_BYTES = 8 << 20
 
@@ -80,6 +85,7 @@ class SharedJournal:
         self._segments = segments
         self._clock = clock
         self._store: Store = open_store(url)
+        self._scanned = self._store if isinstance(self._store, ScannedStore) else None
         is_slow = scheme_of(url) in OBJECT_SCHEMES
         self.tick_every_s = _TICK_EVERY_S if is_slow else 0.0
         """Not more often: each is paid for, and standbys have to read as fast."""
@@ -122,14 +128,18 @@ class SharedJournal:
 
     def _read(self, number: int) -> bytes | None:
         """
-        A slot. Of a store whose every answer takes long, several behind it are read at once: one
-        that was there is that slot, whenever it is used; it is used once. That a slot is not there
-        is never remembered.
+        A slot. Several behind it are read at once, where that is possible: one that was there is
+        that slot, whenever it is used; it is used once. That a slot is not there is never
+        remembered.
         """
         found = self._ahead.pop(number, None)
         if found is not None:
             return found
         self._ahead.clear()
+        if self._scanned is not None:
+            rows = self._scanned.read_after(_SLOTS, f"{number - 1:020d}", _SCANNED)
+            self._ahead = {int(name): content for name, content in rows.items()}
+            return self._ahead.pop(number, None)
         data = self._store.read(_slot(number))
         if data is not None and self._readers is not None:
             numbers = range(number + 1, number + 1 + _READ_AHEAD)
@@ -187,8 +197,14 @@ class SharedJournal:
         """Of slots that are deleted, and of ticks that never came into their slots."""
         names = self._records.names(_BATCHES)
         gone = [name for name in names if int(name.partition(".")[0]) < before]
-        for at in range(0, len(gone), _DELETED_AT_ONCE):
-            self._records.delete([f"{_BATCHES}/{one}" for one in gone[at : at + _DELETED_AT_ONCE]])
+        _delete(self._records, [f"{_BATCHES}/{name}" for name in gone])
+
+    def _delete_records(self, number: int, named: Set[str]) -> None:
+        """Of snapshots up to this one: those that were deleted, or never came to their end."""
+        names = self._records.names(snapshots.RECORDS)
+        gone = [name for name in names if int(name.partition(".")[0]) <= number]
+        keys = (f"{snapshots.RECORDS}/{name}" for name in gone)
+        _delete(self._records, [key for key in keys if key not in named])
 
     def doubts(self) -> list[str]:
         """What the servers of the store do not promise, for a person."""
@@ -213,11 +229,20 @@ class SharedJournal:
     def put_object(self, one: RecordObject, data: bytes) -> None:
         self._records.put(one.key, data)
 
-    def restore(self, number: int, disk: Disk) -> bool:
-        """The folder is as of this snapshot; False: the snapshot is gone, as there is a newer."""
+    def restore(self, number: int, disk: Disk, cluster_id: str) -> bool:
+        """
+        The folder is as of this snapshot; False: the snapshot is gone, as there is a newer.
+        Raises `Misconfigured` where the folder holds the data of another cluster (if of any).
+        """
         found = self.snapshot(number)
         if found is None:
             return False
+        if cluster_id and found.cluster_id != cluster_id:
+            raise Misconfigured(
+                f"{self.location} is the journal of the cluster {found.cluster_id}, and the folder "
+                f"{disk.folder} is of {cluster_id}",
+                "is --cluster right? A folder that is emptied takes in what the cluster has",
+            )
         restoring = Restoring(disk, found)
         for one in found.objects:
             if restoring.has(one):
@@ -235,16 +260,14 @@ class SharedJournal:
         kept = [found for number in numbers[-2:] if (found := self.snapshot(number)) is not None]
         if len(kept) < 2:
             return 0
-        named = {one.key for snapshot in kept for one in snapshot.objects}
+        # First the snapshots: a member that loads one of them asks whether it is still there.
         for number in numbers[:-2]:
-            old = self.snapshot(number)
-            if old is not None:
-                self._records.delete([one.key for one in old.objects if one.key not in named])
             self._store.delete([f"{_SNAPSHOTS}/{number:020d}"])
+        named = {one.key for snapshot in kept for one in snapshot.objects}
+        self._delete_records(kept[0].position.number, named)
         filled = [int(name) for name in self._store.names(_SLOTS)]
         gone = deletable(filled, [to_position(snapshot.position) for snapshot in kept])
-        for at in range(0, len(gone), _DELETED_AT_ONCE):
-            self._store.delete([_slot(number) for number in gone[at : at + _DELETED_AT_ONCE]])
+        _delete(self._store, [_slot(number) for number in gone])
         if self._records is not self._store:
             self._delete_batches(kept[0].position.number)
         return len(gone)
@@ -263,6 +286,18 @@ class SharedJournal:
         while (found := self.secret()) is None:
             self._store.put_if_absent(_KEY_OF_SECRET, secrets.token_hex(32).encode())
         return found
+
+    def require_own_segments(self, secret: bytes) -> None:
+        """Two clusters with one store for segments would delete each other's records."""
+        if self._records is self._store:
+            return
+        mine = hashlib.sha256(secret).hexdigest().encode()
+        self._records.put_if_absent(_KEY_OF_OWNER, mine)
+        if self._records.read(_KEY_OF_OWNER) != mine:
+            raise Misconfigured(
+                f"--segments {self._records.location} is that of another cluster",
+                "a folder, prefix or database of its own for each cluster",
+            )
 
     def register(self, record: MemberRecord) -> None:
         content = json.dumps(asdict(record)).encode()
@@ -308,6 +343,11 @@ def to_entry(position: Position) -> SlotTaken:
 
 def _is_large(entry: Entry) -> bool:
     return isinstance(entry, Appended) and len(entry.batch) > _LARGE_BYTES
+
+
+def _delete(store: Store, keys: Sequence[str]) -> None:
+    for at in range(0, len(keys), _DELETED_AT_ONCE):
+        store.delete(keys[at : at + _DELETED_AT_ONCE])
 
 
 def _slot(number: int) -> str:

@@ -16,20 +16,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from epochal import __version__
 from epochal.broker.broker import Address, Broker, Node
 from epochal.broker.core.entries import Appended, AppendedElsewhere, Entry
+from epochal.broker.core.partitions import Partition
 from epochal.broker.core.settings import Settings
+from epochal.broker.loop_thread import LoopThread
 from epochal.broker.shared import protocol, snapshots
 from epochal.broker.shared.journal import MemberRecord, SharedJournal, to_entry, to_position
-from epochal.broker.shared.peers import Peer, Status
+from epochal.broker.shared.peers import SILENCE_S, Hearing, Peer, Status
 from epochal.broker.shared.protocol import (
     Action,
     Apply,
@@ -74,8 +75,9 @@ claims; then their connections are cut, and clients try another member."""
 _PING_S = 0.2
 _CUT_LOOK_S = 0.02
 """A standby notices so soon that the connection to the active has ended."""
-_SILENCE_S = 2.0
 _PONG_WITHIN_S = 0.4
+_STUCK_S = 5.0
+"""An active that waits for the store for longer is taken over by a standby that reaches it."""
 _ROUND_MAX_S = _PING_S + _PONG_WITHIN_S + 0.5
 """A member whose own loop took longer was paused itself: its count of silence begins again."""
 _LAG_MAX_S = 1.0
@@ -132,7 +134,7 @@ class ClusterMember:
         self._clock = clock
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "epochal-broker-journal")
+        self._thread = LoopThread("epochal-broker-journal")
         self._record: MemberRecord | None = None
         self._secret = b""
         self._address = Address(host="", port=0)
@@ -143,6 +145,10 @@ class ClusterMember:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._failures = 0
+        self._call_at: float | None = None
+        """Since when a call to the store has been under way,"""
+        self._failing_at: float | None = None
+        """and since when none has succeeded."""
         self._limits = limits
         self._snapshot_number = 0
         """The newest that is known here."""
@@ -172,8 +178,12 @@ class ClusterMember:
 
     def _begin(self) -> TickLoop:
         """A broker as its folder has it: up to a slot that was won, and nothing else."""
-        segment_bytes_max = self._settings.segment_bytes
-        store = Store(self._disk, is_synced=False, segment_bytes_max=segment_bytes_max)
+        store = Store(
+            self._disk,
+            is_synced=False,
+            segment_bytes_max=self._settings.segment_bytes,
+            segment_ms_max=self._settings.segment_ms,
+        )
         broker = Broker(self._settings, store, self._now_ms(), is_member=True)
         if store.missing_bytes:
             raise Misconfigured(
@@ -199,7 +209,7 @@ class ClusterMember:
     async def caught_up(self, secret: bytes) -> None:
         """Begin to take slots in; returns once it has seen the end."""
         self._secret = secret
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._keep_doing(self._watch())
         self._go_on()
         await self._begun
 
@@ -208,11 +218,19 @@ class ClusterMember:
         self._record = record
         self._address = Address(host=record.host, port=record.port)
         self.ticks.advertise(self._address)
-        journal = self._journal.again()
-        self._tasks += [
-            asyncio.create_task(self._know_members(journal, record)),
-            asyncio.create_task(self._write_snapshots(self._journal.again())),
-        ]
+        self._keep_doing(self._know_members(self._journal.again(), record))
+        self._keep_doing(self._write_snapshots(self._journal.again()))
+
+    def _keep_doing(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without one of its tasks a member would never take over again, and look well."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._stop(error)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -229,7 +247,7 @@ class ClusterMember:
         if not self.ticks.is_syncing and not store.has_pending:
             store.roll(self.ticks.broker.state.known())
         store.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         if self._record is not None:
             # Clients need not try a member that has stopped; the store may be away, too.
             with suppress(EpochalError, TimeoutError):
@@ -259,8 +277,14 @@ class ClusterMember:
             "slot": at.number,
             "since_ms": self.since_ms,
             "is_at_end": self._is_at_end(),
+            "waits_s": self._waits_s(),
             "release": __version__,
         }
+
+    def _waits_s(self) -> float:
+        """How long it has been waiting for the store."""
+        since = [at for at in (self._call_at, self._failing_at) if at is not None]
+        return self._loop.time() - min(since) if since else 0.0
 
     def counts(self) -> dict[str, int]:
         """For metrics."""
@@ -286,7 +310,7 @@ class ClusterMember:
         return {
             f'standby_lag{{member="{name}"}}': max(number - slot, 0)
             for name, (slot, at) in self._standbys.items()
-            if now - at < _SILENCE_S
+            if now - at < SILENCE_S
         }
 
     def _is_at_end(self) -> bool:
@@ -353,7 +377,7 @@ class ClusterMember:
     def lag_s(self) -> float:
         """How long ago the slot was written that the best standby takes in next; 0 without any."""
         now = self._loop.time()
-        found = [slot for slot, at in self._standbys.values() if now - at < _SILENCE_S]
+        found = [slot for slot, at in self._standbys.values() if now - at < SILENCE_S]
         if not found or not self._member.is_active:
             return 0.0
         while self._written and self._written[0][0] <= max(found):
@@ -427,24 +451,31 @@ class ClusterMember:
         that fails is made again, for as long as it takes, unless a person must act.
         """
 
-        def done(future: asyncio.Future[T]) -> None:
-            if self._is_over or future.cancelled():
+        def done(answer: T) -> None:
+            self._call_at = None
+            if answer != Stored(None):
+                self._failing_at = None
+            if not self._is_over:
+                then(answer)
+
+        def failed(error: BaseException) -> None:
+            self._call_at = None
+            if self._is_over:
                 return
-            error = future.exception()
-            if error is None:
-                then(future.result())
-            elif isinstance(error, (TryAgain, OutcomeUnknown)) or (
+            if isinstance(error, (TryAgain, OutcomeUnknown)) or (
                 self._begun.done() and isinstance(error, Misconfigured)
             ):
                 self._loop.call_later(self._failed(error), self._repeat, call, then)
             else:
                 self._stop(error)
 
-        self._loop.run_in_executor(self._thread, call).add_done_callback(done)
+        self._call_at = self._loop.time()
+        self._thread.call(call, done, failed)
 
     def _failed(self, error: BaseException | None) -> float:
         """Report a call without success; returns after what time to make it again."""
         self._failures += 1
+        self._failing_at = self._failing_at or self._loop.time()
         self.ticks.log(f"the shared journal: {error or 'no answer'}", "journal")
         return min(_CALL_AGAIN_S * self._failures, _CALL_AGAIN_MAX_S)
 
@@ -515,7 +546,8 @@ class ClusterMember:
         self.ticks.log(f"{self._name} begins from the snapshot of slot {number}")
         self.ticks.cut()
         self.ticks.broker.store.close()
-        restore = partial(self._journal.restore, number, self._disk)
+        cluster_id = self.ticks.broker.state.cluster_id
+        restore = partial(self._journal.restore, number, self._disk, cluster_id)
         self._repeat(restore, partial(self._restored, number))
 
     def _restored(self, number: int, is_there: bool) -> None:
@@ -556,44 +588,58 @@ class ClusterMember:
 
     async def _watch(self) -> None:
         """Ask the active how it is, and take over where it is gone or silent."""
-        peer: Peer | None = None
-        heard_at = asked_at = self._loop.time()
+        peer = Peer("", 0, self._secret)
+        asked_at = self._loop.time()
+        hearing = Hearing(asked_at)
         while True:
             await self._sleep(peer)
             now = self._loop.time()
             if self._member.is_active or now - asked_at > _ROUND_MAX_S:
-                heard_at = now  # it is the active, or it slept itself
+                hearing.at = now  # it is the active, or it slept itself
             asked_at = now
             if self._member.is_active:
                 continue
-            holder = self._member.at.holder
-            claim = Claim.decode(holder) if holder else None
-            if claim is None:
+            at = self._member.at
+            if not at.holder:
                 self._take_over()  # nobody has ever been the active
                 continue
-            if peer is None or peer.address != (claim.peer_host, claim.peer_port):
-                if peer is not None:
-                    peer.close()
+            claim = Claim.decode(at.holder)
+            if hearing.nonce != at.nonce:
+                hearing.begin(at.nonce, now)
+            if peer.address != (claim.peer_host, claim.peer_port):
+                peer.close()
                 peer = Peer(claim.peer_host, claim.peer_port, self._secret)
-                heard_at = now
-            try:
-                status = await asyncio.wait_for(_asked(peer, self._status()), _PONG_WITHIN_S)
-            except ConnectionRefusedError:
+            if await self._is_gone(peer, claim, hearing) and self._record is not None:
+                if hearing.given_up() > 1:
+                    self.ticks.log(
+                        f"{claim.member} never answered at {claim.peer_host}:{claim.peer_port}: "
+                        "members must reach each other there (--peer-port)"
+                    )
                 self._take_over()
-            except (OSError, TimeoutError, ValueError):
-                now = self._loop.time()
-                if now - asked_at < _ROUND_MAX_S and now - heard_at > _SILENCE_S:
-                    self._take_over()
-            else:
-                if status["role"] == "standby" and status["member"] == claim.member:
-                    self._take_over()  # it has begun again, and is the active no more
-                else:
-                    heard_at = self._loop.time()
 
-    async def _sleep(self, peer: Peer | None) -> None:
+    async def _is_gone(self, peer: Peer, claim: Claim, hearing: Hearing) -> bool:
+        asked_at = self._loop.time()
+        try:
+            status = await asyncio.wait_for(_asked(peer, self._status()), _PONG_WITHIN_S)
+        except ConnectionRefusedError:
+            return not hearing.unheard or self._is_silent(hearing)
+        except (OSError, TimeoutError, ValueError):
+            is_awake = self._loop.time() - asked_at < _ROUND_MAX_S
+            return is_awake and self._is_silent(hearing)
+        hearing.hear(self._loop.time())
+        if status["waits_s"] > _STUCK_S and self._is_at_end():
+            return True
+        # A standby by now: it has begun again.
+        return bool(status["role"] == "standby" and status["member"] == claim.member)
+
+    def _is_silent(self, hearing: Hearing) -> bool:
+        """Neither heard nor seen: an active that fills slots is alive, also where none hears it."""
+        return self._loop.time() - max(hearing.at, self._taken_at) > hearing.limit_s
+
+    async def _sleep(self, peer: Peer) -> None:
         """Until it is time to ask again, or the connection has ended."""
         until = self._loop.time() + _PING_S
-        while self._loop.time() < until and (peer is None or not peer.is_cut):
+        while self._loop.time() < until and not peer.is_cut:
             await asyncio.sleep(_CUT_LOOK_S)
 
     async def _know_members(self, journal: SharedJournal, record: MemberRecord) -> None:
@@ -624,7 +670,7 @@ class ClusterMember:
                     if self._is_snapshot_due() and await self._write_snapshot(journal):
                         self.snapshots += 1
                         await asyncio.to_thread(journal.prune)
-                except (TryAgain, OutcomeUnknown, Misconfigured, _Moved) as error:
+                except (EpochalError, _Moved) as error:
                     self.ticks.log(f"no snapshot: {error}", "snapshot")
         finally:
             journal.close()
@@ -644,44 +690,69 @@ class ClusterMember:
             return False
         base = await asyncio.to_thread(journal.snapshot, newest) if newest else None
         ticks = self.ticks
-        while ticks.is_syncing or ticks.broker.store.has_pending:
-            self._settled.clear()
-            await self._settled.wait()
-            if ticks.is_over:
-                return False
         broker = ticks.broker
+        is_settled = await self._is_settled(ticks)
         position = broker.store.position
-        if position is None or position.number <= newest:
+        if not is_settled or position is None or position.number <= newest:
             return False
         state = codec.packed(broker.state.known())
         taken_bytes = self._taken_bytes
         ends = [(one, one.log_start, one.end) for one in broker.state.topics.partitions.values()]
+        known = snapshots.by_partition(base.objects if base else ())
         objects: list[RecordObject] = []
         for partition, log_start, end in ends:
-            number = partition.number
-            known = snapshots.kept_objects(base.objects if base else (), number, log_start)
-            objects += known
-            at = known[-1].end if known else log_start
-            while at < end:
-                log = broker.store.logs.get(number)
-                if ticks.is_over or log is None or partition.log_start != log_start:
-                    raise _Moved(f"partition {number} has changed meanwhile")
-                chunk = log.read(at, end, snapshots.OBJECT_BYTES_MAX)
-                data = chunk.content
-                if not data:
-                    break
-                one = snapshots.record_object(position.number, number, at, chunk.before, data)
-                await asyncio.to_thread(journal.put_object, one, data)
-                objects.append(one)
-                at = chunk.before
+            kept = snapshots.kept_objects(known.get(partition.number, ()), log_start, end)
+            since = range(kept[-1].end if kept else log_start, end)
+            objects += kept
+            objects += await self._put_records(journal, position.number, ticks, partition, since)
+        # The start of a log may have moved in a tick that does not get into its slot.
+        if not await self._is_settled(ticks):
+            return False
         await asyncio.to_thread(journal.put_snapshot, Snapshot(position, state, objects))
         self._snapshot_number = position.number
         self._taken_bytes -= taken_bytes
         return True
 
+    async def _is_settled(self, ticks: TickLoop) -> bool:
+        """Wait until all that was decided is in slots; False where that will never be."""
+        while not ticks.is_over and (ticks.is_syncing or ticks.broker.store.has_pending):
+            self._settled.clear()
+            await self._settled.wait()
+        return not ticks.is_over
+
+    async def _put_records(
+        self,
+        journal: SharedJournal,
+        number: int,
+        ticks: TickLoop,
+        partition: Partition,
+        offsets: range,
+    ) -> list[RecordObject]:
+        """
+        Records of a partition, as objects of the snapshot of this slot. Those that were deleted
+        since are left out: the slot that says so is behind the snapshot, and a member that begins
+        from the snapshot reads that slot before it serves.
+        """
+        made: list[RecordObject] = []
+        at, end = offsets.start, offsets.stop
+        while at < end:
+            is_settled = await self._is_settled(ticks)
+            log = ticks.broker.store.logs.get(partition.number)
+            if not is_settled or log is None:
+                raise _Moved(f"partition {partition.number} is gone")
+            at = max(at, partition.log_start)
+            if at >= end or not (chunk := log.read(at, end, snapshots.OBJECT_BYTES_MAX)).data:
+                break
+            data = chunk.content
+            one = snapshots.record_object(number, partition.number, at, chunk.before, data)
+            await asyncio.to_thread(journal.put_object, one, data)
+            made.append(one)
+            at = chunk.before
+        return made
+
 
 async def _asked(peer: Peer, asker: Status) -> Status:
-    """A kept connection may have ended with the process behind it: then a new one tells."""
+    """A kept connection may have ended with the process behind it: try a new one once."""
     try:
         return await peer.ask(asker)
     except ConnectionRefusedError:

@@ -17,6 +17,8 @@ from typing import Any
 
 _LINE_BYTES_MAX = 1 << 14
 _IDLE_S = 60.0
+SILENCE_S = 2.0
+_SILENCE_MAX_S = 60.0
 
 Status = dict[str, Any]
 
@@ -72,17 +74,12 @@ class Peer:
         nobody listens there, `ValueError` where it is no member of this cluster.
         """
         try:
-            reply, nonce = await self._ask(asker)
+            return await self._ask(asker)
         except BaseException:
             self.close()
             raise
-        status: Status = reply["status"]
-        if not hmac.compare_digest(str(reply["mac"]), _mac(self._secret, nonce, status)):
-            self.close()
-            raise ValueError("not a member of this cluster")
-        return status
 
-    async def _ask(self, asker: Status) -> tuple[dict[str, Any], str]:
+    async def _ask(self, asker: Status) -> Status:
         if self._streams is None:
             self._streams = await asyncio.open_connection(*self.address, limit=_LINE_BYTES_MAX)
         reader, writer = self._streams
@@ -90,12 +87,55 @@ class Peer:
         line = f"{nonce} {_mac(self._secret, nonce, asker)} {json.dumps(asker)}\n"
         writer.write(line.encode())
         await writer.drain()
-        reply = await reader.readline()
-        if not reply:
+        line_back = await reader.readline()
+        if not line_back:
             raise ConnectionResetError("the connection was closed")
-        return json.loads(reply), nonce
+        reply = json.loads(line_back)
+        status: Status | None = reply.get("status") if isinstance(reply, dict) else None
+        if status is None or not hmac.compare_digest(
+            str(reply.get("mac")), _mac(self._secret, nonce, status)
+        ):
+            raise ValueError("not a member of this cluster")
+        return status
 
     def close(self) -> None:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
+
+
+class Hearing:
+    """
+    What a standby has heard of the active. Members that can't reach each other, though both reach
+    the store, would take over from each other without end: from an active that was never heard it
+    is done later every time.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.at = now
+        """When it was last heard, or could have been."""
+        self.nonce = b""
+        """Of its claim."""
+        self.unheard = 0
+        """How many actives in a row were given up without a word of them."""
+        self._is_heard = self._is_given_up = False
+
+    def begin(self, nonce: bytes, now: float) -> None:
+        """There is another active, or the same one anew."""
+        self.nonce, self.at = nonce, now
+        self._is_heard = self._is_given_up = False
+
+    def hear(self, now: float) -> None:
+        self.at, self.unheard, self._is_heard = now, 0, True
+
+    def given_up(self) -> int:
+        """How many in a row were never heard, with this one; 0 where that was said before."""
+        if self._is_heard or self._is_given_up:
+            return 0
+        self._is_given_up = True
+        self.unheard += 1
+        return self.unheard
+
+    @property
+    def limit_s(self) -> float:
+        return min(SILENCE_S * (1 << self.unheard), _SILENCE_MAX_S)

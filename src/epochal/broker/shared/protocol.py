@@ -483,7 +483,7 @@ def _above_found(member: Member, event: Found) -> Result:
 def is_clock_right(before_ms: int, stored_ms: int, after_ms: int) -> bool:
     """
     Whether the store's clock, when it stored the claim, shows what this member's did. A member
-    that slept in between can't tell: the sleep may be as long as its clock is off.
+    that slept in between can't know: the sleep may be as long as its clock is off.
     """
     is_awake = after_ms - before_ms <= CLOCK_OFF_MAX_MS
     return is_awake and abs(before_ms - stored_ms) <= CLOCK_OFF_MAX_MS
@@ -547,7 +547,7 @@ def _look(member: Member) -> Result:
 def _look_last(member: Member, event: Found) -> Result:
     number = member.at.number
     if event.data is None:
-        # Deleted under a later snapshot, or lost: the next slot tells.
+        # Deleted under a later snapshot, or lost: the next slot decides.
         member = replace(member, doubt=_lost_end(number, "is gone"))
     elif slots.crc_of(event.data) != member.at.crc:
         return _stop(member, f"slot {number} was there and has been replaced")

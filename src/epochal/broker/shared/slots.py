@@ -25,7 +25,10 @@ _MAGIC = b"epsl"
 _HEAD = struct.Struct(f">4sBBQQ{NONCE_BYTES}sqII")
 _CRC = struct.Struct(">I")
 _LAST = 1
-HINT = "the store was damaged or restored, or somebody else wrote there: see the docs on a lost log"
+HINT = (
+    "the store was damaged or restored, or somebody else wrote there: the guide on broker clusters "
+    'has the ways out, under "The store was lost or restored"'
+)
 
 
 class Kind(IntEnum):

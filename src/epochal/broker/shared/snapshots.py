@@ -4,7 +4,7 @@
     records/NUMBER.PARTITION.FIRST-END          batches of one partition, made for that snapshot
 
 A snapshot names the objects of the one before and adds those of the records since; a small last one
-is made again, with what has come. Its number and the offsets are in the name of an object, so what
+is made again, where more has come. Its number and the offsets are in the name of an object, so what
 two members write under one name is the same. A member that is new, or slept for too long, begins
 from a snapshot; the slots before the last but one are deleted then (`protocol.deletable`).
 """
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from epochal.broker.core.entries import SegmentKnown, SlotTaken
+from epochal.broker.core.entries import Identity, SegmentKnown, SlotTaken
 from epochal.broker.storage import codec, journal
 from epochal.broker.storage.checksums import crc32c
 from epochal.broker.storage.disk import Disk
@@ -27,6 +27,7 @@ FORMAT = 1
 OBJECT_BYTES_MAX = 4 << 20
 MERGED_BELOW_BYTES = 1 << 20
 """The last object of a partition is written again, with more, while it is smaller than this."""
+RECORDS = "records"
 _HEAD = struct.Struct(">4sIII")
 _MAGIC = b"epsn"
 _BATCH = struct.Struct(">qi")
@@ -58,7 +59,7 @@ def record_object(number: int, partition: int, first: int, end: int, data: bytes
     """Made for the snapshot of this slot."""
     batches = list(_batches(data))
     return RecordObject(
-        f"records/{number:020d}.{partition}.{first}-{end}",
+        f"{RECORDS}/{number:020d}.{partition}.{first}-{end}",
         partition,
         first,
         end,
@@ -75,6 +76,11 @@ class Snapshot(NamedTuple):
     """Entries, as in the broker's journal."""
     objects: list[RecordObject]
     """By partition and offset."""
+
+    @property
+    def cluster_id(self) -> str:
+        identities = (one for one in codec.read(self.state) if isinstance(one, Identity))
+        return next(identities).cluster_id
 
     def encode(self) -> bytes:
         fields = [FORMAT, self.position, self.objects]
@@ -96,13 +102,19 @@ def decode(number: int, data: bytes) -> Snapshot:
     raise CorruptRecord(f"snapshot {number} of the shared journal is damaged", _HINT)
 
 
-def kept_objects(
-    objects: Iterable[RecordObject], partition: int, log_start: int
-) -> list[RecordObject]:
+def by_partition(objects: Iterable[RecordObject]) -> dict[int, list[RecordObject]]:
+    found: dict[int, list[RecordObject]] = {}
+    for one in objects:
+        found.setdefault(one.partition, []).append(one)
+    return found
+
+
+def kept_objects(objects: Iterable[RecordObject], log_start: int, end: int) -> list[RecordObject]:
     """Those of a partition that the next snapshot goes on with: the rest is made anew."""
-    kept = [one for one in objects if one.partition == partition and one.end > log_start]
-    if kept and kept[-1].size < MERGED_BELOW_BYTES and kept[-1].first >= log_start:
-        kept.pop()
+    kept = [one for one in objects if one.end > log_start]
+    last = kept[-1] if kept else None
+    if last is not None and last.size < MERGED_BELOW_BYTES and log_start <= last.first:
+        return kept if last.end == end else kept[:-1]
     return kept
 
 

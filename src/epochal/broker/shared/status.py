@@ -73,7 +73,7 @@ def _status(record: MemberRecord, answer: Status | None, highest: int) -> Member
     slot = found.get("slot")
     return MemberStatus(
         member=record.member,
-        address=f"{record.host}:{record.port}",
+        address=f"{_bracketed(record.host)}:{record.port}",
         role=found.get("role", SILENT),
         since=found["since_ms"] / 1000 if found else None,
         generation=found.get("generation"),
@@ -81,6 +81,10 @@ def _status(record: MemberRecord, answer: Status | None, highest: int) -> Member
         lag=None if slot is None else max(highest - slot, 0),
         release=found.get("release", ""),
     )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 async def _ask_all(records: Sequence[MemberRecord], secret: bytes) -> list[Status | None]:

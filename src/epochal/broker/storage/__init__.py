@@ -2,7 +2,7 @@
 
     disk      the few things asked of a file system, so that tests can make any of them fail
     codec     entries as bytes
-    checksums CRC-32C, and what tells a flipped bit from a torn write
+    checksums CRC-32C, and whether a bit was flipped or a write torn
     journal   one write-ahead log of all entries, a frame per tick, with snapshots
     segments  the batches of one partition: newest in memory, the rest in files with a sparse index
     store     all of it together: staging, group commit, reads, retention, recovery

@@ -2,7 +2,7 @@
 
 A write that a power cut tore apart and a bit that the disk changed both leave bytes that don't
 match their checksum. The first was never acknowledged and may be dropped; the second was, and must
-not be. A checksum tells them apart: every single bit of a frame has a difference of its own, and
+not be. A checksum separates them: every single bit of a frame has a difference of its own, and
 the difference of a torn write is none of them.
 """
 

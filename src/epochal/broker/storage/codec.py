@@ -19,6 +19,7 @@ from epochal.broker.core.entries import (
     GroupChanged,
     Placed,
     Places,
+    SlotFilled,
     TxnChanged,
     TxnGrew,
 )
@@ -32,6 +33,7 @@ _PLACED = struct.Struct(">IqqIqq")
 _TXN = struct.Struct(">qhhqqbiqq?")
 _GREW = struct.Struct(">HII")
 _LENGTH = struct.Struct(">H")
+_FILLED = struct.Struct(">QI")
 
 KINDS: dict[int, type[Entry]] = {
     1: entries.Appended,
@@ -59,6 +61,7 @@ KINDS: dict[int, type[Entry]] = {
     23: entries.SlotTaken,
     24: entries.AppendedElsewhere,
     25: entries.GroupConfigured,
+    26: entries.SlotFilled,
 }
 """Never renumbered: data folders outlive releases."""
 _NUMBERS: dict[type[Entry], int] = {kind: number for number, kind in KINDS.items()}
@@ -119,6 +122,10 @@ def _pack_placed(entry: Any) -> bytes:
     return _PLACED.pack(*entry)
 
 
+def _pack_filled(entry: Any) -> bytes:
+    return _FILLED.pack(*entry)
+
+
 def _pack_txn(entry: Any) -> bytes:
     name: str = entry[0]
     return _TXN.pack(*entry[1:]) + name.encode()
@@ -147,6 +154,7 @@ def _json(entry: Any) -> bytes:
 
 _PACKERS: dict[type[Entry], Callable[[Any], bytes]] = {
     Placed: _pack_placed,
+    SlotFilled: _pack_filled,
     TxnChanged: _pack_txn,
     TxnGrew: _pack_grew,
 }
@@ -158,6 +166,10 @@ def _read_appended(_: type[Entry], body: bytes) -> Entry:
 
 def _read_placed(_: type[Entry], body: bytes) -> Entry:
     return Placed(*_PLACED.unpack(body))
+
+
+def _read_filled(_: type[Entry], body: bytes) -> Entry:
+    return SlotFilled(*_FILLED.unpack(body))
 
 
 def _read_txn(_: type[Entry], body: bytes) -> Entry:
@@ -191,6 +203,7 @@ def _from_json(kind: type[Entry], body: bytes) -> Entry:
 _READERS: dict[type[Entry], Callable[[type[Entry], bytes], Entry]] = {
     Appended: _read_appended,
     Placed: _read_placed,
+    SlotFilled: _read_filled,
     TxnChanged: _read_txn,
     TxnGrew: _read_grew,
 }

@@ -32,6 +32,7 @@ from epochal.kafka import batch_format
 from epochal.kafka.primitives import Records
 
 INDEX_EVERY_BYTES = 1 << 14
+SEGMENT_MS_MAX = 7 * 86_400_000
 _CHUNK_BYTES = 1 << 16
 _CHECKED_BYTES = 1 << 18
 """Read and checked at a time: they fit into the cache of a processor."""
@@ -129,6 +130,7 @@ class PartitionLog:
         self.tail_bytes = 0
         self.end = 0
         self.segment_bytes_max = 1 << 30
+        self.segment_ms_max = SEGMENT_MS_MAX
         self._files = files
         self._unsynced: dict[str, bool] = {}
         """Files written since the last sync → whether they are new."""
@@ -156,8 +158,7 @@ class PartitionLog:
             return None
         first = self.tail_offsets[0]
         segment = self.segments[-1] if self.segments else None
-        is_full = segment is not None and segment.size + self.tail_bytes > self.segment_bytes_max
-        if segment is None or segment.end_offset != first or (is_full and segment.size):
+        if segment is None or segment.end_offset != first or self._is_full(segment):
             segment = Segment(first, first)
             self.segments.append(segment)
         file = self._files.get(self.path(segment))
@@ -183,14 +184,25 @@ class PartitionLog:
         self.tail, self.tail_offsets, self.tail_bytes = [], [], 0
         return placed
 
-    def sync(self) -> None:
-        """What was written to segments survives a loss of power."""
+    def _is_full(self, segment: Segment) -> bool:
+        """Whether batches in memory begin a new one: by size, or by time, for retention."""
+        if not segment.size:
+            return False
+        self._ensure_index(segment)
+        newest_ms = max(batch_ms for _, batch_ms, _ in self.in_memory())
+        first_ms = segment.timestamps[0] if segment.timestamps else -1
+        is_long = 0 <= first_ms < newest_ms - self.segment_ms_max
+        return is_long or segment.size + self.tail_bytes > self.segment_bytes_max
+
+    def sync(self) -> bool:
+        """What was written survives a loss of power. True: the folder above is to be synced too."""
         unsynced, self._unsynced = self._unsynced, {}
         for path in unsynced:
             self._files.get(path).sync()
-        if any(unsynced.values()):
-            for folder in (self.folder, "partitions", ""):
-                self._files.disk.sync_folder(folder)
+        has_new = any(unsynced.values())
+        if has_new:
+            self._files.disk.sync_folder(self.folder)
+        return has_new
 
     # Reading
 
@@ -303,8 +315,19 @@ class PartitionLog:
         self._checked(segment, found, found.size, found.base_offset + 1)
         return self._files.get(self.path(segment)).read(found.position, found.size)
 
-    def first_since(self, timestamp_ms: int, start: int) -> bytes | None:
-        """The first batch from `start` on with a timestamp at or after the given one."""
+    def since(self, timestamp_ms: int, start: int) -> list[bytes]:
+        """
+        The first batch from `start` on with a timestamp at or after the given one. Where it begins
+        before `start`, the record with that time may lie before it: then the next such batch too.
+        """
+        found: list[bytes] = []
+        for batch in self._since(timestamp_ms, start):
+            found.append(batch)
+            if _OFFSET_AND_LENGTH.unpack_from(batch)[0] >= start:
+                break
+        return found
+
+    def _since(self, timestamp_ms: int, start: int) -> Iterator[bytes]:
         for segment in self.segments:
             if segment.timestamp_max_ms < timestamp_ms or segment.end_offset <= start:
                 continue
@@ -312,17 +335,20 @@ class PartitionLog:
             at = max(bisect_left(segment.timestamps, timestamp_ms) - 1, 0)
             for found, last in self._walk(segment, at):
                 if found.timestamp_max_ms >= timestamp_ms and last >= start:
-                    return self._batch_at(segment, found)
-        for batch in self.tail:
-            if _I64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0] >= timestamp_ms:
-                return batch
-        return None
+                    yield self._batch_at(segment, found)
+        for _, batch_ms, batch in self.in_memory():
+            if batch_ms >= timestamp_ms:
+                yield batch
+
+    def in_memory(self) -> Iterator[tuple[int, int, bytes]]:
+        """The batches that are in no segment yet: where each ends, its latest time, itself."""
+        ends = (*self.tail_offsets[1:], self.end)
+        for end_offset, batch in zip(ends, self.tail, strict=False):
+            yield end_offset, _I64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0], batch
 
     def latest_timestamp(self) -> int:
-        found = max((segment.timestamp_max_ms for segment in self.segments), default=-1)
-        for batch in self.tail:
-            found = max(found, _I64.unpack_from(batch, _MAX_TIMESTAMP_AT)[0])
-        return found
+        segments = (segment.timestamp_max_ms for segment in self.segments)
+        return max((-1, *segments, *(batch_ms for _, batch_ms, _ in self.in_memory())))
 
     # The index
 
@@ -367,10 +393,14 @@ class PartitionLog:
     # The start of the log
 
     def drop_before(self, offset: int) -> list[Segment]:
-        """Forget segments that end at or before an offset; returns them for removal."""
+        """Forget what ends at or before an offset; returns segments, whose files are removed."""
         gone = [segment for segment in self.segments if segment.end_offset <= offset]
         if gone:
             self.segments = self.segments[len(gone) :]
+        dropped = [batch for end_offset, _, batch in self.in_memory() if end_offset <= offset]
+        if dropped:
+            self.tail_bytes -= sum(map(len, dropped))
+            del self.tail[: len(dropped)], self.tail_offsets[: len(dropped)]
         return gone
 
     def remove(self, segments: list[Segment]) -> None:

@@ -13,7 +13,7 @@ there. What `commit` raises is final: memory is ahead of the disk, and the broke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from epochal.broker.core.entries import (
     Appended,
@@ -22,6 +22,7 @@ from epochal.broker.core.entries import (
     PartitionKnown,
     Placed,
     SegmentKnown,
+    SlotFilled,
     SlotTaken,
     TopicChanged,
     TopicDeleted,
@@ -30,11 +31,15 @@ from epochal.broker.core.state import BrokerState
 from epochal.broker.storage import codec, journal
 from epochal.broker.storage.disk import Disk
 from epochal.broker.storage.journal import Frames, Journal
-from epochal.broker.storage.segments import OpenFiles, PartitionLog, Segment
+from epochal.broker.storage.segments import SEGMENT_MS_MAX, OpenFiles, PartitionLog, Segment
+from epochal.errors import CorruptRecord
 from epochal.kafka.primitives import Part
 
 TAIL_BYTES_MAX = 1 << 17
 """A partition with more than this in memory writes it to its segment."""
+_REST_BYTES_MAX = 1 << 14
+"""A partition with less in memory has it in the snapshot: thousands of small files would have to be
+synced otherwise, which takes seconds."""
 JOURNAL_BYTES_MAX = 64 << 20
 JOURNAL_ENTRIES_MAX = 200_000
 """Bounds the time a restart takes."""
@@ -48,6 +53,7 @@ class Store:
         *,
         is_synced: bool = False,
         segment_bytes_max: int = 1 << 30,
+        segment_ms_max: int = SEGMENT_MS_MAX,
         tail_bytes_max: int = TAIL_BYTES_MAX,
         journal_bytes_max: int = JOURNAL_BYTES_MAX,
         journal_entries_max: int = JOURNAL_ENTRIES_MAX,
@@ -68,6 +74,7 @@ class Store:
         self._written: list[PartitionLog] = []
         self._numbers: dict[str, list[int]] = {}
         self._segment_bytes_max = segment_bytes_max
+        self._segment_ms_max = segment_ms_max
         self._removals: list[tuple[PartitionLog, list[Segment] | None]] = []
         self._entries = 0
         self.ticks = 0
@@ -102,11 +109,12 @@ class Store:
             case TopicChanged():
                 self._numbers[entry.name] = entry.partitions
                 segment_bytes = int(entry.configs.get("segment.bytes", self._segment_bytes_max))
+                segment_ms = int(entry.configs.get("segment.ms", self._segment_ms_max))
                 for number in entry.partitions:
                     log = self.logs.get(number)
                     if log is None:
                         log = self.logs[number] = PartitionLog(number, self._files)
-                    log.segment_bytes_max = segment_bytes
+                    log.segment_bytes_max, log.segment_ms_max = segment_bytes, segment_ms
             case TopicDeleted():
                 for number in self._numbers.pop(entry.name, ()):
                     self._touched.pop(number, None)
@@ -140,8 +148,10 @@ class Store:
 
     def keep(self, entries: list[Entry], position: SlotTaken) -> None:
         """Step 2 of a tick that is in the shared journal up to this slot."""
-        self.position = position
-        self._write([*entries, position])
+        before, self.position = self.position, position
+        is_next = before is not None and before.generation == position.generation
+        where = SlotFilled(position.number, position.crc) if is_next else position
+        self._write([*entries, where])
 
     def take_in(self, state: BrokerState, entries: Iterable[Entry], position: SlotTaken) -> None:
         """A tick that another member has decided: apply and keep it."""
@@ -166,9 +176,8 @@ class Store:
             self._touched = {}
         parts: list[Part] = []
         for entry in pending:
-            if placed and isinstance(entry, Appended) and entry.partition in placed:
-                continue
-            codec.put(entry, parts)
+            if not (placed and isinstance(entry, Appended) and _is_in(placed, entry)):
+                codec.put(entry, parts)
         for where in placed.values():
             codec.put(where, parts)
         self._entries += len(pending)
@@ -197,8 +206,10 @@ class Store:
 
     def _sync_segments(self) -> None:
         written, self._written = self._written, []
-        for log in written:
-            log.sync()
+        are_new = [log.sync() for log in written]
+        if any(are_new):
+            for folder in ("partitions", ""):
+                self._disk.sync_folder(folder)
 
     def _remove(self) -> None:
         removals, self._removals = self._removals, []
@@ -217,20 +228,15 @@ class Store:
         )
 
     def roll(self, known: Iterable[Entry]) -> None:
-        """Between two ticks: everything to segments and a snapshot, and a new journal."""
+        """Between two ticks: a snapshot of everything, and a new journal."""
+        self._begin((0 if self._journal is None else self._journal.number) + 1, known)
+
+    def _begin(self, number: int, known: Iterable[Entry]) -> None:
         for log in self.logs.values():
-            if log.tail:
+            if log.tail_bytes > _REST_BYTES_MAX:
                 self._flush(log)
         self._sync_segments()
-        segments = (entry for log in self.logs.values() for entry in log.known())
-        number = (0 if self._journal is None else self._journal.number) + 1
-        self._begin(number, [*known, *segments, *self._place()])
-
-    def _place(self) -> list[Entry]:
-        return [] if self.position is None else [self.position]
-
-    def _begin(self, number: int, snapshot: Iterable[Entry]) -> None:
-        journal.write_snapshot(self._disk, number, snapshot)
+        journal.write_snapshot(self._disk, number, [*known, *self._contents()])
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal(self._disk, number, is_synced=self.is_synced)
@@ -238,6 +244,15 @@ class Store:
             self._disk.sync_folder(folder)
         self._entries = 0
         journal.forget_before(self._disk, number)
+
+    def _contents(self) -> Iterator[Entry]:
+        """Where the batches of all logs are, and those that are in no segment yet."""
+        for log in self.logs.values():
+            yield from log.known()
+            for batch in log.tail:
+                yield Appended(log.number, batch)
+        if self.position is not None:
+            yield self.position
 
     # Recovery
 
@@ -260,12 +275,7 @@ class Store:
         self._pending.clear()
         self._removals.clear()
         self._touched.clear()
-        for log in self.logs.values():
-            if log.tail:
-                self._flush(log)
-        self._sync_segments()
-        segments = (entry for log in self.logs.values() for entry in log.known())
-        self._begin(number + 1, [*state.known(), *segments, *self._place()])
+        self._begin(number + 1, state.known())
 
     def _apply_frames(self, state: BrokerState, found: Frames) -> None:
         """
@@ -312,6 +322,10 @@ class Store:
                 self.logs[entry.partition].restore(entry)
             case SlotTaken():
                 self.position = entry
+            case SlotFilled():
+                if self.position is None:
+                    raise CorruptRecord("a slot in the broker's journal without its generation")
+                self.position = self.position._replace(number=entry.number, crc=entry.crc)
             case Placed():
                 log = self.logs.get(entry.partition)
                 if log is not None:
@@ -349,3 +363,9 @@ class Store:
             self._journal.close()
             self._journal = None
         self._files.close()
+
+
+def _is_in(placed: Mapping[int, Placed], entry: Appended) -> bool:
+    """Not where the start of the log has moved past it within its own tick."""
+    where = placed.get(entry.partition)
+    return where is not None and int.from_bytes(entry.batch[:8], "big") >= where.first_offset

@@ -15,7 +15,7 @@ from epochal.kafka.primitives import (
     Put,
     new,
     null_refused,
-    read_uvarint,
+    read_text_size,
     skip_tagged,
     uvarint,
 )
@@ -103,7 +103,7 @@ def _decode_add_offsets_to_txn_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddOffsetsToTxnRequest.transactional_id")
@@ -114,7 +114,7 @@ def _decode_add_offsets_to_txn_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddOffsetsToTxnRequest.group_id")

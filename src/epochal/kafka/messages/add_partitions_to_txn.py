@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -150,7 +151,7 @@ def _decode_add_partitions_to_txn_topic_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopic.name")
@@ -197,7 +198,7 @@ def _decode_add_partitions_to_txn_transaction_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTransaction.transactional_id")
@@ -294,7 +295,7 @@ def _decode_add_partitions_to_txn_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnRequest.v3_and_below_transactional_id")
@@ -471,7 +472,7 @@ def _decode_add_partitions_to_txn_topic_result_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnTopicResult.name")
@@ -520,7 +521,7 @@ def _decode_add_partitions_to_txn_result_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AddPartitionsToTxnResult.transactional_id")

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -132,7 +133,7 @@ def _decode_alterable_config_v2(data: bytes, at: int) -> tuple[AlterableConfig, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterableConfig.name")
@@ -141,7 +142,7 @@ def _decode_alterable_config_v2(data: bytes, at: int) -> tuple[AlterableConfig, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -207,7 +208,7 @@ def _decode_alter_configs_resource_v2(data: bytes, at: int) -> tuple[AlterConfig
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResource.resource_name")
@@ -359,7 +360,7 @@ def _decode_alter_configs_resource_response_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -371,7 +372,7 @@ def _decode_alter_configs_resource_response_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResourceResponse.resource_name")

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -139,7 +140,7 @@ def _decode_reassignable_topic_v0(data: bytes, at: int) -> tuple[ReassignableTop
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ReassignableTopic.name")
@@ -273,7 +274,7 @@ def _decode_reassignable_partition_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -306,7 +307,7 @@ def _decode_reassignable_topic_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ReassignableTopicResponse.name")
@@ -361,7 +362,7 @@ def _decode_alter_partition_reassignments_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -424,7 +425,7 @@ def _decode_alter_partition_reassignments_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

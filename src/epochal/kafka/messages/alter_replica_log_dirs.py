@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -128,7 +129,7 @@ def _decode_alter_replica_log_dir_topic_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterReplicaLogDirTopic.name")
@@ -202,7 +203,7 @@ def _decode_alter_replica_log_dir_v2(data: bytes, at: int) -> tuple[AlterReplica
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterReplicaLogDir.path")
@@ -391,7 +392,7 @@ def _decode_alter_replica_log_dir_topic_result_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterReplicaLogDirTopicResult.topic_name")

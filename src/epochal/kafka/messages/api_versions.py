@@ -19,6 +19,7 @@ from epochal.kafka.primitives import (
     new,
     null_refused,
     put_tagged,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     tag_size_refused,
@@ -118,7 +119,7 @@ def _decode_api_versions_request_v3(data: bytes, at: int) -> tuple[ApiVersionsRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ApiVersionsRequest.client_software_name")
@@ -127,7 +128,7 @@ def _decode_api_versions_request_v3(data: bytes, at: int) -> tuple[ApiVersionsRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ApiVersionsRequest.client_software_version")
@@ -181,7 +182,7 @@ def _decode_supported_feature_key_v3(data: bytes, at: int) -> tuple[SupportedFea
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SupportedFeatureKey.name")
@@ -210,7 +211,7 @@ def _decode_finalized_feature_key_v3(data: bytes, at: int) -> tuple[FinalizedFea
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FinalizedFeatureKey.name")

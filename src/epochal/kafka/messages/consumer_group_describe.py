@@ -21,6 +21,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -190,7 +191,7 @@ def _decode_topic_partitions_v0(data: bytes, at: int) -> tuple[TopicPartitions, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicPartitions.topic_name")
@@ -263,7 +264,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.member_id")
@@ -272,7 +273,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.instance_id = None
@@ -282,7 +283,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack_id = None
@@ -294,7 +295,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.client_id")
@@ -303,7 +304,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.client_host")
@@ -323,7 +324,7 @@ def _decode_member_v0(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.subscribed_topic_regex = None
@@ -389,7 +390,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.member_id")
@@ -398,7 +399,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.instance_id = None
@@ -408,7 +409,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack_id = None
@@ -420,7 +421,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.client_id")
@@ -429,7 +430,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Member.client_host")
@@ -449,7 +450,7 @@ def _decode_member_v1(data: bytes, at: int) -> tuple[Member, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.subscribed_topic_regex = None
@@ -504,7 +505,7 @@ def _decode_described_group_v0(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -514,7 +515,7 @@ def _decode_described_group_v0(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_id")
@@ -523,7 +524,7 @@ def _decode_described_group_v0(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_state")
@@ -534,7 +535,7 @@ def _decode_described_group_v0(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.assignor_name")
@@ -601,7 +602,7 @@ def _decode_described_group_v1(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -611,7 +612,7 @@ def _decode_described_group_v1(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_id")
@@ -620,7 +621,7 @@ def _decode_described_group_v1(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_state")
@@ -631,7 +632,7 @@ def _decode_described_group_v1(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.assignor_name")

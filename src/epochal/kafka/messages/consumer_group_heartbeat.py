@@ -22,6 +22,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -182,7 +183,7 @@ def _decode_consumer_group_heartbeat_request_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConsumerGroupHeartbeatRequest.group_id")
@@ -191,7 +192,7 @@ def _decode_consumer_group_heartbeat_request_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConsumerGroupHeartbeatRequest.member_id")
@@ -202,7 +203,7 @@ def _decode_consumer_group_heartbeat_request_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.instance_id = None
@@ -212,7 +213,7 @@ def _decode_consumer_group_heartbeat_request_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack_id = None
@@ -236,7 +237,7 @@ def _decode_consumer_group_heartbeat_request_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.server_assignor = None
@@ -331,7 +332,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConsumerGroupHeartbeatRequest.group_id")
@@ -340,7 +341,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConsumerGroupHeartbeatRequest.member_id")
@@ -351,7 +352,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.instance_id = None
@@ -361,7 +362,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack_id = None
@@ -385,7 +386,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.subscribed_topic_regex = None
@@ -395,7 +396,7 @@ def _decode_consumer_group_heartbeat_request_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.server_assignor = None
@@ -526,7 +527,7 @@ def _decode_consumer_group_heartbeat_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -536,7 +537,7 @@ def _decode_consumer_group_heartbeat_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.member_id = None

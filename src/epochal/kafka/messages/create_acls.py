@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -141,7 +142,7 @@ def _decode_acl_creation_v2(data: bytes, at: int) -> tuple[AclCreation, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AclCreation.resource_name")
@@ -152,7 +153,7 @@ def _decode_acl_creation_v2(data: bytes, at: int) -> tuple[AclCreation, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AclCreation.principal")
@@ -161,7 +162,7 @@ def _decode_acl_creation_v2(data: bytes, at: int) -> tuple[AclCreation, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AclCreation.host")
@@ -272,7 +273,7 @@ def _decode_acl_creation_result_v2(data: bytes, at: int) -> tuple[AclCreationRes
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

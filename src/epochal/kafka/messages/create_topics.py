@@ -21,6 +21,7 @@ from epochal.kafka.primitives import (
     new,
     null_refused,
     put_tagged,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     tag_size_refused,
@@ -217,7 +218,7 @@ def _decode_creatable_topic_config_v5(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopicConfig.name")
@@ -226,7 +227,7 @@ def _decode_creatable_topic_config_v5(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -309,7 +310,7 @@ def _decode_creatable_topic_v5(data: bytes, at: int) -> tuple[CreatableTopic, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopic.name")
@@ -436,7 +437,7 @@ def _decode_creatable_topic_configs_v5(data: bytes, at: int) -> tuple[CreatableT
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopicConfigs.name")
@@ -445,7 +446,7 @@ def _decode_creatable_topic_configs_v5(data: bytes, at: int) -> tuple[CreatableT
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -534,7 +535,7 @@ def _decode_creatable_topic_result_v5(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopicResult.name")
@@ -545,7 +546,7 @@ def _decode_creatable_topic_result_v5(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -629,7 +630,7 @@ def _decode_creatable_topic_result_v7(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("CreatableTopicResult.name")
@@ -640,7 +641,7 @@ def _decode_creatable_topic_result_v7(data: bytes, at: int) -> tuple[CreatableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -178,7 +179,7 @@ def _decode_delete_acls_filter_v2(data: bytes, at: int) -> tuple[DeleteAclsFilte
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.resource_name_filter = None
@@ -190,7 +191,7 @@ def _decode_delete_acls_filter_v2(data: bytes, at: int) -> tuple[DeleteAclsFilte
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.principal_filter = None
@@ -200,7 +201,7 @@ def _decode_delete_acls_filter_v2(data: bytes, at: int) -> tuple[DeleteAclsFilte
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.host_filter = None
@@ -357,7 +358,7 @@ def _decode_delete_acls_matching_acl_v2(data: bytes, at: int) -> tuple[DeleteAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -369,7 +370,7 @@ def _decode_delete_acls_matching_acl_v2(data: bytes, at: int) -> tuple[DeleteAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeleteAclsMatchingAcl.resource_name")
@@ -380,7 +381,7 @@ def _decode_delete_acls_matching_acl_v2(data: bytes, at: int) -> tuple[DeleteAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeleteAclsMatchingAcl.principal")
@@ -389,7 +390,7 @@ def _decode_delete_acls_matching_acl_v2(data: bytes, at: int) -> tuple[DeleteAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeleteAclsMatchingAcl.host")
@@ -468,7 +469,7 @@ def _decode_delete_acls_filter_result_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

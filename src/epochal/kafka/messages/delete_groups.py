@@ -21,6 +21,7 @@ from epochal.kafka.primitives import (
     put_strings,
     read_compact_strings,
     read_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -141,7 +142,7 @@ def _decode_deletable_group_result_v2(data: bytes, at: int) -> tuple[DeletableGr
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeletableGroupResult.group_id")

@@ -25,6 +25,7 @@ from epochal.kafka.primitives import (
     put_strings,
     read_compact_strings,
     read_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -97,7 +98,7 @@ def _decode_delete_topic_state_v6(data: bytes, at: int) -> tuple[DeleteTopicStat
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.name = None
@@ -246,7 +247,7 @@ def _decode_deletable_topic_result_v4(data: bytes, at: int) -> tuple[DeletableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeletableTopicResult.name")
@@ -286,7 +287,7 @@ def _decode_deletable_topic_result_v5(data: bytes, at: int) -> tuple[DeletableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DeletableTopicResult.name")
@@ -297,7 +298,7 @@ def _decode_deletable_topic_result_v5(data: bytes, at: int) -> tuple[DeletableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -336,7 +337,7 @@ def _decode_deletable_topic_result_v6(data: bytes, at: int) -> tuple[DeletableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.name = None
@@ -348,7 +349,7 @@ def _decode_deletable_topic_result_v6(data: bytes, at: int) -> tuple[DeletableTo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

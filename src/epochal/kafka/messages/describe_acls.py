@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -173,7 +174,7 @@ def _decode_describe_acls_request_v2(data: bytes, at: int) -> tuple[DescribeAcls
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.resource_name_filter = None
@@ -185,7 +186,7 @@ def _decode_describe_acls_request_v2(data: bytes, at: int) -> tuple[DescribeAcls
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.principal_filter = None
@@ -195,7 +196,7 @@ def _decode_describe_acls_request_v2(data: bytes, at: int) -> tuple[DescribeAcls
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.host_filter = None
@@ -258,7 +259,7 @@ def _decode_acl_description_v2(data: bytes, at: int) -> tuple[AclDescription, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AclDescription.principal")
@@ -267,7 +268,7 @@ def _decode_acl_description_v2(data: bytes, at: int) -> tuple[AclDescription, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AclDescription.host")
@@ -335,7 +336,7 @@ def _decode_describe_acls_resource_v2(data: bytes, at: int) -> tuple[DescribeAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeAclsResource.resource_name")
@@ -425,7 +426,7 @@ def _decode_describe_acls_response_v2(data: bytes, at: int) -> tuple[DescribeAcl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -144,7 +145,7 @@ def _decode_component_data_v1(data: bytes, at: int) -> tuple[ComponentData, int]
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ComponentData.entity_type")
@@ -155,7 +156,7 @@ def _decode_component_data_v1(data: bytes, at: int) -> tuple[ComponentData, int]
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.match = None
@@ -288,7 +289,7 @@ def _decode_entity_data_v1(data: bytes, at: int) -> tuple[EntityData, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("EntityData.entity_type")
@@ -297,7 +298,7 @@ def _decode_entity_data_v1(data: bytes, at: int) -> tuple[EntityData, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.entity_name = None
@@ -345,7 +346,7 @@ def _decode_value_data_v1(data: bytes, at: int) -> tuple[ValueData, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ValueData.key")
@@ -524,7 +525,7 @@ def _decode_describe_client_quotas_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -169,7 +170,7 @@ def _decode_describe_cluster_broker_v0(data: bytes, at: int) -> tuple[DescribeCl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterBroker.host")
@@ -180,7 +181,7 @@ def _decode_describe_cluster_broker_v0(data: bytes, at: int) -> tuple[DescribeCl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack = None
@@ -220,7 +221,7 @@ def _decode_describe_cluster_broker_v2(data: bytes, at: int) -> tuple[DescribeCl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterBroker.host")
@@ -231,7 +232,7 @@ def _decode_describe_cluster_broker_v2(data: bytes, at: int) -> tuple[DescribeCl
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack = None
@@ -280,7 +281,7 @@ def _decode_describe_cluster_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -290,7 +291,7 @@ def _decode_describe_cluster_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.cluster_id")
@@ -355,7 +356,7 @@ def _decode_describe_cluster_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -367,7 +368,7 @@ def _decode_describe_cluster_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.cluster_id")
@@ -431,7 +432,7 @@ def _decode_describe_cluster_response_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -443,7 +444,7 @@ def _decode_describe_cluster_response_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeClusterResponse.cluster_id")

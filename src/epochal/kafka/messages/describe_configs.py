@@ -22,6 +22,7 @@ from epochal.kafka.primitives import (
     put_strings,
     read_compact_strings,
     read_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -166,7 +167,7 @@ def _decode_describe_configs_resource_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResource.resource_name")
@@ -335,7 +336,7 @@ def _decode_describe_configs_synonym_v4(data: bytes, at: int) -> tuple[DescribeC
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsSynonym.name")
@@ -344,7 +345,7 @@ def _decode_describe_configs_synonym_v4(data: bytes, at: int) -> tuple[DescribeC
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -519,7 +520,7 @@ def _decode_describe_configs_resource_result_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResourceResult.name")
@@ -528,7 +529,7 @@ def _decode_describe_configs_resource_result_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -557,7 +558,7 @@ def _decode_describe_configs_resource_result_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.documentation = None
@@ -691,7 +692,7 @@ def _decode_describe_configs_result_v4(data: bytes, at: int) -> tuple[DescribeCo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -703,7 +704,7 @@ def _decode_describe_configs_result_v4(data: bytes, at: int) -> tuple[DescribeCo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeConfigsResult.resource_name")

@@ -22,6 +22,7 @@ from epochal.kafka.primitives import (
     put_strings,
     read_compact_strings,
     read_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -307,7 +308,7 @@ def _decode_described_group_member_v5(data: bytes, at: int) -> tuple[DescribedGr
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroupMember.member_id")
@@ -316,7 +317,7 @@ def _decode_described_group_member_v5(data: bytes, at: int) -> tuple[DescribedGr
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -326,7 +327,7 @@ def _decode_described_group_member_v5(data: bytes, at: int) -> tuple[DescribedGr
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroupMember.client_id")
@@ -335,7 +336,7 @@ def _decode_described_group_member_v5(data: bytes, at: int) -> tuple[DescribedGr
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroupMember.client_host")
@@ -596,7 +597,7 @@ def _decode_described_group_v5(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_id")
@@ -605,7 +606,7 @@ def _decode_described_group_v5(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_state")
@@ -614,7 +615,7 @@ def _decode_described_group_v5(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.protocol_type")
@@ -623,7 +624,7 @@ def _decode_described_group_v5(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.protocol_data")
@@ -694,7 +695,7 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -704,7 +705,7 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_id")
@@ -713,7 +714,7 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.group_state")
@@ -722,7 +723,7 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.protocol_type")
@@ -731,7 +732,7 @@ def _decode_described_group_v6(data: bytes, at: int) -> tuple[DescribedGroup, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribedGroup.protocol_data")

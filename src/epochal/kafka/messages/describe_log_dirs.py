@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -142,7 +143,7 @@ def _decode_describable_log_dir_topic_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribableLogDirTopic.topic")
@@ -332,7 +333,7 @@ def _decode_describe_log_dirs_topic_v2(data: bytes, at: int) -> tuple[DescribeLo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeLogDirsTopic.name")
@@ -415,7 +416,7 @@ def _decode_describe_log_dirs_result_v2(data: bytes, at: int) -> tuple[DescribeL
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeLogDirsResult.log_dir")
@@ -467,7 +468,7 @@ def _decode_describe_log_dirs_result_v4(data: bytes, at: int) -> tuple[DescribeL
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeLogDirsResult.log_dir")
@@ -519,7 +520,7 @@ def _decode_describe_log_dirs_result_v5(data: bytes, at: int) -> tuple[DescribeL
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeLogDirsResult.log_dir")

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -98,7 +99,7 @@ def _decode_topic_request_v0(data: bytes, at: int) -> tuple[TopicRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicRequest.name")
@@ -212,7 +213,7 @@ def _decode_partition_response_v0(data: bytes, at: int) -> tuple[PartitionRespon
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -258,7 +259,7 @@ def _decode_topic_response_v0(data: bytes, at: int) -> tuple[TopicResponse, int]
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicResponse.name")

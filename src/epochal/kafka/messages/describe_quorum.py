@@ -20,6 +20,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -153,7 +154,7 @@ def _decode_topic_data_v0(data: bytes, at: int) -> tuple[TopicData, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicData.topic_name")
@@ -461,7 +462,7 @@ def _decode_response_partition_data_v2(data: bytes, at: int) -> tuple[ResponsePa
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -524,7 +525,7 @@ def _decode_response_topic_data_v0(data: bytes, at: int) -> tuple[ResponseTopicD
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ResponseTopicData.topic_name")
@@ -569,7 +570,7 @@ def _decode_response_topic_data_v1(data: bytes, at: int) -> tuple[ResponseTopicD
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ResponseTopicData.topic_name")
@@ -614,7 +615,7 @@ def _decode_response_topic_data_v2(data: bytes, at: int) -> tuple[ResponseTopicD
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ResponseTopicData.topic_name")
@@ -660,7 +661,7 @@ def _decode_listener_v2(data: bytes, at: int) -> tuple[Listener, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Listener.name")
@@ -669,7 +670,7 @@ def _decode_listener_v2(data: bytes, at: int) -> tuple[Listener, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Listener.host")
@@ -824,7 +825,7 @@ def _decode_describe_quorum_response_v2(data: bytes, at: int) -> tuple[DescribeQ
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -19,6 +19,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -114,7 +115,7 @@ def _decode_topic_request_v0(data: bytes, at: int) -> tuple[TopicRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicRequest.name")
@@ -141,7 +142,7 @@ def _decode_cursor_v0(data: bytes, at: int) -> tuple[Cursor, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Cursor.topic_name")
@@ -347,7 +348,7 @@ def _decode_describe_topic_partitions_response_topic_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.name = None
@@ -396,7 +397,7 @@ def _decode_response_cursor_v0(data: bytes, at: int) -> tuple[ResponseCursor, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ResponseCursor.topic_name")

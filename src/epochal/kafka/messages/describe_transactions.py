@@ -19,6 +19,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -121,7 +122,7 @@ def _decode_topic_data_v0(data: bytes, at: int) -> tuple[TopicData, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicData.topic")
@@ -178,7 +179,7 @@ def _decode_transaction_state_v0(data: bytes, at: int) -> tuple[TransactionState
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TransactionState.transactional_id")
@@ -187,7 +188,7 @@ def _decode_transaction_state_v0(data: bytes, at: int) -> tuple[TransactionState
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TransactionState.transaction_state")

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -88,7 +89,7 @@ def _decode_user_name_v0(data: bytes, at: int) -> tuple[UserName, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("UserName.name")
@@ -186,7 +187,7 @@ def _decode_describe_user_scram_credentials_result_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("DescribeUserScramCredentialsResult.user")
@@ -197,7 +198,7 @@ def _decode_describe_user_scram_credentials_result_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -255,7 +256,7 @@ def _decode_describe_user_scram_credentials_response_v0(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -129,7 +130,7 @@ def _decode_topic_partitions_v2(data: bytes, at: int) -> tuple[TopicPartitions, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicPartitions.topic")
@@ -301,7 +302,7 @@ def _decode_partition_result_v2(data: bytes, at: int) -> tuple[PartitionResult, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -364,7 +365,7 @@ def _decode_replica_election_result_v2(data: bytes, at: int) -> tuple[ReplicaEle
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ReplicaElectionResult.topic")

@@ -15,7 +15,7 @@ from epochal.kafka.primitives import (
     Put,
     new,
     null_refused,
-    read_uvarint,
+    read_text_size,
     skip_tagged,
     uvarint,
 )
@@ -91,7 +91,7 @@ def _decode_end_txn_request_v3(data: bytes, at: int) -> tuple[EndTxnRequest, int
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("EndTxnRequest.transactional_id")

@@ -23,6 +23,7 @@ from epochal.kafka.primitives import (
     not_in_version,
     null_refused,
     put_tagged,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     tag_size_refused,
@@ -557,7 +558,7 @@ def _decode_fetch_topic_v12(data: bytes, at: int) -> tuple[FetchTopic, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchTopic.topic")
@@ -739,7 +740,7 @@ def _decode_forgotten_topic_v12(data: bytes, at: int) -> tuple[ForgottenTopic, i
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ForgottenTopic.topic")
@@ -1180,7 +1181,7 @@ def _decode_fetch_request_v12(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.rack_id")
@@ -1201,7 +1202,7 @@ def _decode_fetch_request_v12(data: bytes, at: int) -> tuple[FetchRequest, int]:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = read_uvarint(data, at - 1)
+                    size, at = read_text_size(data, at - 1)
                 size -= 1
                 if size < 0:
                     message.cluster_id = None
@@ -1304,7 +1305,7 @@ def _decode_fetch_request_v13(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.rack_id")
@@ -1325,7 +1326,7 @@ def _decode_fetch_request_v13(data: bytes, at: int) -> tuple[FetchRequest, int]:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = read_uvarint(data, at - 1)
+                    size, at = read_text_size(data, at - 1)
                 size -= 1
                 if size < 0:
                     message.cluster_id = None
@@ -1430,7 +1431,7 @@ def _decode_fetch_request_v15(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.rack_id")
@@ -1452,7 +1453,7 @@ def _decode_fetch_request_v15(data: bytes, at: int) -> tuple[FetchRequest, int]:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = read_uvarint(data, at - 1)
+                    size, at = read_text_size(data, at - 1)
                 size -= 1
                 if size < 0:
                     message.cluster_id = None
@@ -1561,7 +1562,7 @@ def _decode_fetch_request_v17(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.rack_id")
@@ -1583,7 +1584,7 @@ def _decode_fetch_request_v17(data: bytes, at: int) -> tuple[FetchRequest, int]:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = read_uvarint(data, at - 1)
+                    size, at = read_text_size(data, at - 1)
                 size -= 1
                 if size < 0:
                     message.cluster_id = None
@@ -1692,7 +1693,7 @@ def _decode_fetch_request_v18(data: bytes, at: int) -> tuple[FetchRequest, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchRequest.rack_id")
@@ -1714,7 +1715,7 @@ def _decode_fetch_request_v18(data: bytes, at: int) -> tuple[FetchRequest, int]:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = read_uvarint(data, at - 1)
+                    size, at = read_text_size(data, at - 1)
                 size -= 1
                 if size < 0:
                     message.cluster_id = None
@@ -2237,7 +2238,7 @@ def _decode_fetchable_topic_response_v12(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FetchableTopicResponse.topic")
@@ -2328,7 +2329,7 @@ def _decode_node_endpoint_v16(data: bytes, at: int) -> tuple[NodeEndpoint, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("NodeEndpoint.host")
@@ -2339,7 +2340,7 @@ def _decode_node_endpoint_v16(data: bytes, at: int) -> tuple[NodeEndpoint, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack = None

@@ -20,6 +20,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -140,7 +141,7 @@ def _decode_find_coordinator_request_v3(data: bytes, at: int) -> tuple[FindCoord
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FindCoordinatorRequest.key")
@@ -215,7 +216,7 @@ def _decode_coordinator_v4(data: bytes, at: int) -> tuple[Coordinator, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Coordinator.key")
@@ -226,7 +227,7 @@ def _decode_coordinator_v4(data: bytes, at: int) -> tuple[Coordinator, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("Coordinator.host")
@@ -237,7 +238,7 @@ def _decode_coordinator_v4(data: bytes, at: int) -> tuple[Coordinator, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -346,7 +347,7 @@ def _decode_find_coordinator_response_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -358,7 +359,7 @@ def _decode_find_coordinator_response_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("FindCoordinatorResponse.host")

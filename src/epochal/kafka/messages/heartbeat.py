@@ -16,7 +16,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
-    read_uvarint,
+    read_text_size,
     skip_tagged,
     uvarint,
 )
@@ -148,7 +148,7 @@ def _decode_heartbeat_request_v4(data: bytes, at: int) -> tuple[HeartbeatRequest
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("HeartbeatRequest.group_id")
@@ -159,7 +159,7 @@ def _decode_heartbeat_request_v4(data: bytes, at: int) -> tuple[HeartbeatRequest
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("HeartbeatRequest.member_id")
@@ -168,7 +168,7 @@ def _decode_heartbeat_request_v4(data: bytes, at: int) -> tuple[HeartbeatRequest
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None

@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -137,7 +138,7 @@ def _decode_alterable_config_v1(data: bytes, at: int) -> tuple[AlterableConfig, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterableConfig.name")
@@ -148,7 +149,7 @@ def _decode_alterable_config_v1(data: bytes, at: int) -> tuple[AlterableConfig, 
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.value = None
@@ -214,7 +215,7 @@ def _decode_alter_configs_resource_v1(data: bytes, at: int) -> tuple[AlterConfig
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResource.resource_name")
@@ -374,7 +375,7 @@ def _decode_alter_configs_resource_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -386,7 +387,7 @@ def _decode_alter_configs_resource_response_v1(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("AlterConfigsResourceResponse.resource_name")

@@ -15,7 +15,7 @@ from epochal.kafka.primitives import (
     Put,
     new,
     not_in_version,
-    read_uvarint,
+    read_text_size,
     skip_tagged,
     uvarint,
 )
@@ -113,7 +113,7 @@ def _decode_init_producer_id_request_v2(data: bytes, at: int) -> tuple[InitProdu
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.transactional_id = None
@@ -148,7 +148,7 @@ def _decode_init_producer_id_request_v3(data: bytes, at: int) -> tuple[InitProdu
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.transactional_id = None

@@ -19,6 +19,7 @@ from epochal.kafka.primitives import (
     no_null_in_version,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -139,7 +140,7 @@ def _decode_join_group_request_protocol_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequestProtocol.name")
@@ -367,7 +368,7 @@ def _decode_join_group_request_v6(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.group_id")
@@ -378,7 +379,7 @@ def _decode_join_group_request_v6(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.member_id")
@@ -387,7 +388,7 @@ def _decode_join_group_request_v6(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -397,7 +398,7 @@ def _decode_join_group_request_v6(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.protocol_type")
@@ -466,7 +467,7 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.group_id")
@@ -477,7 +478,7 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.member_id")
@@ -486,7 +487,7 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -496,7 +497,7 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupRequest.protocol_type")
@@ -520,7 +521,7 @@ def _decode_join_group_request_v8(data: bytes, at: int) -> tuple[JoinGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.reason = None
@@ -627,7 +628,7 @@ def _decode_join_group_response_member_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponseMember.member_id")
@@ -636,7 +637,7 @@ def _decode_join_group_response_member_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -864,7 +865,7 @@ def _decode_join_group_response_v6(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.protocol_name")
@@ -873,7 +874,7 @@ def _decode_join_group_response_v6(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.leader")
@@ -882,7 +883,7 @@ def _decode_join_group_response_v6(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.member_id")
@@ -952,7 +953,7 @@ def _decode_join_group_response_v7(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_type = None
@@ -962,7 +963,7 @@ def _decode_join_group_response_v7(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_name = None
@@ -972,7 +973,7 @@ def _decode_join_group_response_v7(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.leader")
@@ -981,7 +982,7 @@ def _decode_join_group_response_v7(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.member_id")
@@ -1049,7 +1050,7 @@ def _decode_join_group_response_v9(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_type = None
@@ -1059,7 +1060,7 @@ def _decode_join_group_response_v9(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_name = None
@@ -1069,7 +1070,7 @@ def _decode_join_group_response_v9(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.leader")
@@ -1080,7 +1081,7 @@ def _decode_join_group_response_v9(data: bytes, at: int) -> tuple[JoinGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("JoinGroupResponse.member_id")

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -124,7 +125,7 @@ def _decode_member_identity_v4(data: bytes, at: int) -> tuple[MemberIdentity, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MemberIdentity.member_id")
@@ -133,7 +134,7 @@ def _decode_member_identity_v4(data: bytes, at: int) -> tuple[MemberIdentity, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -175,7 +176,7 @@ def _decode_member_identity_v5(data: bytes, at: int) -> tuple[MemberIdentity, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MemberIdentity.member_id")
@@ -184,7 +185,7 @@ def _decode_member_identity_v5(data: bytes, at: int) -> tuple[MemberIdentity, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -194,7 +195,7 @@ def _decode_member_identity_v5(data: bytes, at: int) -> tuple[MemberIdentity, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.reason = None
@@ -291,7 +292,7 @@ def _decode_leave_group_request_v4(data: bytes, at: int) -> tuple[LeaveGroupRequ
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("LeaveGroupRequest.group_id")
@@ -339,7 +340,7 @@ def _decode_leave_group_request_v5(data: bytes, at: int) -> tuple[LeaveGroupRequ
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("LeaveGroupRequest.group_id")
@@ -422,7 +423,7 @@ def _decode_member_response_v4(data: bytes, at: int) -> tuple[MemberResponse, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MemberResponse.member_id")
@@ -431,7 +432,7 @@ def _decode_member_response_v4(data: bytes, at: int) -> tuple[MemberResponse, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -121,7 +122,7 @@ def _decode_config_resource_v0(data: bytes, at: int) -> tuple[ConfigResource, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConfigResource.resource_name")
@@ -149,7 +150,7 @@ def _decode_config_resource_v1(data: bytes, at: int) -> tuple[ConfigResource, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ConfigResource.resource_name")

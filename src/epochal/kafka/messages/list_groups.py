@@ -20,6 +20,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -216,7 +217,7 @@ def _decode_listed_group_v3(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_id")
@@ -225,7 +226,7 @@ def _decode_listed_group_v3(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.protocol_type")
@@ -261,7 +262,7 @@ def _decode_listed_group_v4(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_id")
@@ -270,7 +271,7 @@ def _decode_listed_group_v4(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.protocol_type")
@@ -279,7 +280,7 @@ def _decode_listed_group_v4(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_state")
@@ -318,7 +319,7 @@ def _decode_listed_group_v5(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_id")
@@ -327,7 +328,7 @@ def _decode_listed_group_v5(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.protocol_type")
@@ -336,7 +337,7 @@ def _decode_listed_group_v5(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_state")
@@ -345,7 +346,7 @@ def _decode_listed_group_v5(data: bytes, at: int) -> tuple[ListedGroup, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListedGroup.group_type")

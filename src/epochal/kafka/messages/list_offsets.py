@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -220,7 +221,7 @@ def _decode_list_offsets_topic_v6(data: bytes, at: int) -> tuple[ListOffsetsTopi
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsTopic.name")
@@ -567,7 +568,7 @@ def _decode_list_offsets_topic_response_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("ListOffsetsTopicResponse.name")

@@ -20,6 +20,7 @@ from epochal.kafka.primitives import (
     null_refused,
     put_compact_strings,
     read_compact_strings,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -215,7 +216,7 @@ def _decode_list_transactions_request_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.transactional_id_pattern = None
@@ -247,7 +248,7 @@ def _decode_transaction_state_v0(data: bytes, at: int) -> tuple[TransactionState
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TransactionState.transactional_id")
@@ -258,7 +259,7 @@ def _decode_transaction_state_v0(data: bytes, at: int) -> tuple[TransactionState
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TransactionState.transaction_state")

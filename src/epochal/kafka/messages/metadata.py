@@ -21,6 +21,7 @@ from epochal.kafka.primitives import (
     no_null_in_version,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -156,7 +157,7 @@ def _decode_metadata_request_topic_v9(data: bytes, at: int) -> tuple[MetadataReq
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MetadataRequestTopic.name")
@@ -189,7 +190,7 @@ def _decode_metadata_request_topic_v10(data: bytes, at: int) -> tuple[MetadataRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.name = None
@@ -567,7 +568,7 @@ def _decode_metadata_response_broker_v9(data: bytes, at: int) -> tuple[MetadataR
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseBroker.host")
@@ -578,7 +579,7 @@ def _decode_metadata_response_broker_v9(data: bytes, at: int) -> tuple[MetadataR
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack = None
@@ -1021,7 +1022,7 @@ def _decode_metadata_response_topic_v9(data: bytes, at: int) -> tuple[MetadataRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseTopic.name")
@@ -1078,7 +1079,7 @@ def _decode_metadata_response_topic_v10(data: bytes, at: int) -> tuple[MetadataR
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("MetadataResponseTopic.name")
@@ -1135,7 +1136,7 @@ def _decode_metadata_response_topic_v12(data: bytes, at: int) -> tuple[MetadataR
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.name = None
@@ -1577,7 +1578,7 @@ def _decode_metadata_response_v9(data: bytes, at: int) -> tuple[MetadataResponse
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.cluster_id = None
@@ -1655,7 +1656,7 @@ def _decode_metadata_response_v10(data: bytes, at: int) -> tuple[MetadataRespons
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.cluster_id = None
@@ -1734,7 +1735,7 @@ def _decode_metadata_response_v11(data: bytes, at: int) -> tuple[MetadataRespons
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.cluster_id = None
@@ -1812,7 +1813,7 @@ def _decode_metadata_response_v12(data: bytes, at: int) -> tuple[MetadataRespons
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.cluster_id = None
@@ -1891,7 +1892,7 @@ def _decode_metadata_response_v13(data: bytes, at: int) -> tuple[MetadataRespons
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.cluster_id = None

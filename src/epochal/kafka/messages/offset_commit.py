@@ -20,6 +20,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -184,7 +185,7 @@ def _decode_offset_commit_request_partition_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.committed_metadata = None
@@ -287,7 +288,7 @@ def _decode_offset_commit_request_topic_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequestTopic.name")
@@ -572,7 +573,7 @@ def _decode_offset_commit_request_v8(data: bytes, at: int) -> tuple[OffsetCommit
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.group_id")
@@ -583,7 +584,7 @@ def _decode_offset_commit_request_v8(data: bytes, at: int) -> tuple[OffsetCommit
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.member_id")
@@ -592,7 +593,7 @@ def _decode_offset_commit_request_v8(data: bytes, at: int) -> tuple[OffsetCommit
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -651,7 +652,7 @@ def _decode_offset_commit_request_v10(data: bytes, at: int) -> tuple[OffsetCommi
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.group_id")
@@ -662,7 +663,7 @@ def _decode_offset_commit_request_v10(data: bytes, at: int) -> tuple[OffsetCommi
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitRequest.member_id")
@@ -671,7 +672,7 @@ def _decode_offset_commit_request_v10(data: bytes, at: int) -> tuple[OffsetCommi
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -790,7 +791,7 @@ def _decode_offset_commit_response_topic_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetCommitResponseTopic.name")

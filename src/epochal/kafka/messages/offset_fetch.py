@@ -21,6 +21,7 @@ from epochal.kafka.primitives import (
     no_null_in_version,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -179,7 +180,7 @@ def _decode_offset_fetch_request_topic_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestTopic.name")
@@ -222,7 +223,7 @@ def _decode_offset_fetch_request_topics_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestTopics.name")
@@ -304,7 +305,7 @@ def _decode_offset_fetch_request_group_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestGroup.group_id")
@@ -365,7 +366,7 @@ def _decode_offset_fetch_request_group_v9(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestGroup.group_id")
@@ -374,7 +375,7 @@ def _decode_offset_fetch_request_group_v9(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.member_id = None
@@ -436,7 +437,7 @@ def _decode_offset_fetch_request_group_v10(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequestGroup.group_id")
@@ -445,7 +446,7 @@ def _decode_offset_fetch_request_group_v10(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.member_id = None
@@ -583,7 +584,7 @@ def _decode_offset_fetch_request_v6(data: bytes, at: int) -> tuple[OffsetFetchRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequest.group_id")
@@ -637,7 +638,7 @@ def _decode_offset_fetch_request_v7(data: bytes, at: int) -> tuple[OffsetFetchRe
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchRequest.group_id")
@@ -883,7 +884,7 @@ def _decode_offset_fetch_response_partition_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.metadata = None
@@ -986,7 +987,7 @@ def _decode_offset_fetch_response_topic_v6(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseTopic.name")
@@ -1042,7 +1043,7 @@ def _decode_offset_fetch_response_partitions_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.metadata = None
@@ -1077,7 +1078,7 @@ def _decode_offset_fetch_response_topics_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseTopics.name")
@@ -1164,7 +1165,7 @@ def _decode_offset_fetch_response_group_v8(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseGroup.group_id")
@@ -1214,7 +1215,7 @@ def _decode_offset_fetch_response_group_v10(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetFetchResponseGroup.group_id")

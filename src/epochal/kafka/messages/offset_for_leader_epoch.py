@@ -17,6 +17,7 @@ from epochal.kafka.primitives import (
     count_refused,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -166,7 +167,7 @@ def _decode_offset_for_leader_topic_v4(data: bytes, at: int) -> tuple[OffsetForL
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderTopic.topic")
@@ -376,7 +377,7 @@ def _decode_offset_for_leader_topic_result_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("OffsetForLeaderTopicResult.topic")

@@ -23,6 +23,7 @@ from epochal.kafka.primitives import (
     not_in_version,
     null_refused,
     put_tagged,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     tag_size_refused,
@@ -233,7 +234,7 @@ def _decode_topic_produce_data_v9(data: bytes, at: int) -> tuple[TopicProduceDat
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceData.name")
@@ -355,7 +356,7 @@ def _decode_produce_request_v9(data: bytes, at: int) -> tuple[ProduceRequest, in
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.transactional_id = None
@@ -407,7 +408,7 @@ def _decode_produce_request_v13(data: bytes, at: int) -> tuple[ProduceRequest, i
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.transactional_id = None
@@ -483,7 +484,7 @@ def _decode_batch_index_and_error_message_v9(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.batch_index_error_message = None
@@ -683,7 +684,7 @@ def _decode_partition_produce_response_v9(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -760,7 +761,7 @@ def _decode_partition_produce_response_v10(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None
@@ -903,7 +904,7 @@ def _decode_topic_produce_response_v9(data: bytes, at: int) -> tuple[TopicProduc
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceResponse.name")
@@ -949,7 +950,7 @@ def _decode_topic_produce_response_v10(data: bytes, at: int) -> tuple[TopicProdu
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TopicProduceResponse.name")
@@ -1038,7 +1039,7 @@ def _decode_node_endpoint_v10(data: bytes, at: int) -> tuple[NodeEndpoint, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("NodeEndpoint.host")
@@ -1049,7 +1050,7 @@ def _decode_node_endpoint_v10(data: bytes, at: int) -> tuple[NodeEndpoint, int]:
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.rack = None

@@ -15,6 +15,7 @@ from epochal.kafka.primitives import (
     Put,
     new,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -192,7 +193,7 @@ def _decode_sasl_authenticate_response_v2(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.error_message = None

@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -118,7 +119,7 @@ def _decode_sync_group_request_assignment_v4(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequestAssignment.member_id")
@@ -271,7 +272,7 @@ def _decode_sync_group_request_v4(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.group_id")
@@ -282,7 +283,7 @@ def _decode_sync_group_request_v4(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.member_id")
@@ -291,7 +292,7 @@ def _decode_sync_group_request_v4(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -365,7 +366,7 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.group_id")
@@ -376,7 +377,7 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("SyncGroupRequest.member_id")
@@ -385,7 +386,7 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -395,7 +396,7 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_type = None
@@ -405,7 +406,7 @@ def _decode_sync_group_request_v5(data: bytes, at: int) -> tuple[SyncGroupReques
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_name = None
@@ -530,7 +531,7 @@ def _decode_sync_group_response_v5(data: bytes, at: int) -> tuple[SyncGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_type = None
@@ -540,7 +541,7 @@ def _decode_sync_group_response_v5(data: bytes, at: int) -> tuple[SyncGroupRespo
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.protocol_name = None

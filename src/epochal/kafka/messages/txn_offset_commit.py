@@ -18,6 +18,7 @@ from epochal.kafka.primitives import (
     new,
     not_in_version,
     null_refused,
+    read_text_size,
     read_uvarint,
     skip_tagged,
     uvarint,
@@ -180,7 +181,7 @@ def _decode_txn_offset_commit_request_partition_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.committed_metadata = None
@@ -291,7 +292,7 @@ def _decode_txn_offset_commit_request_topic_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequestTopic.name")
@@ -460,7 +461,7 @@ def _decode_txn_offset_commit_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.transactional_id")
@@ -469,7 +470,7 @@ def _decode_txn_offset_commit_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.group_id")
@@ -480,7 +481,7 @@ def _decode_txn_offset_commit_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitRequest.member_id")
@@ -489,7 +490,7 @@ def _decode_txn_offset_commit_request_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         message.group_instance_id = None
@@ -612,7 +613,7 @@ def _decode_txn_offset_commit_response_topic_v3(
     size = data[at]
     at += 1
     if size > 127:
-        size, at = read_uvarint(data, at - 1)
+        size, at = read_text_size(data, at - 1)
     size -= 1
     if size < 0:
         raise null_refused("TxnOffsetCommitResponseTopic.name")
