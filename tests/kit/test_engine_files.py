@@ -1,4 +1,4 @@
-"""What the footers of earlier jobs say about the next one."""
+"""What the footers of earlier jobs say about the next one, and the log of a job about its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from epochal.kit.engine_files import Dictionaries
+from epochal.contract import EngineWritten
+from epochal.kit.engine_files import Dictionaries, logged_sizes
+from epochal.terms import NO_ROWS, Identity, SinkName, Uid
 
 ROWS = pa.table({"distinct": range(20_000), "few": [n % 9 for n in range(20_000)]})
 OFF = {"parquet.enable.dictionary#distinct": "false"}
@@ -42,3 +44,15 @@ def test_few_rows_say_nothing(path: Path) -> None:
     pq.write_table(ROWS.slice(1), path, use_dictionary=["few"])
     dictionaries.footer(path)
     assert dictionaries.options() == {}
+
+
+def test_files_of_a_job_are_found_below_any_key(path: Path) -> None:
+    identity = Identity(pipeline="p", uid=Uid("abcdefgh2345"), sink=SinkName("s"), generation=1)
+    written = EngineWritten(
+        handle=identity.job_handle(0, 1),
+        schema=ROWS.schema,
+        fingerprint=NO_ROWS,
+        reports=['{"path": "s3a://lake/a%23b%3Fc/%25d/job/p=x%252Fy/part-0.parquet", "size": 7}'],
+    )
+    found = logged_sizes(written, "s3a://lake/a#b?c/%d/job")
+    assert found == {"p=x%2Fy/part-0.parquet": 7}

@@ -12,7 +12,7 @@ import pickle
 
 import pytest
 
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError, Misconfigured, TryAgain
 from epochal.kit.sql.client import _KEPT_MAX as KEPT_FOR_TASKS
 from epochal.session import Session
 
@@ -91,6 +91,16 @@ def _number() -> str:
 def test_a_function_that_returns_no_text_is_reported(orders, some):
     with pytest.raises(Misconfigured, match="returned a int, not a str"):
         orders.life(password=_number).start(some(1))
+
+
+def _away() -> str:
+    raise LookupError(f"the vault is away, and had {PASSWORD}")
+
+
+def test_a_function_that_fails_is_called_again_later(orders, some):
+    with pytest.raises(TryAgain, match=r"_away\).* raised LookupError") as raised:
+        orders.life(password=_away).start(some(1))
+    assert PASSWORD not in f"{raised.value} {raised.value.__cause__}"
 
 
 def test_ten_sinks_share_the_connections_of_their_driver(place, some, tmp_path):

@@ -2,7 +2,8 @@
 
 A module of tests for each database imports these, beside its own fixtures `orders` (a table of id
 and name without a key), `proxy` (before its server), `mortal` (a place on a server that may be
-killed, and a proxy before it), `some`, and `wire`, which knows the words on it.
+killed, and a proxy before it), `some`, `wire`, which knows the words on it, and `eight_deadlocks`,
+which the first row into `orders` meets.
 """
 
 from __future__ import annotations
@@ -209,6 +210,13 @@ def test_an_upsert_locks_keys_in_their_order(keyed, some):
         (2, "m2", "untouched"),
         (3, "m3", "theirs"),
     ]
+
+
+@pytest.mark.usefixtures("eight_deadlocks")
+def test_deadlocks_are_waited_out(orders, some):
+    life = orders.life()
+    life.write(0, some(1))
+    assert orders.rows(columns="id") == [(1,)]
 
 
 def test_a_driver_that_is_gone_holds_rows_for_a_bounded_time(orders, some):

@@ -154,6 +154,15 @@ def test_a_null_key_is_refused(place):
         place.life(mode="upsert", keys="id").write(0, rows)
 
 
+@pytest.mark.parametrize("op", ["u", "d"])
+def test_a_null_key_of_a_change_stream_is_refused_though_its_column_takes_none(keyed, op):
+    """A delete stores no key that the column could refuse."""
+    rows = changes((1, "a", 1, "u"), (None, "b", 1, op))
+    with pytest.raises(RowRejected, match=r"(?i)1 row whose key \(id\) is null"):
+        keyed.life(mode="upsert", **CHANGES).write(0, rows)
+    assert keyed.rows() == []
+
+
 def test_an_upsert_without_a_constraint_is_refused_before_the_first_row(orders, some):
     with pytest.raises(Misconfigured, match="there is no primary key or unique") as raised:
         orders.life(mode="upsert", keys="id").start(some(1))

@@ -31,6 +31,10 @@ class Place:
     """The place in a staging table of the row of this number."""
     altered: ClassVar[str] = "ALTER COLUMN {} TYPE {}"
     """What ALTER TABLE does to give a column another type."""
+    ordered: ClassVar[str] = "text"
+    """The type of a column of short text that every letter counts in."""
+    numbered: ClassVar[str] = "n serial,"
+    """A column that the server fills, by rights of its own where there are such."""
 
     server: Any
     schema: str
@@ -91,6 +95,11 @@ class Place:
         """Close it when the test ends."""
         self.lives.append(life)
         return life
+
+    def grant(self, sink: Any) -> None:
+        """Give an account all that a sink asks for."""
+        for statement in sink.grants():
+            self.sql(statement)
 
     def rows(self, table: str = "orders", columns: str = "*") -> list[tuple[Any, ...]]:
         quoted = self.kind.names.quote(table)

@@ -2,7 +2,9 @@
 
 First attempts prepare, others stage their rows.
 
-The orders in which attempts of one task can end are tried one by one, then many at random.
+The orders in which attempts of one task can end are tried one by one, then many at random. A module
+of tests for each database imports these, and has a fixture `varied`: a place whose table `orders`
+has the fields of `VARIED` as columns of that database.
 """
 
 from __future__ import annotations
@@ -24,6 +26,17 @@ from epochal.testing.crash import crash_at_every_call
 
 LOCK_TIMEOUT = "(?i)lock (wait )?timeout"
 PRIMARY_KEY = "orders_pkey|PRIMARY"
+VARIED = pa.table(
+    {
+        "id": pa.array([1, 2], pa.int32()),
+        "name": ["a", None],
+        "real_": pa.array([1.5, 2.5], pa.float32()),
+        "mood": ["glad", "sad"],
+        "at": pa.array([0, 1000], pa.timestamp("us", "UTC")),
+        "day": pa.array([0, 1], pa.date32()),
+        "price": pa.array([None, "1.25"]).cast(pa.decimal128(9, 2)),
+    }
+)
 
 
 def written(life, epoch: int, partition: int, rows: pa.Table, *, is_first: bool, **changes):
@@ -200,6 +213,38 @@ def test_one_key_in_two_tasks_is_reported_with_what_to_do(keyed, life, some):
     with pytest.raises(TryAgain, match=LOCK_TIMEOUT) as raised:
         life.rehearse(0, receipts)
     assert "repartition by the key" in raised.value.hint
+
+
+@pytest.mark.ways("columns", "bytes")
+def test_a_retry_stages_values_as_the_columns_keep_them(varied):
+    life = varied.life(strategy="prepared")
+    life.start(VARIED)
+    seen = []
+    for epoch, is_first in enumerate([True, False]):
+        receipt = attempt(life, epoch, 0, VARIED, is_first=is_first)
+        life.rehearse(epoch, [receipt])
+        life.commit(epoch, [receipt])
+        seen.append(varied.rows())
+        varied.sql(f"DELETE FROM {varied.schema}.orders")
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 2
+
+
+def said_of_strategy(place, some, **options):
+    """What the check says of rows that are written once."""
+    found = place.life(name=str(options), **options).committer.check(some(1).schema)
+    (said,) = [one for one in found if one.name == "rows written once"]
+    return said
+
+
+def test_the_check_says_which_strategy_fits(keyed, some):
+    fitting = said_of_strategy(keyed, some)
+    assert "strategy='prepared' would fit this table and server" in fitting.because
+    chosen = said_of_strategy(keyed, some, strategy="prepared")
+    assert chosen.granted
+    assert "from staging" in chosen.because
+    upsert = said_of_strategy(keyed, some, mode="upsert", keys="id")
+    assert "has no mode='upsert'" in upsert.because
 
 
 def test_a_crash_at_any_call_leaves_every_row_visible_once(place):

@@ -92,6 +92,8 @@ class Place(shared.Place):
     text: ClassVar[str] = "longtext"
     hashed: ClassVar[str] = "PARTITION BY HASH (id) PARTITIONS 2"
     altered: ClassVar[str] = "MODIFY COLUMN {} {}"
+    ordered: ClassVar[str] = "varchar(9) COLLATE utf8mb4_bin"
+    numbered: ClassVar[str] = ""
 
     server: DatabaseProcess
     admin: pymysql.Connection[Any]
@@ -115,6 +117,11 @@ class Place(shared.Place):
         """A new account of this name, without rights."""
         self.sql(f"DROP USER IF EXISTS {name}")
         self.sql(f"CREATE USER {name} IDENTIFIED BY '{password}'")
+
+    def grant(self, sink: MySQL) -> None:
+        for statement in sink.grants():
+            if not (self.is_mariadb and "XA_RECOVER_ADMIN" in statement):
+                self.sql(statement)
 
     def open_transactions(self) -> list[int]:
         # The server reads its list again only if nobody has read it for 0.1 s.
@@ -239,3 +246,13 @@ def mortal(product: str) -> Iterator[tuple[Place, Proxy]]:
         between = Proxy(doomed.port)
         yield made, between
         between.close()
+
+
+@pytest.fixture
+def least(place: Place) -> Iterator[str]:
+    """An account without rights."""
+    place.make_account("least")
+    yield "least"
+    for life in place.lives:
+        life.close()
+    place.sql("DROP USER least")

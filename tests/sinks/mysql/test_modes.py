@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from kit.sql.change_modes import *  # noqa: F403  the same
 from kit.sql.keyed_modes import *  # noqa: F403  every test there is one of this module, too
-from kit.sql.keyed_modes import KEYED, changes
+from kit.sql.keyed_modes import CHANGES, KEYED, changes
 
 from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.memory import Memory
@@ -18,6 +18,71 @@ def test_an_upsert_that_another_unique_index_makes_ambiguous_is_refused(place, s
     place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name varchar(9) UNIQUE)")
     with pytest.raises(Misconfigured, match="rows that are equal by the unique index name"):
         place.life(mode="upsert", keys="id").start(some(1))
+
+
+@pytest.mark.parametrize("kept", ["STORED", "VIRTUAL"])
+def test_an_upsert_that_a_unique_index_on_a_generated_column_makes_ambiguous_is_refused(
+    place, some, kept
+):
+    """The server computes it from what is written, so it may meet the row of another key."""
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, name varchar(9),"
+        f" folded varchar(9) AS (lower(name)) {kept} UNIQUE)"
+    )
+    with pytest.raises(Misconfigured, match="rows that are equal by the unique index folded"):
+        place.life(mode="upsert", keys="id").start(some(1))
+
+
+def test_a_null_key_of_a_change_stream_gets_no_number(place):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (id bigint AUTO_INCREMENT PRIMARY KEY, name text)"
+    )
+    life = place.life(mode="upsert", **CHANGES)
+    with pytest.raises(RowRejected, match=r"1 row whose key \(id\) is null"):
+        life.write(0, changes((1, "a", 1, "u"), (None, "b", 1, "u")))
+    assert place.rows() == []
+
+
+@pytest.mark.parametrize(
+    "column", ["timestamp NOT NULL", "bigint NOT NULL AUTO_INCREMENT, KEY (v)"]
+)
+def test_a_null_of_a_change_stream_becomes_no_time_and_no_number(place, column):
+    """Of a delete it is left out; another row with it is refused."""
+    ((before,),) = place.sql("SELECT @@global.explicit_defaults_for_timestamp")
+    place.sql("SET GLOBAL explicit_defaults_for_timestamp = 0")
+    try:
+        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint PRIMARY KEY, v {column})")
+        life = place.life(mode="upsert", keys="id", delete_when="op = 'd'")
+        kind = pa.timestamp("us") if "timestamp" in column else pa.int64()
+
+        def rows(*ops: str) -> pa.Table:
+            nulls = pa.nulls(len(ops), kind)
+            return pa.table({"id": range(len(ops)), "v": nulls, "op": ops})
+
+        life.write(0, rows("d"))
+        with pytest.raises(RowRejected, match="1 row whose v is null"):
+            life.write(1, rows("d", "u"))
+    finally:
+        place.sql(f"SET GLOBAL explicit_defaults_for_timestamp = {before}")
+    assert place.rows() == []
+
+
+def test_a_generated_key_may_be_updated_by(place):
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders (a int, b int, name varchar(9),"
+        " id bigint AS (a * 10 + b) STORED UNIQUE)"
+    )
+    place.sql(f"INSERT INTO {place.schema}.orders (a, b) VALUES (1, 1), (1, 2)")
+    rows = pa.table({"id": pa.array([12], pa.int64()), "name": ["new"]})
+    place.life(mode="update", keys="id").write(0, rows)
+    assert place.rows(columns="id, name") == [(11, None), (12, "new")]
+
+
+def test_an_index_on_the_first_characters_of_a_key_identifies_no_row(place, some):
+    """By it `n17` and `n18` are one, and the second would change the row of the first."""
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text, UNIQUE part (name(2)))")
+    with pytest.raises(Misconfigured, match="no primary key or unique index on exactly these"):
+        place.life(mode="upsert", keys="name").start(some(17, 18))
 
 
 def test_a_replace_refuses_a_row_that_hits_another_unique_index_by_name(place, some):
@@ -47,6 +112,14 @@ def test_keys_are_compared_as_the_column_compares_them(place):
     life = place.life(mode="upsert", keys="id", order_by="name")
     life.write(0, pa.table({"id": ["KEY", "key"], "name": ["a", "b"]}))
     assert [(key.lower(), name) for key, name in place.rows()] == [("key", "b")]
+
+
+def test_columns_of_any_name_are_changed_by_newer_rows(place):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int PRIMARY KEY, v int, `a = b` varchar(9))")
+    life = place.life(mode="upsert", keys="id", newer="v")
+    for epoch, (version, text) in enumerate([(2, "two"), (1, "one"), (3, "three")]):
+        life.write(epoch, pa.table({"id": [1], "v": [version], "a = b": [text]}))
+    assert place.rows() == [(1, 3, "three")]
 
 
 def test_a_row_that_changes_nothing_is_not_written(place):

@@ -25,10 +25,15 @@ class TwoTables(Family):
     committer = StagedSqlCommitter
 
     def make_tables(self) -> None:
-        schema, number = self.place.schema, self.number
-        key = f"id bigint PRIMARY KEY, CONSTRAINT lucky{number} CHECK (id <> 13)"
-        self.place.sql(f"CREATE TABLE {schema}.orders{number} ({key})")
-        self.place.sql(f"CREATE TABLE {schema}.names{number} ({key}, name varchar(3))")
+        self._make_table("orders")
+        self._make_table("names", more=", name varchar(3)")
+
+    def _make_table(self, name: str, more: str = "") -> None:
+        """MySQL wants the name of a check to be the only one in its schema."""
+        table = f"{name}{self.number}"
+        check = f"CONSTRAINT lucky_{table} CHECK (id <> 13)"
+        columns = f"id bigint PRIMARY KEY, {check}{more}"
+        self.place.sql(f"CREATE TABLE {self.place.schema}.{table} ({columns})")
 
     def sinks(self) -> Sequence[Any]:
         sink, number = self.place.sink, self.number
@@ -82,8 +87,8 @@ class TwoTables(Family):
         self.place.sql(f"DROP TABLE {self.place.staging}.{staged[0]}")
 
     def let_the_first_take_all(self) -> None:
-        table = f"{self.place.schema}.orders{self.number}"
-        self.place.sql(f"ALTER TABLE {table} DROP CONSTRAINT lucky{self.number}")
+        table = f"orders{self.number}"
+        self.place.sql(f"ALTER TABLE {self.place.schema}.{table} DROP CONSTRAINT lucky_{table}")
 
 
 @pytest.fixture

@@ -12,15 +12,17 @@ from contextlib import closing, suppress
 import pytest
 from kit.sql.fence import Storm, Wrong, pauses
 
-from epochal.errors import EpochalError
+from epochal.errors import EpochalError, PreparedLost, TryAgain
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.writer import TableWriter
 from epochal.sinks.mysql import slots
 from epochal.sinks.mysql.client import MySQLConnection
 from epochal.sinks.mysql.pool import MySQLSession
 from epochal.sinks.mysql.slots import Pool, Slots
+from epochal.terms import Proof
 
 pytestmark = pytest.mark.products("mariadb", "mysql")
+UPSERT = {"mode": "upsert", "keys": "id"}
 
 
 remove_idle = Slots.remove_idle
@@ -94,6 +96,26 @@ def test_a_slot_whose_table_somebody_dropped_is_forgotten(orders, some):
     used = f"SELECT handle FROM {orders.staging}.slots WHERE handle IS NOT NULL"
     assert orders.sql(used) == [(str(kept.handle),)]
     assert orders.rows(columns="id") == [(1,), (2,), (5,)]
+
+
+@pytest.mark.parametrize("rows_max", [9, 1], ids=["slot", "own table"])
+@pytest.mark.parametrize("options", [{}, UPSERT], ids=["append", "upsert"])
+def test_staging_whose_rows_somebody_deleted_is_not_applied(
+    keyed, some, monkeypatch, options, rows_max
+):
+    """One row that is changed counts as two to the server, as many as were staged."""
+    monkeypatch.setattr("epochal.sinks.mysql.writer.ROWS_MAX", rows_max)
+    life = keyed.life(**options)
+    life.write(0, some(1, 2))
+    ids = (1, 2) if options else (3, 4)
+    receipt = life.prepare(some(*ids, name="new"), 1)
+    keyed.sql(f"DELETE FROM {keyed.staging}.{keyed.slot(receipt.handle)} WHERE id = {ids[0]}")
+    with pytest.raises(TryAgain, match="no decision was made"):
+        life.rehearse(1, [receipt])
+    with pytest.raises(PreparedLost, match="1 of 1 attempts") as lost:
+        life.commit(1, [receipt])
+    assert "somebody changed their rows" in lost.value.hint
+    assert keyed.rows(columns="id, name") == [(1, "n1"), (2, "n2")]
 
 
 def test_free_slots_go_after_days_and_with_the_last_pipeline(orders, some):
@@ -206,28 +228,11 @@ def dump(place) -> None:
 
 
 def dumps_beside(place, some, dumps: int) -> None:
-    life, over, failed = place.life(), threading.Event(), []
+    life = place.life()
     life.write(0, some(1), some(2))
-
-    def work() -> None:
-        try:
-            epoch = 1
-            while not over.is_set():
-                life.write(epoch, some(epoch), some(*range(200)))
-                epoch += 1
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with life.writing_beside(1, some(1), some(*range(200))):
         for _ in range(dumps):
             dump(place)
-    finally:
-        over.set()
-        thread.join()
-    assert not failed
 
 
 def test_a_dump_beside_a_pipeline_ends_well(orders, some):
@@ -237,6 +242,25 @@ def test_a_dump_beside_a_pipeline_ends_well(orders, some):
 @pytest.mark.proof
 def test_no_dump_of_many_beside_a_pipeline_dies(orders, some):
     dumps_beside(orders, some, 25)
+
+
+def test_a_reader_of_a_large_attempt_s_table_stops_no_epoch(orders, some, monkeypatch):
+    """It can't be dropped now: what the transaction of a dump has read, it keeps until its end."""
+    monkeypatch.setattr("epochal.sinks.mysql.writer.ROWS_MAX", 1)
+    life = orders.life()
+    life.start(some(1))
+    receipt = life.prepare(some(1, 2), 0)
+    reader = orders.other_connection()
+    with closing(reader.admin):
+        reader.sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        reader.sql(f"SELECT * FROM {orders.staging}.{orders.slot(receipt.handle)}")
+        life.rehearse(0, [receipt])
+        life.commit(0, [receipt])
+        assert [one.handle for one in life.committer.in_doubt()] == [receipt.handle]
+    assert life.committer.outcome(0, receipt) is Proof.COMMITTED
+    life.committer.abort(0, [receipt])
+    assert orders.leftovers() == []
+    assert orders.rows(columns="id") == [(1,), (2,)]
 
 
 def test_a_reader_of_staging_stops_neither_epochs_nor_a_start(orders, some):

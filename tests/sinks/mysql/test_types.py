@@ -116,12 +116,17 @@ def test_floats_keep_all_their_digits_in_a_decimal(place):
 
 
 def test_columns_that_round_are_named_before_the_first_row(place):
-    place.sql(f"CREATE TABLE {place.schema}.orders (a float, b decimal(10,2), c bigint)")
-    schema = pa.schema([("a", pa.float64()), ("b", pa.float64()), ("c", pa.int32())])
+    place.sql(
+        f"CREATE TABLE {place.schema}.orders"
+        " (a float, b decimal(10,2), c bigint, d double(10,2), e double(10,2))"
+    )
+    kinds = {"a": pa.float64(), "b": pa.float64(), "c": pa.int32(), "d": pa.float64()}
+    schema = pa.schema({**kinds, "e": pa.int32()})
     (said,) = [one for one in place.life().committer.check(schema) if one.name == "exact values"]
     assert not said.granted
     assert said.because == (
-        '"a": float keeps 24 bits, about 7 digits; "b": decimal(10,2) rounds to its scale'
+        '"a": float keeps 24 bits, about 7 digits; "b": decimal(10,2) rounds to its scale; '
+        '"d": double(10,2) rounds to its scale'
     )
 
 
@@ -262,6 +267,37 @@ def test_what_a_column_can_not_hold_is_refused_with_its_row_and_never_cut(place,
         good = pa.table({"id": [1], "x": values.slice(0, 1)})
         life.write(0, good)
         assert len(place.rows(table)) == 1, ddl
+
+
+@pytest.fixture
+def odd_settings(place):
+    """Of the server, which new sessions have: no notes, other languages, and limits for people."""
+    odd = {
+        "sql_notes": 0,
+        "lc_messages": "'de_DE'",
+        "sql_safe_updates": 1,
+        "max_join_size": 1,
+        "sql_select_limit": 1,
+    }
+    before = [place.sql(f"SELECT @@global.{name}")[0][0] for name in odd]
+    for name, value in odd.items():
+        place.sql(f"SET GLOBAL {name} = {value}")
+    yield
+    for name, value in zip(odd, before, strict=True):
+        place.sql(f"SET GLOBAL {name} = {value!r}")
+
+
+@pytest.mark.products("mariadb", "mysql")
+def test_settings_of_the_server_change_nothing(place, odd_settings):
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int PRIMARY KEY, x decimal(5,2))")
+    options = {"mode": "upsert", "keys": "id"}
+    rows = pa.table({"id": [1, 2, 3], "x": ["1.23", "1.234", "x"]})
+    with pytest.raises(RowRejected, match=r"row 1 .*truncated"):
+        place.life(**options).write(0, rows)
+    life = place.life(**options, name="keeping", on_reject=Memory(name="bad orders"))
+    for epoch in range(2):
+        life.write(epoch, rows, rows.slice(0, 1).set_column(0, "id", pa.array([9])))
+    assert [key for key, _ in place.rows()] == [1, 9]
 
 
 def test_types_that_would_lose_something_are_refused_before_the_first_row(place):

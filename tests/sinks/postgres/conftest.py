@@ -22,7 +22,6 @@ from sinks.postgres.packed import PackedPostgres
 from epochal.sinks.postgres import Postgres
 from epochal.terms import Handle
 
-CACHE = Path(__file__).resolve().parents[3] / ".cache"
 _numbers = itertools.count(1)
 _WAYS = {"columns": Postgres, "bytes": PackedPostgres}
 _BOTH_WAYS = {"test_altered_tables", "test_rejects", "test_types"}
@@ -42,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def binaries() -> Path | None:
     """EPOCHAL_POSTGRES=15 runs everything on Debian's server."""
-    return debian_binaries(CACHE) if os.environ.get("EPOCHAL_POSTGRES") == "15" else None
+    return debian_binaries() if os.environ.get("EPOCHAL_POSTGRES") == "15" else None
 
 
 @pytest.fixture(scope="session")
@@ -192,6 +191,18 @@ def pooled(server: PostgresServer) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def older() -> Iterator[Place]:
     """A place on an older server, with an extension."""
-    with running_server(binaries=debian_binaries(CACHE)) as running, make_place(running) as place:
+    with running_server(binaries=debian_binaries()) as running, make_place(running) as place:
         place.sql("CREATE EXTENSION citext")
         yield place
+
+
+@pytest.fixture
+def least(place: Place) -> Iterator[str]:
+    """A role without rights."""
+    role = f"role_{place.schema}"
+    place.sql(f"CREATE ROLE {role} LOGIN")
+    yield role
+    for life in place.lives:
+        life.close()
+    place.sql(f"DROP OWNED BY {role}")
+    place.sql(f"DROP ROLE {role}")

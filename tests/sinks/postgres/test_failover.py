@@ -8,9 +8,13 @@ import pytest
 from kit.sql.failover import *  # noqa: F403  every test there is one of this module, too
 from kit.sql.failover import KINDS, tables
 from servers.postgres import running_server
+from sinks.life import Life
 from sinks.postgres.conftest import binaries
 
+from epochal.errors import OutcomeUnknown, TryAgain
 from epochal.sinks.postgres import Postgres
+from epochal.sinks.postgres.client import BEGIN
+from epochal.sinks.postgres.errors import ERRORS
 
 
 class Pair:
@@ -69,3 +73,25 @@ def pair():
         primary = stack.enter_context(running_server(binaries=binaries()))
         replica = running_server(binaries=binaries(), replica_of=primary)
         yield Pair(primary, stack.enter_context(replica))
+
+
+def test_a_decided_epoch_waits_for_a_replica_to_be_promoted(pair, some):
+    life = Life(sink=pair.sink("staged"))
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    pair.cut_off()
+    pair.primary.kill()
+    with pytest.raises(OutcomeUnknown):
+        life.commit(0, receipts)
+    with pytest.raises(TryAgain, match="session is read-only"):
+        life.commit(0, receipts)
+    # A session of a pooler that had been led to the primary.
+    with psycopg.connect(pair.replica.url(), autocommit=True) as pooled:
+        with pytest.raises(psycopg.Error) as refused:
+            pooled.execute(BEGIN)
+        assert isinstance(ERRORS.classify(refused.value, "begin"), TryAgain)
+    assert pair.sql("SELECT pg_promote()", pair.replica) == [(True,)]
+    life.commit(0, receipts)
+    life.close()
+    assert pair.ids("staged") == [1]

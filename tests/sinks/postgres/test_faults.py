@@ -38,6 +38,13 @@ def wire() -> Wire:
 # Errors of the server
 
 
+@pytest.fixture
+def eight_deadlocks(orders):
+    orders.sql(f"CREATE SEQUENCE {orders.schema}.tries")
+    raised = "RAISE EXCEPTION 'deadlock' USING ERRCODE = 'deadlock_detected'"
+    trigger(orders, f"IF nextval('{orders.schema}.tries') < 9 THEN {raised}; END IF")
+
+
 def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
     life = orders.life(lock_timeout_s=0.2)
     life.start(some(1))
@@ -52,31 +59,32 @@ def test_a_lock_that_somebody_holds_ends_in_try_again(orders, some):
     assert len(orders.rows()) == 1
 
 
-def test_deadlocks_are_waited_out(orders, some):
-    orders.sql(f"CREATE SEQUENCE {orders.schema}.tries")
-    raised = "RAISE EXCEPTION 'deadlock' USING ERRCODE = 'deadlock_detected'"
-    trigger(orders, f"IF nextval('{orders.schema}.tries') < 9 THEN {raised}; END IF")
-    life = orders.life()
-    life.write(0, some(1))
-    assert orders.rows(columns="id") == [(1,)]
-
-
-def test_limits_of_the_server_don_t_end_a_rehearsal(orders, some):
-    short = "-c idle_in_transaction_session_timeout=3000 -c transaction_timeout=3000"
+def test_limits_of_the_server_end_neither_tasks_nor_a_rehearsal(orders, some):
+    # The second came with version 17.
+    limits = orders.sql(
+        "SELECT name FROM pg_settings"
+        " WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
+    )
+    short = " ".join(f"-c {name}=3000" for (name,) in limits)
     url = f"{orders.server.url()}?options={quote(short)}"
     life = orders.life(url=url)
     life.start(some(1))
     receipts = [life.prepare(some(1), 0)]
     life.rehearse(0, receipts)
-    (held,) = orders.open_transactions()
+    task = orders.life(url=url, name="slow").writer(some(2).schema, 0)
+    task.write(some(2).to_batches()[0])
+    task._buffer.drain()
+    held = set(orders.open_transactions())
+    assert len(held) == 2
     other = psycopg.connect(url)
     other.execute("SELECT 1")
-    while set(orders.open_transactions()) > {held}:
+    while set(orders.open_transactions()) > held:
         time.sleep(0.02)
     with pytest.raises(psycopg.Error, match="terminat"):
         other.execute("SELECT 1")
     other.close()
-    assert orders.open_transactions() == [held]
+    assert set(orders.open_transactions()) == held
+    task.abort()
     life.commit(0, receipts)
     assert orders.rows(columns="id") == [(1,)]
 
@@ -91,19 +99,22 @@ def test_a_statement_that_takes_too_long_ends_in_try_again(orders, some):
 
 @pytest.mark.parametrize(
     ("state", "error"),
-    [("53100", TryAgain), ("53200", TryAgain), ("40001", TryAgain), ("42501", RowRejected)],
+    [
+        ("53100", TryAgain),
+        ("53200", TryAgain),
+        ("40001", TryAgain),
+        ("25006", TryAgain),
+        ("42501", RowRejected),
+    ],
 )
 def test_errors_are_sorted_by_what_may_be_done_next(orders, some, state, error):
     trigger(orders, f"RAISE EXCEPTION 'no' USING ERRCODE = '{state}'")
-    life = orders.life()
-    life.start(some(1))
-    receipts = [life.prepare(some(1), 0)]
-    with pytest.raises(error, match=state):
-        life.rehearse(0, receipts)
-    assert orders.rows() == []
-    orders.sql(f"DROP TRIGGER t ON {orders.schema}.orders")
-    life.rehearse(0, receipts)
-    life.commit(0, receipts)
+
+    def undo() -> None:
+        assert orders.rows() == []
+        orders.sql(f"DROP TRIGGER t ON {orders.schema}.orders")
+
+    orders.life().write_after(undo, some(1), error, state)
     assert len(orders.rows()) == 1
 
 

@@ -56,6 +56,24 @@ def test_a_citext_key_is_one_key_in_any_case(older):
     assert len(older.rows("people")) == 2
 
 
+def test_a_key_whose_type_is_not_on_the_search_path_is_refused(older):
+    """`=` would be that of text, and a row in other letters not be found."""
+    older.sql("CREATE SCHEMA apart; ALTER EXTENSION citext SET SCHEMA apart")
+    try:
+        older.sql(f"CREATE TABLE {older.schema}.apart (id apart.citext PRIMARY KEY, name text)")
+        options = {"mode": "replace", "keys": "id"}
+        with pytest.raises(Misconfigured, match=r'key "id": apart.citext is not on the search_pa'):
+            older.life("apart", **options).start(pa.table({"id": ["ab"], "name": ["x"]}))
+        path = ["SET search_path = public, apart"]
+        life = older.life("apart", **options, name="seen", session_sql=path)
+        for epoch, key in enumerate(("ab", "AB")):
+            life.write(epoch, pa.table({"id": [key], "name": [key]}))
+        assert older.rows("apart") == [("AB", "AB")]
+        life.close()
+    finally:
+        older.sql("ALTER EXTENSION citext SET SCHEMA public")
+
+
 @pytest.mark.parametrize("mode", ["upsert", "replace"])
 @pytest.mark.parametrize("column", ["text", "varchar(5)", "char(5)"])
 def test_keys_that_are_one_to_the_collation_of_their_column_are_one(older, mode, column):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from decimal import Decimal
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -13,7 +14,7 @@ from kit.sql.rejects import *  # noqa: F403  every test there is one of this mod
 from sinks.postgres.conftest import make_place
 
 from epochal.errors import Misconfigured, RowRejected, TryAgain
-from epochal.kit.sql.rejects import REJECTED
+from epochal.kit.sql.rejects import REJECTED, SetApart
 from epochal.kit.sql.staged_table import RefusedRowSearch
 from epochal.sinks.memory import Memory
 
@@ -97,6 +98,30 @@ def test_bad_rows_are_set_apart_and_handed_over_with_their_reasons(uuids):
     uuids.keep(life.fresh(generation=2)).commit(0, receipts)
     assert len(uuids.rows()) == 45 - 3
     assert uuids.leftovers() == []
+
+
+def test_rows_that_a_rewrite_of_staging_has_moved_are_not_taken_for_refused_ones(
+    uuids, monkeypatch
+):
+    """VACUUM FULL waits for the search, and gives rows other places before any is deleted."""
+    life = uuids.life(on_reject=Memory(name="bad orders"))
+    # Their remains lie before the rows of the next epoch.
+    life.write(0, with_bad(10))
+    receipt = life.prepare(with_bad(100, 5), 1)
+    slot, add = uuids.slot(receipt.handle), SetApart.add
+
+    def add_and_rewrite(apart, found):
+        add(apart, found)
+        uuids.sql(f"VACUUM FULL {slot}")
+
+    with monkeypatch.context() as rewriting:
+        rewriting.setattr(SetApart, "add", add_and_rewrite)
+        with pytest.raises(TryAgain, match=r"was rewritten .* no decision was made"):
+            life.rehearse(1, [receipt])
+    assert uuids.sql(f"SELECT count(*) FROM {slot}") == [(100,)]
+    life.committer.abort(1, [receipt])
+    life.write(1, with_bad(100, 5))
+    assert len(uuids.rows()) == 10 + 98
 
 
 def test_too_many_rejected_rows_fail_the_epoch(uuids):
@@ -200,31 +225,22 @@ def test_whatever_refuses_a_row_it_goes_elsewhere_and_the_rest_arrives(place, re
     assert place.leftovers() == []
 
 
-def test_a_row_that_a_policy_refuses_goes_elsewhere_even_if_it_is_alone(place, some):
-    role = f"policy_{place.schema}"
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
-    place.sql(f"CREATE ROLE {role} LOGIN")
-    try:
-        place.sql(f"ALTER TABLE {place.schema}.orders ENABLE ROW LEVEL SECURITY")
-        place.sql(f"CREATE POLICY p ON {place.schema}.orders FOR INSERT WITH CHECK (id <> 2)")
-        life = place.life(url=place.server.url(user=role), on_reject=Memory(name="bad orders"))
-        for statement in life.sink.grants(role):
-            place.sql(statement)
-        life.write(0, some(2))
-        assert [row["sqlstate"] for row in life.committer.rejected(0).to_pylist()] == ["42501"]
-        life.write(1, some(1, 2, 3))
-        assert len(life.committer.rejected(1)) == 1
-        assert place.rows(columns="id") == [(1,), (3,)]
-        # The same code, and no row's fault.
-        place.sql(f"REVOKE INSERT ON {place.schema}.orders FROM {role}")
-        receipts = [life.prepare(some(4), 2)]
-        with pytest.raises(Misconfigured, match="permission denied"):
-            life.rehearse(2, receipts)
-        assert life.committer.rejected(2) is None
-        life.close()
-    finally:
-        place.sql(f"DROP OWNED BY {role}")
-        place.sql(f"DROP ROLE {role}")
+def test_a_row_that_a_policy_refuses_goes_elsewhere_even_if_it_is_alone(orders, some, least):
+    orders.sql(f"ALTER TABLE {orders.schema}.orders ENABLE ROW LEVEL SECURITY")
+    orders.sql(f"CREATE POLICY p ON {orders.schema}.orders FOR INSERT WITH CHECK (id <> 2)")
+    life = orders.life(url=orders.url(user=least), on_reject=Memory(name="bad orders"))
+    orders.grant(life.sink)
+    life.write(0, some(2))
+    assert [row["sqlstate"] for row in life.committer.rejected(0).to_pylist()] == ["42501"]
+    life.write(1, some(1, 2, 3))
+    assert len(life.committer.rejected(1)) == 1
+    assert orders.rows(columns="id") == [(1,), (3,)]
+    # The same code, and no row's fault.
+    orders.sql(f"REVOKE INSERT ON {orders.schema}.orders FROM {least}")
+    receipts = [life.prepare(some(4), 2)]
+    with pytest.raises(Misconfigured, match="permission denied"):
+        life.rehearse(2, receipts)
+    assert life.committer.rejected(2) is None
 
 
 NOBODYS_FAULT = {
@@ -252,15 +268,8 @@ def test_what_is_no_row_s_fault_sets_no_row_apart(place, some, failing):
     made, error, text = NOBODYS_FAULT[failing]
     place.sql(made.replace("{schema}", place.schema))
     life = place.life(on_reject=Memory(name="bad orders"), statement_timeout_s=1)
-    life.start(some(1))
-    receipts = [life.prepare(some(1, 2, 3), 0)]
-    with pytest.raises(error, match=text):
-        life.rehearse(0, receipts)
-    assert life.committer.rejected(0) is None
-    assert place.rows() == []
-    place.sql(f"DROP TRIGGER judge ON {place.schema}.orders")
-    life.rehearse(0, receipts)
-    life.commit(0, receipts)
+    undo = partial(place.sql, f"DROP TRIGGER judge ON {place.schema}.orders")
+    life.write_after(undo, some(1, 2, 3), error, text)
     assert place.rows(columns="id") == [(1,), (2,), (3,)]
 
 

@@ -95,7 +95,7 @@ def test_a_sink_for_refused_rows_takes_all_of_them_or_is_refused_itself(family):
     parent, child = family.sinks()
     for taker, why in [
         (replace(child, on_reject="fail", where="id > 1"), "where="),
-        (child, "has rejects_to itself"),
+        (child, "may itself send rows elsewhere"),
         (replace(parent, on_reject="fail", table=family.child), "two sinks share"),
     ]:
         with pytest.raises(Misconfigured, match=why):

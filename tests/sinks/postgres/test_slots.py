@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import threading
 import time
 from contextlib import closing
 
@@ -204,29 +203,11 @@ def dump(place) -> None:
 
 
 def dumps_beside(place, some, dumps: int) -> None:
-    life, over = place.life(), threading.Event()
+    life = place.life()
     life.start(some(1))
-    failed = []
-
-    def work() -> None:
-        try:
-            epoch = 0
-            while not over.is_set():
-                life.write(epoch, some(epoch), some(*range(5000)))
-                epoch += 1
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with life.writing_beside(0, some(1), some(*range(5000))):
         for _ in range(dumps):
             dump(place)
-    finally:
-        over.set()
-        thread.join()
-        assert not failed
 
 
 def test_a_dump_beside_a_pipeline_ends_well(orders, some):

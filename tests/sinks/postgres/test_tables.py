@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pyarrow as pa
 import pytest
+from kit.sql.grants import *  # noqa: F403  every test there is one of this module, too
+from kit.sql.grants import writes_epochs_as
 
 import epochal.kit.secrets as ep
 from epochal.contract import Task
@@ -18,7 +20,6 @@ from epochal.sinks.postgres import Postgres
 from epochal.terms import EpochNumber
 
 SECRET = "hunter2-s3cret"
-BURIED = {"delete_when": "name = 'x'", "tombstones": "{schema}.buried"}
 
 
 # Mismatches
@@ -88,23 +89,14 @@ def test_identity_serial_and_default_columns_fill_themselves(place, some):
     assert found == [(1, 1, 5, "n5", 10, "2026-01-01"), (2, 2, 5, "n5", 10, "2026-01-01")]
 
 
-def test_a_table_with_row_security_takes_rows_either_way(place, some):
-    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
-    role = f"rls_{place.schema}"
-    place.sql(f"CREATE ROLE {role} LOGIN")
-    try:
-        place.sql(f"ALTER TABLE {place.schema}.orders ENABLE ROW LEVEL SECURITY")
-        place.sql(f"CREATE POLICY p ON {place.schema}.orders FOR INSERT WITH CHECK (id > 0)")
-        for strategy in ("staged", "prepared"):
-            life = place.life(strategy=strategy, name=strategy, url=place.server.url(user=role))
-            for statement in life.sink.grants(role):
-                place.sql(statement)
-            life.write(0, some(1))
-            life.close()
-        assert len(place.rows()) == 2
-    finally:
-        place.sql(f"DROP OWNED BY {role}")
-        place.sql(f"DROP ROLE {role}")
+def test_a_table_with_row_security_takes_rows_either_way(orders, some, least):
+    orders.sql(f"ALTER TABLE {orders.schema}.orders ENABLE ROW LEVEL SECURITY")
+    orders.sql(f"CREATE POLICY p ON {orders.schema}.orders FOR INSERT WITH CHECK (id > 0)")
+    for strategy in ("staged", "prepared"):
+        life = orders.life(strategy=strategy, name=strategy, url=orders.url(user=least))
+        orders.grant(life.sink)
+        life.write(0, some(1))
+    assert len(orders.rows()) == 2
 
 
 FOREIGN = {
@@ -117,33 +109,46 @@ FOREIGN = {
 }
 
 
+@pytest.fixture
+def far(place):
+    """The name of another server, and of the schema."""
+    name = place.schema
+    place.sql(
+        f"CREATE FOREIGN DATA WRAPPER {name}; CREATE SERVER {name} FOREIGN DATA WRAPPER {name}"
+    )
+    yield name
+    place.sql(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+
+
 @pytest.mark.parametrize("where", FOREIGN)
-def test_a_table_on_another_server_is_refused_wherever_it_lies(place, some, where):
-    name = place.schema
-    place.sql(
-        f"CREATE FOREIGN DATA WRAPPER {name}; CREATE SERVER {name} FOREIGN DATA WRAPPER {name}"
-    )
-    try:
-        place.sql(FOREIGN[where].format(name))
-        with pytest.raises(Misconfigured, match="another server, whose commit is not part of ours"):
-            place.life().start(some(1))
-    finally:
-        place.sql(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+def test_a_table_on_another_server_is_refused_wherever_it_lies(place, far, some, where):
+    place.sql(FOREIGN[where].format(far))
+    with pytest.raises(Misconfigured, match="another server, whose commit is not part of ours"):
+        place.life().start(some(1))
 
 
-def test_children_by_inheritance_are_looked_at_only_where_rows_change_in_place(place, some):
-    name = place.schema
-    place.sql(
-        f"CREATE FOREIGN DATA WRAPPER {name}; CREATE SERVER {name} FOREIGN DATA WRAPPER {name}"
-    )
-    try:
-        place.sql(f"CREATE TABLE {name}.orders (id bigint PRIMARY KEY, name text)")
-        place.sql(f"CREATE FOREIGN TABLE {name}.far () INHERITS ({name}.orders) SERVER {name}")
-        place.life().write(0, some(1))
+def test_children_by_inheritance_are_looked_at_only_where_rows_change_in_place(place, far, some):
+    place.sql(f"CREATE TABLE {far}.orders (id bigint PRIMARY KEY, name text)")
+    place.sql(f"CREATE FOREIGN TABLE {far}.far () INHERITS ({far}.orders) SERVER {far}")
+    place.life().write(0, some(1))
+    for options in ({"mode": "upsert", "keys": "id"}, {"mode": "complete"}):
         with pytest.raises(Misconfigured, match="another server"):
-            place.life(mode="upsert", keys="id", name="by key").start(some(1))
-    finally:
-        place.sql(f"DROP FOREIGN DATA WRAPPER {name} CASCADE")
+            place.life(name=options["mode"], **options).start(some(1))
+
+
+def test_a_partition_on_another_server_that_is_attached_later_is_refused(place, far, some):
+    place.sql(f"CREATE TABLE {far}.orders (id bigint, name text) PARTITION BY RANGE (id)")
+    place.sql(f"CREATE TABLE {far}.near PARTITION OF {far}.orders FOR VALUES FROM (1) TO (9)")
+    life = place.life()
+    for epoch in range(2):
+        life.write(epoch, some(epoch + 1))
+    place.sql(
+        f"CREATE FOREIGN TABLE {far}.far PARTITION OF {far}.orders"
+        f" FOR VALUES FROM (10) TO (19) SERVER {far}"
+    )
+    with pytest.raises(Misconfigured, match="another server, whose commit is not part of ours"):
+        life.write(2, some(3))
+    assert place.rows("near", columns="id") == [(1,), (2,)]
 
 
 NOT_WRITTEN = {
@@ -172,6 +177,51 @@ def test_what_takes_no_rows_is_found_before_the_first_one(place, some, what):
         place.life().start(some(1))
 
 
+WITHOUT_COPY = {
+    "a view": "CREATE VIEW {0}.orders AS SELECT id, name FROM {0}.base",
+    "a table with a rule": "CREATE TABLE {0}.orders (id bigint, name text);"
+    "CREATE RULE also AS ON INSERT TO {0}.orders DO ALSO INSERT INTO {0}.base VALUES (NEW.*)",
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_COPY)
+def test_what_only_an_insert_reaches_takes_rows_either_way(place, some, what):
+    place.sql(f"CREATE TABLE {place.schema}.base (id bigint, name text)")
+    place.sql(WITHOUT_COPY[what].format(place.schema))
+    for number, strategy in enumerate(("staged", "prepared")):
+        place.life(strategy=strategy, name=strategy).write(0, some(number))
+    assert place.rows("base", columns="id") == [(0,), (1,)]
+
+
+def test_a_view_is_asked_for_what_its_mode_does(place, some):
+    name = place.schema
+    place.sql(
+        f"CREATE TABLE {name}.base (id bigint, name text);"
+        f"INSERT INTO {name}.base VALUES (1, 'old');"
+        f"CREATE VIEW {name}.orders AS SELECT id, max(name) AS name FROM {name}.base GROUP BY id;"
+        f"CREATE FUNCTION {name}.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" UPDATE {name}.base SET name = NEW.name WHERE id = OLD.id; RETURN NEW; END $$;"
+        f"CREATE TRIGGER t INSTEAD OF UPDATE OR DELETE ON {name}.orders"
+        f" FOR EACH ROW EXECUTE FUNCTION {name}.f()"
+    )
+    place.life(mode="update", keys="id").write(0, some(1))
+    assert place.rows("base") == [(1, "n1")]
+    with pytest.raises(Misconfigured, match="takes no INSERT"):
+        place.life(mode="replace", keys="id", name="anew").start(some(1))
+    place.sql(f"CREATE VIEW {name}.whole AS SELECT * FROM {name}.base")
+    with pytest.raises(Misconfigured, match="takes no TRUNCATE"):
+        place.life("whole", mode="complete", truncate=True).start(some(1))
+
+
+def test_what_another_role_made_in_our_schemas_is_reported(orders, some, least):
+    orders.life().write(0, some(1))
+    life = orders.life(url=orders.url(user=least), name="other")
+    orders.grant(life.sink)
+    with pytest.raises(Misconfigured, match=rf'role "{least}" may not use .*"ledger"') as raised:
+        life.start(some(2))
+    assert f'meta_schema="{orders.meta}_{least}"' in raised.value.hint
+
+
 def test_fields_that_no_table_can_have_and_rows_without_fields_are_found_early(orders):
     with pytest.raises(Misconfigured, match="a name that is taken"):
         orders.life(columns={"xmin": "id"}).start(pa.table({"xmin": pa.array([1], pa.int64())}))
@@ -186,16 +236,11 @@ def test_a_table_that_a_crash_empties_is_named(place, some):
     assert "a crash of the server empties it" in found["durable rows"].because
 
 
-def test_a_role_that_is_read_only_is_not_taken_for_a_standby(place, some):
-    role = f"reader_{place.schema}"
-    place.sql(f"CREATE ROLE {role} LOGIN")
-    try:
-        place.sql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
-        with pytest.raises(Misconfigured) as raised:
-            place.life(url=place.server.url(user=role)).start(some(1))
-        assert "default_transaction_read_only = off" in raised.value.hint
-    finally:
-        place.sql(f"DROP ROLE {role}")
+def test_a_role_that_is_read_only_is_not_taken_for_a_standby(place, some, least):
+    place.sql(f"ALTER ROLE {least} SET default_transaction_read_only = on")
+    with pytest.raises(TryAgain) as raised:
+        place.life(url=place.url(user=least)).start(some(1))
+    assert "default_transaction_read_only = off" in raised.value.hint
 
 
 def test_sinks_whose_urls_differ_in_how_to_connect_share_one_transaction(place, keyed, some):
@@ -208,6 +253,27 @@ def test_sinks_whose_urls_differ_in_how_to_connect_share_one_transaction(place, 
         session.write(rows)
         session.commit()
     assert place.rows(columns="id") == [(1,), (2,)]
+
+
+def test_sinks_whose_sessions_are_set_up_otherwise_write_to_tables_of_their_own(place, some):
+    names = [place.schema, f"{place.schema}_other"]
+    sinks = []
+    for name in names:
+        place.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
+        place.sql(f"CREATE TABLE {name}.orders (id bigint, name text)")
+        path = [f"SET search_path = {name}"]
+        options = {"meta_schema": place.meta, "session_sql": path, "name": name}
+        sinks.append(Postgres(place.url(), table="orders", **options))
+    rows = some(1, 2)
+    try:
+        with Session("two", sinks=sinks, log=MemoryLog(), schema=rows.schema) as session:
+            session.begin(0)
+            session.write(rows)
+            session.commit()
+        found = [place.sql(f"SELECT id FROM {name}.orders ORDER BY 1") for name in names]
+    finally:
+        place.sql(f"DROP SCHEMA {names[1]} CASCADE")
+    assert found == [[(1,), (2,)]] * 2
 
 
 # Made on demand
@@ -250,99 +316,35 @@ def test_new_fields_become_nullable_columns_where_that_is_asked(orders, some):
     assert orders.rows() == [(1, "n1", None), (2, "n2", 1.5)]
 
 
-def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, server):
-    role = f"poor_{place.schema}"
-    place.sql(f"CREATE ROLE {role} LOGIN")
-    url = server.url(user=role)
-    try:
-        place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
-        with pytest.raises(
-            Misconfigured, match=f'may not make the schema "{place.meta}"'
-        ) as raised:
-            place.life(url=url).start(some(1))
-        assert "AUTHORIZATION" in raised.value.hint
-        place.sql(f"CREATE SCHEMA {place.meta}")
-        with pytest.raises(
-            Misconfigured, match=f'may not make tables in the schema "{place.meta}"'
-        ):
-            place.life(url=url).start(some(1))
-        place.sql(f"GRANT USAGE, CREATE ON SCHEMA {place.meta} TO {role}")
-        with pytest.raises(Misconfigured, match=f'may not make the schema "{place.meta}_staging"'):
-            place.life(url=url).start(some(1))
-        place.sql(f"CREATE SCHEMA {place.meta}_staging AUTHORIZATION {role}")
-        with pytest.raises(Misconfigured, match="permission denied for schema"):
-            place.life(url=url).start(some(1))
-        place.sql(f"GRANT USAGE ON SCHEMA {place.schema} TO {role}")
-        with pytest.raises(Misconfigured, match="lacks INSERT on id, INSERT on name") as raised:
-            place.life(url=url).start(some(1))
-        assert "GRANT INSERT ON" in raised.value.hint
-        wider = some(1).append_column("price", pa.array([1.5]))
-        with pytest.raises(Misconfigured, match="only its owner postgres may add them"):
-            place.life(url=url, evolve="add_columns").start(wider)
-        with pytest.raises(Misconfigured, match="does not let role"):
-            place.life("other", url=url, create_table="if_missing").start(some(1))
-    finally:
-        place.sql(f"DROP OWNED BY {role}")
-        place.sql(f"DROP ROLE {role}")
+def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, least):
+    url = place.url(user=least)
+    place.sql(f"CREATE TABLE {place.schema}.orders (id bigint, name text)")
+    with pytest.raises(Misconfigured, match=f'may not make the schema "{place.meta}"') as raised:
+        place.life(url=url).start(some(1))
+    assert "AUTHORIZATION" in raised.value.hint
+    place.sql(f"CREATE SCHEMA {place.meta}")
+    with pytest.raises(Misconfigured, match=f'may not make tables in the schema "{place.meta}"'):
+        place.life(url=url).start(some(1))
+    place.sql(f"GRANT USAGE, CREATE ON SCHEMA {place.meta} TO {least}")
+    with pytest.raises(Misconfigured, match=f'may not make the schema "{place.meta}_staging"'):
+        place.life(url=url).start(some(1))
+    place.sql(f"CREATE SCHEMA {place.meta}_staging AUTHORIZATION {least}")
+    with pytest.raises(Misconfigured, match="permission denied for schema"):
+        place.life(url=url).start(some(1))
+    place.sql(f"GRANT USAGE ON SCHEMA {place.schema} TO {least}")
+    with pytest.raises(Misconfigured, match="lacks INSERT on id, INSERT on name") as raised:
+        place.life(url=url).start(some(1))
+    assert "GRANT INSERT ON" in raised.value.hint
+    wider = some(1).append_column("price", pa.array([1.5]))
+    with pytest.raises(Misconfigured, match="only its owner postgres may add them"):
+        place.life(url=url, evolve="add_columns").start(wider)
+    with pytest.raises(Misconfigured, match="does not let role"):
+        place.life("other", url=url, create_table="if_missing").start(some(1))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "staged"},
-        {"strategy": "prepared"},
-        {"mode": "upsert", "keys": ["id"]},
-        {"mode": "upsert", "keys": ["id"], "columns": ["id", "name"]},
-        {"mode": "replace", "keys": ["id"], "columns": ["id", "name"]},
-        {
-            "mode": "upsert",
-            "keys": ["id"],
-            "delete_when": "name = 'gone'",
-            "columns": ["id", "name"],
-        },
-        {"mode": "insert_new", "keys": "id", "columns": ["id", "name"]},
-        {"mode": "update", "keys": "id", "columns": ["id", "name"], "skip_unchanged": True},
-        {"mode": "complete", "columns": ["id", "name"], "truncate": True},
-        {"mode": "complete", "columns": ["id", "name"]},
-        {
-            "mode": "upsert",
-            "keys": "id",
-            "newer": "name",
-            "delete_when": "name = 'x'",
-            "delete_as": {"gone": "1"},
-            "columns": ["id", "name"],
-        },
-        {"mode": "upsert", "keys": "id", "newer": "name", **BURIED},
-        {"create_table": "if_missing"},
-    ],
-    ids=str,
-)
-def test_what_grants_prints_is_all_that_a_role_needs(place, some, server, options):
-    role = f"role_{place.schema}"
-    if "create_table" not in options:
-        key = "PRIMARY KEY" if "mode" in options else ""
-        place.sql(
-            f"CREATE TABLE {place.schema}.orders (n serial, id bigint {key}, name text, gone int)"
-        )
-    if "mode" in options:
-        place.sql(f"INSERT INTO {place.schema}.orders (id) VALUES (1), (2)")
-    if "tombstones" in options:
-        options = {**options, "tombstones": f"{place.schema}.buried"}
-    place.sql(f"CREATE ROLE {role} LOGIN")
-    try:
-        life = place.life(url=server.url(user=role), **options)
-        for statement in life.sink.grants():
-            place.sql(statement)
-        for epoch in range(2):
-            life.write(epoch, some(1, 2))
-        life.committer.prune(EpochNumber(1))
-        for one in life.committer.in_doubt():
-            raise AssertionError(one)
-        assert len(place.rows()) == (2 if "mode" in options else 4)
-        life.close()
-    finally:
-        place.sql(f"DROP OWNED BY {role}")
-        place.sql(f"DROP ROLE {role}")
+def test_what_grants_prints_lets_a_role_truncate(place, some, least):
+    options = {"mode": "complete", "columns": ["id", "name"], "truncate": True}
+    writes_epochs_as(least, place, some, options)
 
 
 # Secrets
@@ -454,8 +456,10 @@ def test_a_wrong_password_is_reported_at_once_and_not_repeated(orders, guarded, 
 
 def test_what_can_not_be_reached_is_reported_at_once(server, place):
     for url, error, words in [
-        (server.url(database="nope"), Misconfigured, '"nope" does not exist'),
-        ("postgresql://x@127.0.0.1:1/x", TryAgain, "Connection refused"),
+        (server.url(database="nope"), Misconfigured, '/nope: database "nope" does not exist'),
+        ("postgresql://x@127.0.0.1:1/x", TryAgain, "127.0.0.1:1/x: Connection refused"),
+        # Of two hosts each is named with its own trouble.
+        ("postgresql://x@127.0.0.1:1,127.0.0.2:1/x", TryAgain, '"127.0.0.2", port 1 failed'),
     ]:
         life = place.life(url=url)
         with pytest.raises(error, match=words):

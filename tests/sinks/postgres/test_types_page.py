@@ -14,7 +14,7 @@ import psycopg
 
 from column_types_page import ARRIVING, POSTGRES, postgres_verdict
 from epochal.kit.sql.names import TableName
-from epochal.sinks.postgres.check import read_table
+from epochal.sinks.postgres.catalog import read_table
 from epochal.sinks.postgres.types import Column, cast_between, sent_as
 
 EDGES: dict[str, list[str]] = {

@@ -26,7 +26,7 @@ from epochal.terms import quantity
 
 KEYS_NAMED_MAX = 5
 _SAVEPOINT = "epochal_apply"
-_NULL_KEY = "23502"
+_NULL_VALUE = "23502"
 _NO_ROW = "02000"
 
 
@@ -63,6 +63,8 @@ class Source:
     table: str
     part: int
     condition: str = "1 = 1"
+    file: int = 0
+    """See `Held.file`."""
 
     def where(self, condition: str) -> Source:
         """The same, limited to some of the rows, which the condition calls `s`."""
@@ -177,7 +179,9 @@ class Apply:
 
     @property
     def nullable_keys(self) -> list[Mapped]:
-        return [key for key in self.keys if not key.is_not_null]
+        """Keys whose nulls no column refuses: one that is NOT NULL refuses no delete."""
+        has_deletes = self.mode.delete_when is not None
+        return [key for key in self.keys if has_deletes or not key.is_not_null]
 
     def columns(self) -> str:
         return ", ".join(self.dialect.quote(one.column) for one in self.mapped)
@@ -418,10 +422,22 @@ class Apply:
             found.append(
                 Unwritable(
                     condition=f"({nulls})",
-                    sqlstate=_NULL_KEY,
+                    sqlstate=_NULL_VALUE,
                     because=f"key ({fields}) is null: null matches no row, not even itself",
-                    hint=f'where="{self.nullable_keys[0].field} is not null", or NOT NULL on the '
-                    "column",
+                    hint=f'where="{self.nullable_keys[0].field} is not null"',
+                )
+            )
+        strict = [one for one in self.values if one.is_not_null]
+        if strict and self.mode.delete_when is not None and self.dialect.replaces_nulls:
+            # Deletes may leave them out; where there are none, tasks refuse a null.
+            nulls = " OR ".join(f"s.{self.dialect.quote(one.field)} IS NULL" for one in strict)
+            found.append(
+                Unwritable(
+                    condition=f"{self._is_delete()} = 0 AND ({nulls})",
+                    sqlstate=_NULL_VALUE,
+                    because=f"{' or '.join(one.field for one in strict)} is null, and its column "
+                    "NOT NULL",
+                    hint=f'where="{strict[0].field} is not null"',
                 )
             )
         if self.mode.on_miss == "reject":

@@ -30,12 +30,17 @@ class PressureLimits:
     """When a target counts as slow. A block is a few megabytes: milliseconds on a healthy one."""
 
     slow_above_s: float = 2.0
+    """A block that takes longer, on average, makes the task wait before the next one."""
     pause_above_s: float = 10.0
+    """The same, for longer."""
     drop_above_s: float = 120.0
+    """The epoch is given up, and tried again."""
     slow_wait_s: float = 0.2
     pause_wait_s: float = 2.0
     lock_waits_max: int = 3
+    """So many lock waits without a block between them give the epoch up."""
     errors_max: int = 5
+    """So many errors without a block between them do so too."""
 
 
 DEFAULT_PRESSURE = PressureLimits()

@@ -100,14 +100,13 @@ class Rounded(Protocol):
         """Empty where every value is kept as it is."""
 
 
-def exact_values(planned: Sequence[Rounded]) -> Ability:
-    """Whether all columns keep all digits of what arrives."""
+def exact_values(planned: Sequence[Rounded]) -> list[Ability]:
+    """Whether all columns keep all digits of what arrives; nothing where that is not known."""
+    if not planned:
+        return []
     rounded = [f'"{one.field}": {one.rounding}' for one in planned if one.rounding]
-    return Ability(
-        name="exact values",
-        granted=not rounded,
-        because="; ".join(rounded) or "every value is kept as it arrives, or its row is refused",
-    )
+    because = "; ".join(rounded) or "every value is kept as it arrives, or its row is refused"
+    return [Ability(name="exact values", granted=not rounded, because=because)]
 
 
 def must_not_collide(where: object, index: str) -> Misconfigured:
@@ -445,11 +444,12 @@ class Checker(ABC, Generic[T, S]):
 
     def staged_layout(self, session: Session, schema: str, staging: str) -> StagedLayout:
         """What the catalog contains now: the epoch may be older than this driver."""
-        sink, dialect = self._declared, self.dialect
-        there = self.must_read(session).columns
+        sink, dialect, table = self._declared, self.dialect, self.must_read(session)
+        there = table.columns
         staged = self.read_staging(session, schema, staging)
         wanted = columns_of(dialect.fields_of(staged), there, sink.column_map, sink.write_mode)
         self._require_types(staged, {f: there[c] for f, c in wanted.items() if c in there})
+        self.require_key(table, wanted)
         copies = {name: order_copy(number) for number, name in enumerate(sink.write_mode.order_by)}
         mapped = [
             Mapped(
@@ -461,6 +461,13 @@ class Checker(ABC, Generic[T, S]):
             for name, column in wanted.items()
         ]
         return StagedLayout(mapped=mapped, keeps_unfit=UNFIT[0] in staged, arrived=dialect.place)
+
+    def require_key(self, table: T, columns: Mapping[str, str]) -> None:
+        """
+        Refuse an upsert of fields to these columns where a unique index came or went since the
+        start: it would change other rows, or insert a key twice. Nothing to do where the server
+        refuses it itself, as it is given the columns of the key.
+        """
 
     def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Any]:
         """

@@ -189,7 +189,7 @@ class SqlCommitter(Operable):
             return Recount(rows=int(rows), because=because, is_alone=False)
 
         absent = Recount(rows=None, because=f"there is no table {sink.table}")
-        return self._ask("count rows", count, missing=absent)
+        return self._ask("count rows, which takes SELECT on the table", count, missing=absent)
 
     def drop(self, *, is_dry_run: bool) -> Dropped:
         """

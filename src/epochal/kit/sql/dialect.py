@@ -64,6 +64,8 @@ class Dialect(ErrorTable):
     """Whether CREATE and DROP commit the transaction that they are run in."""
     on_ledger_conflict: ClassVar[str] = ""
     """What makes an INSERT skip a row whose key exists; without it the error is caught."""
+    replaces_nulls: ClassVar[bool] = False
+    """Whether a null for a column that is NOT NULL may become a number or a time."""
     deletes_lock_beyond: ClassVar[bool] = False
     """Whether a DELETE also locks rows that it only looks at."""
 

@@ -15,6 +15,7 @@ from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejec
 
 Code: TypeAlias = int | str
 """A number of the vendor's, or an SQLSTATE."""
+GRANTS = "`epochal grants PIPELINE` prints the least privileges that the sink needs"
 
 
 class ErrorTable(ABC):

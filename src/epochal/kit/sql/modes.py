@@ -62,6 +62,10 @@ class WriteMode:
     def is_keyed(self) -> bool:
         return self.mode not in {"append", "complete"}
 
+    def only_compares(self, field: str) -> bool:
+        """Whether a field is never written, only compared with its column."""
+        return self.mode == "update" and field in self.keys
+
     @property
     def needs_unique_key(self) -> bool:
         """Whether the database itself must find the row of a key."""
@@ -190,7 +194,11 @@ def _ordered_by_newer(mode: WriteMode) -> WriteMode:
 def require_reject(kind: str, on_reject: object, strategy: str) -> None:
     """`on_reject` is "fail", or a sink, which only the staged strategy can send rows to."""
     if isinstance(on_reject, str):
-        _require_known(kind, "on_reject", on_reject, ("fail",))
+        _require(
+            on_reject == "fail",
+            f"{kind}: on_reject={on_reject!r}",
+            "'fail', or the sink that rejected rows go to: on_reject=Files('/data/rejected')",
+        )
     else:
         _require(
             strategy == "staged",

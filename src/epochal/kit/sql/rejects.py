@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from epochal.errors import InvariantBroken, RowRejected
+from epochal.errors import InvariantBroken, RowRejected, TryAgain
 from epochal.kit.sql.types import json_text
 from epochal.terms import EpochNumber, Handle, Receipt
 
@@ -39,6 +39,8 @@ _SHOWN_CHARS_MAX = 300
 class Rejected:
     table: str
     """Its staging table."""
+    file: int
+    """See `Held.file`."""
     place: str
     """Its place there."""
     part: int
@@ -197,6 +199,7 @@ class SetApart:
         self.is_removed = False
 
     def _new(self, rejected: Sequence[Rejected]) -> dict[tuple[str, str], Rejected]:
+        self.require_in_place({one.table: one.file for one in rejected})
         known = self._unfit.keys() | self._found.keys()
         new = {
             (one.table, one.place): one for one in rejected if (one.table, one.place) not in known
@@ -204,6 +207,16 @@ class SetApart:
         if len(new) > self.left:
             raise too_many(self._where, self._table, self._limit, rejected[0])
         return new
+
+    def require_in_place(self, files: Mapping[str, int]) -> None:
+        """Raise where rows that were found before have other places in these staging tables."""
+        moved = {one.table for one in self.rows if files.get(one.table, one.file) != one.file}
+        if moved:
+            raise TryAgain(
+                f"{self._where}: {', '.join(sorted(moved))} was rewritten while rows of it were "
+                "set apart, by VACUUM FULL or CLUSTER; no decision was made",
+                "the epoch is tried again whole",
+            )
 
     @property
     def left(self) -> int:

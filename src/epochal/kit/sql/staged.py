@@ -119,7 +119,7 @@ class EpochTransaction:
         if open_ is not None:
             self._commit(epoch, open_.session)
         for part in parts:
-            self._clear_up(epoch, part)
+            part.table.clear_up(epoch, part.receipts)
 
     @property
     def _held_max_s(self) -> float:
@@ -147,11 +147,6 @@ class EpochTransaction:
     def throw_away(self, verb: str, table: StagedTable, receipts: Sequence[Receipt]) -> None:
         """Again after an open rehearsal of an earlier driver, which locks them, was ended."""
         retry_transient(lambda: table.throw_away(verb, receipts), self._limits)
-
-    def _clear_up(self, epoch: EpochNumber, part: _Part) -> None:
-        if self._dialect.ddl_commits:
-            self.throw_away(f"clear up after epoch {epoch}", part.table, part.receipts)
-        part.table.clear_staging(part.receipts)
 
     # Applying
 

@@ -220,7 +220,13 @@ class StagedTable(SqlCommitter):
         dialect, schema = self.dialect, self.staging.schema
         fits = f"s.{dialect.quote(UNFIT[0])} IS NULL" if layout.keeps_unfit else "1 = 1"
         sources = [
-            Source(schema=schema, table=one.table, part=one.handle.partition, condition=fits)
+            Source(
+                schema=schema,
+                table=one.table,
+                part=one.handle.partition,
+                condition=fits,
+                file=one.file,
+            )
             for one in staged
         ]
         return self._apply_of(layout.mapped, sources, layout.arrived)
@@ -292,7 +298,9 @@ class StagedTable(SqlCommitter):
         A table may write fewer rows than it was given, by key or by a trigger; staging may not hold
         others than its receipts count.
         """
-        if written == sum(expected.values()) or not self.staging.counts_rows_apart:
+        is_exact = not self.sink.write_mode.is_keyed or self.dialect.checks_keys_in_upsert
+        is_known = self.staging.counts_rows_apart or not self.takes_rejects
+        if not is_known or (is_exact and written == sum(expected.values())):
             return
         counts = session.query_all([apply.count(source) for source in apply.sources])
         found = dict(zip(expected, (int(count) for ((count,),) in counts), strict=True))
@@ -326,6 +334,18 @@ class StagedTable(SqlCommitter):
             self._ask(verb, remove, missing=True)
         else:
             self._in_transaction(verb, remove, missing=True, lock_wait_s=HOLDER_WAIT_S)
+
+    def clear_up(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
+        """
+        After a COMMIT. A table that somebody reads, or a backup locks, is left: it is listed, and a
+        later sweep removes it.
+        """
+        if self.dialect.ddl_commits:
+            try:
+                self.throw_away(f"clear up after epoch {epoch}", receipts)
+            except TryAgain as error:
+                logger.info("staging tables are removed later: %s", error)
+        self.clear_staging(receipts)
 
     # Rows that the table refuses (`Rejecting`)
 
@@ -361,6 +381,9 @@ class StagedTable(SqlCommitter):
                     f" WHERE {self.dialect.at_places(places)}"
                 )
                 self.staging.note_apart(session, table, rows)
+            # Only now nobody can move rows to other places any more.
+            held = self.hold(session, *self.apart.attempts)
+            self.apart.require_in_place({one.table: one.file for one in held})
 
         try:
             self._in_transaction("set rejected rows apart", remove)
@@ -386,6 +409,7 @@ class StagedTable(SqlCommitter):
         return [
             Rejected(
                 table=held.table,
+                file=held.file,
                 place=str(at),
                 part=held.handle.partition,
                 row=text,
@@ -524,6 +548,7 @@ class RefusedRowSearch:
     def _rejected(self, source: Source, place: str, sqlstate: str, reason: str) -> Rejected:
         return Rejected(
             table=source.table,
+            file=source.file,
             place=place,
             part=source.part,
             row=self._dialect.row_text(self._session, source),

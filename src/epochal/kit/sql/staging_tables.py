@@ -88,6 +88,8 @@ class Held:
     """How many rows were set apart since they were staged, where that is counted."""
     shape: str = ""
     """What stands for its columns, where tables are recycled."""
+    file: int = 0
+    """Another one where rows have got other places, if the database ever moves rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

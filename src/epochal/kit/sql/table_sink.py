@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 STAGED = Promises(
     sink="staged",
-    at_one_instant="a whole epoch",
+    at_one_instant="a whole epoch, in all tables of one url",
     proof="a row in the same transaction",
     by_key="upsert, replace, insert_new, update",
     deletes="`delete_when`",
@@ -44,7 +44,7 @@ PREPARED = Promises(
     at_one_instant="a task's rows",
     proof="a row in the same transaction",
     limits=[
-        "refused if rows can collide in a unique index",
+        "a key in two tasks of one epoch fails it, after `lock_timeout_s`",
         "the server holds prepared transactions while the pipeline is down",
     ],
 )
@@ -73,8 +73,11 @@ class TableSink(SinkBase):
     """Whether the database finds a column by its name in any case."""
 
     url: str = field(kw_only=False)
+    """The server, the user and the database, in the form that the guide shows."""
     table: str
+    """Its name, with the schema where that is not the default one."""
     mode: Mode = "append"
+    """What becomes of rows whose key is there already: see change streams."""
     keys: Sequence[str] | str = ()
     """Fields that identify a row, for upsert and replace."""
     order_by: Sequence[str] | str = ()
@@ -94,6 +97,10 @@ class TableSink(SinkBase):
     columns: Mapping[str, str] | Sequence[str] | None = None
     """Which field goes into which column, and only these; if not given, each by its own name."""
     strategy: Strategy = "staged"
+    """
+    Tasks write to staging tables, and the driver applies them in one transaction; or, append only,
+    each task leaves a prepared transaction in the table itself.
+    """
     staging: Literal["managed", "fixed"] = "managed"
     """
     Whether staging tables are made as tasks need them, or are there already: then no statement of
@@ -105,11 +112,13 @@ class TableSink(SinkBase):
     tried again; as many tasks as the others write an epoch.
     """
     create_table: Literal["never", "if_missing"] = "never"
+    """Whether a table that does not exist is created, for the columns that arrive."""
     types: Mapping[str, str] | None = None
     """The types of columns that we create, in the database's SQL; else they follow the fields."""
     table_options: str = ""
     """What follows the columns where we create the table: PARTITION BY, COMMENT …"""
     evolve: Literal["never", "add_columns"] = "never"
+    """Whether columns that the table does not have are added, before the first row."""
     on_reject: Literal["fail"] | Sink = "fail"
     """What becomes of rows that the table refuses: the epoch fails, or another sink gets them."""
     rejects_max: int = 1000
@@ -125,15 +134,24 @@ class TableSink(SinkBase):
     sets itself, it sets after them.
     """
     pool_min: int = 2
+    """Connections that the driver keeps open."""
     pool_max: int = 10
+    """The most that the driver opens at a time; each task has one of its own."""
     connect_timeout_s: float = 30.0
     idle_max_s: float = 600.0
+    """A connection that was not used for so long is closed."""
     lifetime_max_s: float = 1800.0
+    """A connection of this age is closed after its use."""
     statement_timeout_s: float = 600.0
+    """How long one statement may take."""
     lock_timeout_s: float = 30.0
+    """How long a statement may wait for a lock."""
     buffer_bytes: int = 8 * 1024 * 1024
+    """How much a task buffers before it sends a block of rows."""
     flush_interval_s: float = 5.0
+    """A block that is older is sent with the next batch, however small it is."""
     pressure: PressureLimits = DEFAULT_PRESSURE
+    """When a task slows down, pauses or gives its epoch up because the server is slow."""
 
     table_name: TableName = field(init=False, repr=False)
     write_mode: WriteMode = field(init=False, repr=False)
@@ -146,6 +164,11 @@ class TableSink(SinkBase):
         self._set("column_map", column_map(self.called, self.columns, self.names.require))
         require_choice(self.called, "create_table", self.create_table, ("never", "if_missing"))
         require_choice(self.called, "evolve", self.evolve, ("never", "add_columns"))
+        if not isinstance(self.pressure, PressureLimits):
+            raise Misconfigured(
+                f"{self.called}: pressure={self.pressure!r}",
+                "pressure=ep.PressureLimits(drop_above_s=300)",
+            )
         require_created(self)
         require_fixed(self)
         require_reject(self.called, self.on_reject, self.strategy)
@@ -240,8 +263,13 @@ class TableSink(SinkBase):
 
     @property
     def transaction_key(self) -> str | None:
-        """One user on one database; prepared transactions are each task's own."""
-        return f"{self.kind} {self.server_key}" if self.strategy == "staged" else None
+        """
+        One user on one database, in sessions that are set up alike: a search_path or a role decides
+        which table is meant. Prepared transactions are each task's own.
+        """
+        if self.strategy != "staged":
+            return None
+        return "; ".join([f"{self.kind} {self.server_key}", *self.session_sql])
 
     def _committer(
         self, limits: Limits, pool: Pool, checker: Checker[Any, Any], staging: Staging

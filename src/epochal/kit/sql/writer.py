@@ -30,6 +30,8 @@ from epochal.kit.sql.rejects import row_text, shown_rows, too_many
 from epochal.kit.sql.table_sink import TableSink
 from epochal.terms import Fingerprint, Identity, Json, Receipt
 
+TASK_IDLE_MAX_S = 3600
+"""How long the server waits for the next rows of a task, which may be slow to compute."""
 _SHOWN_CHARS_MAX = 300
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, Problems
 from epochal.kit.sql.check import (
     Checker,
     ExpectedColumns,
@@ -24,7 +24,7 @@ from epochal.kit.sql.staging_tables import Missing
 from epochal.kit.sql.types import Sent
 from epochal.sinks.mysql.dialect import DETACH_AT_PREPARE, DIALECT
 from epochal.sinks.mysql.slots import REGISTRY, Slots, create_registry, missing_slots, pool_of
-from epochal.sinks.mysql.types import Column, Planned, Table, plan, sent_fields
+from epochal.sinks.mysql.types import Column, Planned, Table, plan, require_key, sent_fields
 from epochal.terms import Ability, Identity, Json
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class MySQLChecker(Checker[Table, Sent]):
         table = self.table_to_be(session, there)
         if there is not None:
             _require_transactional(session, there)
+            self._require_sight(session, there)
         planned: Sequence[Planned] = ()
         if table is not None and expected is not None:
             planned = plan(expected.sent, table, sink)
@@ -85,7 +86,7 @@ class MySQLChecker(Checker[Table, Sent]):
             obstacle="" if about.detaches else "needs a newer server",
             needed=about.right_to_prepare,
         )
-        return [*self._abilities(about), once, exact_values(planned)]
+        return [*self._abilities(about), once, *exact_values(planned)]
 
     def _abilities(self, about: _About) -> list[Ability]:
         return [
@@ -98,11 +99,18 @@ class MySQLChecker(Checker[Table, Sent]):
             ),
         ]
 
+    def _require_sight(self, session: Session, table: Table) -> None:
+        """
+        An upsert goes by every unique index. MariaDB's catalog hides one with a column that
+        an account may not read, MySQL's hides the column.
+        """
+        if self._sink.write_mode.needs_unique_key:
+            self._require_allowed(session, f"SELECT * FROM {table.quoted}")
+
     def _require_rights(
         self, session: Session, table: Table, expected: ExpectedColumns[Sent]
     ) -> None:
-        """EXPLAIN needs the rights of what it explains, and does nothing."""
-        mode, target = self._sink.write_mode, DIALECT.quote(table.schema, table.name)
+        mode, target = self._sink.write_mode, table.quoted
         written, keys = expected.written(table.columns), expected.keys
         columns = [column for column in table.columns if column in written]
         listed = ", ".join(map(DIALECT.quote, columns))
@@ -117,15 +125,17 @@ class MySQLChecker(Checker[Table, Sent]):
         if mode.deletes:
             asked.append(f"DELETE FROM {target} WHERE 1 = 0")
         for statement in asked:
-            try:
-                # MySQL draws no tree, its default, of a write to a view.
-                session.query(f"EXPLAIN FORMAT=TRADITIONAL {statement}")
-            except DIALECT.errors as error:
-                if DIALECT.code_of(error) not in _DENIED:
-                    raise
-                raise Misconfigured(
-                    DIALECT.text_of(error), "; ".join(self._sink.grants())
-                ) from error
+            self._require_allowed(session, statement)
+
+    def _require_allowed(self, session: Session, statement: str) -> None:
+        """EXPLAIN needs the rights of what it explains, and does nothing."""
+        try:
+            # MySQL draws no tree, its default, of a write to a view.
+            session.query(f"EXPLAIN FORMAT=TRADITIONAL {statement}")
+        except DIALECT.errors as error:
+            if DIALECT.code_of(error) not in _DENIED:
+                raise
+            raise Misconfigured(DIALECT.text_of(error), "; ".join(self._sink.grants())) from error
 
     def _require_detaching(self, session: Session) -> None:
         try:
@@ -136,7 +146,8 @@ class MySQLChecker(Checker[Table, Sent]):
                 raise
             raise Misconfigured(
                 f"strategy='prepared' needs {DETACH_AT_PREPARE}: {DIALECT.text_of(error)}",
-                "GRANT BINLOG REPLAY ON *.*; strategy='staged' (the default) needs none of this",
+                f"GRANT BINLOG REPLAY ON *.* TO {self._sink.account}; strategy='staged' (the "
+                "default) needs none of this",
             ) from error
 
     def _require_listing(self, session: Session) -> None:
@@ -185,6 +196,23 @@ class MySQLChecker(Checker[Table, Sent]):
 
     def kept_as(self, column: Column) -> str:
         return column.ddl
+
+    def layout(self, session: Session) -> str:
+        """With unique indexes, where upserts go by them: ON DUPLICATE KEY takes what it finds."""
+        columns = super().layout(session)
+        if not self._sink.write_mode.needs_unique_key:
+            return columns
+        return f"{columns} {_unique(session, _which(self._sink.table_name))}"
+
+    def must_read(self, session: Session) -> Table:
+        table = super().must_read(session)
+        _require_transactional(session, table)
+        return table
+
+    def require_key(self, table: Table, columns: Mapping[str, str]) -> None:
+        problems = Problems()
+        require_key(table, columns, self._sink.write_mode, problems)
+        problems.raise_if_any(f"{table.kind} {table}")
 
     def read_staging(self, session: Session, schema: str, table: str) -> Mapping[str, Column]:
         return _columns(session, _which(TableName(schema, table)))
@@ -357,7 +385,7 @@ def _require_transactional(session: Session, table: Table) -> None:
         raise Misconfigured(
             f"{table} is a table of the engine {table.engine}, whose rows do not commit together "
             "with the ledger",
-            f"ALTER TABLE {DIALECT.quote(table.schema, table.name)} ENGINE=InnoDB",
+            f"ALTER TABLE {table.quoted} ENGINE=InnoDB",
         )
 
 
@@ -449,7 +477,8 @@ def _column(row: Sequence[Any]) -> Column:
 
 def _unique(session: Session, which: str) -> dict[str, tuple[str, ...]]:
     rows = session.query(
-        "SELECT index_name, column_name FROM information_schema.statistics"
+        "SELECT index_name, CASE WHEN sub_part IS NULL THEN column_name END"
+        " FROM information_schema.statistics"
         f" WHERE {which} AND non_unique = 0 ORDER BY index_name <> 'PRIMARY', index_name,"
         " seq_in_index"
     )
@@ -508,7 +537,9 @@ def rights_on_table(sink: MySQL) -> str:
 
 
 def _read(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> Sequence[str]:
-    """Without SELECT on a column the catalog does not show it."""
+    """Without SELECT on a column the catalog does not show it, nor a unique index on it."""
+    if mode.needs_unique_key:
+        return ()
     return [*columns, *mode.delete_as] if columns else (keys if not mode.is_keyed else ())
 
 

@@ -2,8 +2,8 @@
 
 Under MySQL's own settings a value that does not fit may be truncated silently, and a string that
 looks like a number become one: so every session sets its own mode, whatever the server's is. A
-read-only server is refused, also one that became read-only while a connection to it was kept, so
-that a proof is never read on a replica (I9).
+read-only server is not used, nor is one that became read-only while a connection to it was kept: a
+proof is never read on a replica (I9). It may be about to take over, so it is tried again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO"
 )
+_SETTINGS: Mapping[str, str] = {
+    "sql_mode": f"'{_MODE}'",
+    "time_zone": "'+00:00'",
+    # A decimal that is rounded is worth a note: without notes nothing would show it.
+    "sql_notes": "1",
+    # A warning gives the number of its row in English.
+    "lc_messages": "'en_US'",
+    "sql_safe_updates": "0",
+    "sql_big_selects": "1",
+    "sql_select_limit": "18446744073709551615",
+}
+"""Of every session, whatever the server's own are."""
 _PIECE_BYTES = 256 * 1024
 _PARAMETERS = frozenset(
     {
@@ -41,7 +53,7 @@ _SLACK_S = 10.0
 """How much longer than the server the client waits: the server's answer is more precise."""
 _SLACK_MYSQL_S = 1.0
 """The same on MySQL, whose max_execution_time limits SELECT alone: the client limits the rest."""
-_WRONG = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 2054, 2059, 2061, 3118, 3955})
+_WRONG = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2054, 2059, 2061, 3118, 3955})
 """Numbers of failed connections that no waiting repairs."""
 
 
@@ -174,8 +186,11 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
     return (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
 
 
-def connect(server: Server) -> MySQLConnection:
-    """A new connection with everything set that matters; errors show whether waiting helps."""
+def connect(server: Server, *, idle_max_s: float | None = None) -> MySQLConnection:
+    """
+    A new connection with everything set that matters; errors show whether waiting helps. For
+    `idle_max_s` see `idle_limits`.
+    """
     doing = f"can't connect to {server.place}"
     try:
         connection = MySQLConnection(
@@ -200,7 +215,7 @@ def connect(server: Server) -> MySQLConnection:
             f"{doing}: {error}", "connect with TLS (ssl_ca=…), or pip install 'pymysql[rsa]'"
         ) from None
     try:
-        _prepare_session(connection, server)
+        _prepare_session(connection, server, idle_max_s)
     except ERRORS.errors as error:
         close(connection)
         raise _connect_error(error, doing, server) from None
@@ -229,10 +244,10 @@ def _options(parameters: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _prepare_session(connection: MySQLConnection, server: Server) -> None:
+def _prepare_session(connection: MySQLConnection, server: Server, idle_max_s: float | None) -> None:
     is_read_only, version = _state(connection)
     if is_read_only:
-        raise Misconfigured(
+        raise TryAgain(
             f"{server.place} is read-only: a replica, or a server that was switched so",
             "the url must reach the primary",
         )
@@ -245,12 +260,25 @@ def _prepare_session(connection: MySQLConnection, server: Server) -> None:
         if connection.is_mariadb
         else f"max_execution_time = {round(server.statement_timeout_s * 1000)}"
     )
+    settings = ", ".join(f"{name} = {value}" for name, value in _SETTINGS.items())
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"SET SESSION sql_mode = '{_MODE}', time_zone = '+00:00', {limit},"
-            f" {server.lock_settings()}"
-        )
+        cursor.execute(f"SET SESSION {settings}, {limit}, {server.lock_settings()}")
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        if idle_max_s is not None:
+            cursor.execute(idle_limits(idle_max_s, is_mariadb=connection.is_mariadb))
+
+
+def idle_limits(idle_max_s: float | None, *, is_mariadb: bool) -> str:
+    """
+    A statement that makes the server wait so long for the next one, in a transaction or not; None:
+    as long as it does by itself.
+    """
+    limits = {"wait_timeout": "DEFAULT" if idle_max_s is None else str(max(1, round(idle_max_s)))}
+    if is_mariadb:
+        # They may be shorter than that of the session.
+        own = ("idle_transaction_timeout", "idle_write_transaction_timeout")
+        limits |= dict.fromkeys(own, "DEFAULT" if idle_max_s is None else "0")
+    return "SET SESSION " + ", ".join(f"{name} = {seconds}" for name, seconds in limits.items())
 
 
 def _state(connection: MySQLConnection) -> tuple[bool, str]:

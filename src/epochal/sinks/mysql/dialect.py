@@ -47,6 +47,8 @@ class MySQLDialect(MySQLErrors, OwnTablesDialect):
     names: ClassVar[NameRule] = NAMES
     place: ClassVar[str] = f"`{AT}`"
     own_columns: ClassVar[frozenset[str]] = frozenset({AT})
+    replaces_nulls: ClassVar[bool] = True
+    """In AUTO_INCREMENT, and in TIMESTAMP unless `explicit_defaults_for_timestamp` is on."""
     deletes_lock_beyond: ClassVar[bool] = True
 
     def literal(self, value: str | int | None) -> str:
@@ -110,11 +112,13 @@ class MySQLDialect(MySQLErrors, OwnTablesDialect):
     moment: ClassVar[str] = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 
     def layout_sql(self, schema: str | None, table: str) -> str:
+        """With the engine: what MyISAM has written does not go back with its transaction."""
         within = "DATABASE()" if schema is None else self.literal(schema)
+        which = f"table_schema = {within} AND table_name = {self.literal(table)}"
         return (
-            "SELECT column_name, column_type, collation_name FROM information_schema.columns"
-            f" WHERE table_schema = {within} AND table_name = {self.literal(table)}"
-            " ORDER BY ordinal_position"
+            "SELECT column_name, column_type, collation_name,"
+            f" (SELECT engine FROM information_schema.tables WHERE {which})"
+            f" FROM information_schema.columns WHERE {which} ORDER BY ordinal_position"
         )
 
     # Applying
@@ -124,22 +128,23 @@ class MySQLDialect(MySQLErrors, OwnTablesDialect):
         if not apply.values or apply.mode.mode == "insert_new":
             key = self.quote(apply.keys[0].column)
             return f"{apply.insert()} ON DUPLICATE KEY UPDATE {key} = {apply.target}.{key}"
-        changes = [*map(apply.assignment, apply.values), *apply.live_marks()]
+        changes = {self.quote(one.column): f"i.{apply.alias(one)}" for one in apply.values}
+        changes |= {name: self.default(name) for name in map(self.quote, apply.mode.delete_as)}
         for condition in apply.newer_condition(apply.target):
             changes = self._only_if(condition, changes, apply)
-        return f"{apply.insert()} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+        assigned = ", ".join(f"{column} = {value}" for column, value in changes.items())
+        return f"{apply.insert()} ON DUPLICATE KEY UPDATE {assigned}"
 
-    def _only_if(self, condition: str, changes: Sequence[str], apply: Apply) -> list[str]:
+    def _only_if(self, condition: str, changes: Mapping[str, str], apply: Apply) -> dict[str, str]:
         """
         ON DUPLICATE KEY UPDATE has no WHERE. Assignments take effect one after the other: the
         version, which the condition reads, is the last.
         """
         version = self.quote(apply.newest[0].column)
-        parts = sorted((one.split(" = ", 1) for one in changes), key=lambda one: one[0] == version)
-        return [
-            f"{column} = IF({condition}, {value}, {apply.target}.{column})"
-            for column, value in parts
-        ]
+        return {
+            column: f"IF({condition}, {changes[column]}, {apply.target}.{column})"
+            for column in sorted(changes, key=lambda one: one == version)
+        }
 
     def default(self, column: str) -> str:
         return f"DEFAULT({column})"

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import pymysql
 
-from epochal.kit.sql.errors import Code, ErrorTable
+from epochal.kit.sql.errors import GRANTS, Code, ErrorTable
 
 _CONNECTION_GONE = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031})
 """The server ended the session, or is about to end itself."""
 _TRANSIENT = frozenset(
     {
-        *(1021, 1030, 1037, 1038, 1040, 1041, 1114, 1180, 1203, 1205, 1213, 1226),
-        *(1317, 1412, 1613, 1614, 1615, 1969, 3024, 3572),
+        *(1021, 1030, 1037, 1038, 1040, 1041, 1047, 1114, 1180, 1203, 1205, 1213, 1226, 1290),
+        *(1317, 1412, 1613, 1614, 1615, 1792, 1836, 1969, 3024, 3032, 3100, 3101, 3572),
     }
 )
 _DATA = frozenset(
@@ -27,19 +27,21 @@ _DATA = frozenset(
 _SIGNALLED = "45"
 """The class of SQLSTATEs that triggers raise by SIGNAL, under a number that their author chose."""
 _HINTS: Mapping[Code, str] = {
-    1044: "the least that this sink needs is printed by its grants()",
+    1044: GRANTS,
     1045: "check user and password: password=env(…) or file(…)",
+    1047: "a node of a cluster that is not ready, or apart from the others",
     1049: "create the database, or name another one in the url",
     1114: "the server has no room left",
-    1142: "the least that this sink needs is printed by its grants()",
-    1143: "the least that this sink needs is printed by its grants()",
+    1142: GRANTS,
+    1143: GRANTS,
     1146: "create the table, or create_table='if_missing'",
     1054: "the table was altered, or delete_when= names a field that does not arrive",
     1205: "somebody else holds a lock for longer than lock_timeout_s: SHOW ENGINE INNODB STATUS "
     "and information_schema.INNODB_TRX show who",
-    1227: "the least that this sink needs is printed by its grants()",
+    1227: GRANTS,
     1290: "a replica, or a server that is read-only: the url must reach the primary",
     1665: "the server writes its binary log by statements: binlog_format=ROW or MIXED",
+    1792: "a server whose transactions are read-only: the url must reach one that takes writes",
     1836: "a replica, or a server that is read-only: the url must reach the primary",
     1969: "the statement took longer than statement_timeout_s",
     3024: "the statement took longer than statement_timeout_s",

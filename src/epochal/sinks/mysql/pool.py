@@ -23,8 +23,6 @@ from epochal.sinks.mysql.dialect import DIALECT
 from epochal.terms import Identity
 
 _RETURNED = "epochal returned at"
-_IDLE_IN_TRANSACTION = ("idle_transaction_timeout", "idle_write_transaction_timeout")
-"""MariaDB's own limits, which may be shorter than that of the session."""
 
 
 class MySQLSession(Session):
@@ -63,7 +61,7 @@ class MySQLSession(Session):
     def begin(self, *, lock_wait_s: float | None = None, idle_max_s: float | None = None) -> None:
         if idle_max_s is not None:
             self._has_own_idle = True
-            self._limit_idle(str(max(1, round(idle_max_s))), "0")
+            self._limit_idle(idle_max_s)
         self.wait_for_locks(lock_wait_s)
         self.query("SELECT " + ", ".join(f"GET_LOCK({lock}, 0)" for lock in self._locks))
         self._is_named = True
@@ -75,12 +73,8 @@ class MySQLSession(Session):
         self.execute(f"SET SESSION {self._server.lock_settings(wait_s)}")
         self._has_own_timeout = wait_s < declared
 
-    def _limit_idle(self, session_s: str, transaction_s: str) -> None:
-        limits = {"wait_timeout": session_s}
-        if self._pooled.is_mariadb:
-            limits |= dict.fromkeys(_IDLE_IN_TRANSACTION, transaction_s)
-        changed = ", ".join(f"{name} = {seconds}" for name, seconds in limits.items())
-        self.execute(f"SET SESSION {changed}")
+    def _limit_idle(self, idle_max_s: float | None) -> None:
+        self.execute(client.idle_limits(idle_max_s, is_mariadb=self._pooled.is_mariadb))
 
     def commit(self) -> None:
         self.execute("COMMIT")
@@ -100,7 +94,7 @@ class MySQLSession(Session):
             if self._is_named:
                 self.execute("DO " + ", ".join(f"RELEASE_LOCK({lock})" for lock in self._locks))
             if self._has_own_idle:
-                self._limit_idle("DEFAULT", "DEFAULT")
+                self._limit_idle(None)
             if self._has_own_timeout:
                 self.wait_for_locks()
         self._shared.give_back(self._pooled)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from epochal.contract import Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import not_installed
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
 from epochal.terms import Identity, Limits, SinkName
@@ -15,10 +15,7 @@ try:
     from epochal.sinks.mysql.client import Server, parse_url
     from epochal.sinks.mysql.dialect import DIALECT, NAMES
 except ImportError as error:
-    raise Misconfigured(
-        f"the MySQL sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[mysql]'",
-    ) from error
+    raise not_installed("the MySQL sink", error.name, "mysql") from error
 
 
 PROMISES = (
@@ -46,6 +43,7 @@ class MySQL(TableSink):
     stages_late: ClassVar[bool] = True
 
     meta_schema: str = "epochal"
+    """The database of the ledger; that of staging has this name and `_staging`."""
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,9 +102,6 @@ class MySQL(TableSink):
         try:
             from epochal.sinks.mysql.pool import MySQLPool  # noqa: PLC0415
         except ImportError as error:
-            raise Misconfigured(
-                f"the MySQL sink needs a package that is not installed: {error.name}",
-                "pip install 'epochal[mysql]'",
-            ) from error
+            raise not_installed("the MySQL sink", error.name, "mysql") from error
         checker = MySQLChecker(self, identity)
         return self._committer(limits, MySQLPool(self.server, identity), checker, Slots(self))

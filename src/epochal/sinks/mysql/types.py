@@ -24,6 +24,7 @@ from epochal.errors import Problems
 from epochal.kit.sql import columns
 from epochal.kit.sql.columns import columns_taking, no_key, no_order
 from epochal.kit.sql.dialect import order_copy
+from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import (
     TAKERS,
@@ -119,7 +120,10 @@ def load_expression(sent: Sent, data_type: str, written: str, scale: int) -> str
     if data_type not in TAKERS[sent.family].mysql and not is_whole:
         return Mismatch(
             f"{sent.ddl} can't become {written} without loss",
-            'give it as a string (select=["cast(x as string) x"]): the server reads it as the '
+            "cast it to a type that the column takes, or keep it as text beside a generated column "
+            "that reads it"
+            if sent.family == "text"
+            else 'give it as a string (select=["cast(x as string) x"]): the server reads it as the '
             "column's own type",
         )
     if sent.family == "binary":
@@ -152,6 +156,9 @@ _EXACT_DIGITS = {"float": 6, "double": 15}
 def rounding(sent: Sent, column: Column) -> str:
     """How a column may round what arrives; empty where it keeps or refuses every value."""
     kind, natural = column.data_type, re.split(r"[( ]", sent.ddl, maxsplit=1)[0]
+    has_scale = kind in _BITS and "," in column.ddl
+    if has_scale and sent.family not in {"bool", "integer"}:
+        return f"{column.ddl} rounds to its scale"
     if kind in _BITS and natural not in _EXACT_IN_BITS[kind]:
         digits = int(re.findall(r"\d+", sent.ddl)[0]) if sent.family == "decimal" else _MANY
         return "" if digits <= _EXACT_DIGITS[kind] else _BITS[kind]
@@ -220,18 +227,26 @@ class Table(columns.Table[Column]):
     is_transactional: bool
     engine: str
     unique: Mapping[str, Sequence[str]]
-    """Unique indexes and their columns; one on an expression has an empty name in it."""
+    """
+    Unique indexes and their columns; one on an expression, or on the first characters of a column,
+    has an empty name in it.
+    """
+
+    @property
+    def quoted(self) -> str:
+        return DIALECT.quote(self.schema, self.name)
 
     def unique_hit_by(self, written: frozenset[str]) -> dict[str, Sequence[str]]:
         """
         Unique indexes that rows with these columns can meet another row in.
 
-        Not those with a column that we leave to the server, and that it numbers or leaves null.
+        Not those with a column that we leave to the server, and that it numbers or leaves null: a
+        generated one it computes from what is written.
         """
 
         def is_never_equal(name: str) -> bool:
             column = self.columns.get(name)
-            if column is None or name in written:
+            if column is None or name in written or column.is_generated:
                 return False
             return column.is_numbered or not (column.is_not_null or column.has_default)
 
@@ -296,9 +311,9 @@ def plan(sent: Mapping[str, Sent], table: Table, sink: TableSink) -> tuple[Plann
     newer = sink.write_mode.newer
     if newer is not None and newer in taking and not _is_version(sent[newer], taking[newer]):
         problems.add(*no_order(newer, taking[newer].name, taking[newer].ddl))
-    if sink.write_mode.needs_unique_key and not problems.facts:
+    if not problems.facts:
         columns = {name: column.name for name, column in taking.items()}
-        _require_key([columns[key] for key in sink.write_mode.keys], columns, table, problems)
+        require_key(table, columns, sink.write_mode, problems)
     problems.raise_if_any(f"{table.kind} {table}")
     return tuple(planned)
 
@@ -342,15 +357,19 @@ def _is_version(sent: Sent, column: Column) -> bool:
     return is_bytes or _keeps_order(sent, column)
 
 
-def _require_key(
-    names: Sequence[str], columns: Mapping[str, str], table: Table, problems: Problems
+def require_key(
+    table: Table, columns: Mapping[str, str], mode: WriteMode, problems: Problems
 ) -> None:
+    """Whether unique indexes say which row an upsert of fields to these columns means."""
+    if not mode.needs_unique_key:
+        return
+    names = [columns.get(key, key) for key in mode.keys]
     written = ", ".join(DIALECT.quote(name) for name in names)
     hit = table.unique_hit_by(frozenset(columns.values()))
     fitting = [index for index, parts in hit.items() if set(parts) == set(names)]
     others = [index for index in hit if index not in fitting]
     if not fitting:
-        problems.add(*no_key(written, DIALECT.quote(table.schema, table.name)))
+        problems.add(*no_key(written, table.quoted))
     elif others:
         problems.add(
             f"an upsert by {written} is ambiguous: ON DUPLICATE KEY UPDATE would also change rows "

@@ -26,7 +26,7 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, RowRejected
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import UNFIT
-from epochal.kit.sql.writer import TableWriter
+from epochal.kit.sql.writer import TASK_IDLE_MAX_S, TableWriter
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import MySQLConnection, Server
 from epochal.sinks.mysql.dialect import AT, DETACH_AT_PREPARE, DIALECT
@@ -65,7 +65,7 @@ class MySQLWriter(TableWriter[MySQLConnection, Planned]):
         return self._sink.server
 
     def _connect(self) -> MySQLConnection:
-        return client.connect(self._server)
+        return client.connect(self._server, idle_max_s=TASK_IDLE_MAX_S)
 
     # Sending
 

@@ -55,7 +55,7 @@ class OracleChecker(Checker[Table, Arriving]):
             self._require_no_unique(self._unique(session))
         if there is not None and sink.write_mode.needs_unique_key:
             self._require_key(self._unique(session))
-        return [*abilities(sink), exact_values(planned)]
+        return [*abilities(sink), *exact_values(planned)]
 
     def _require_no_unique(self, unique: dict[str, set[str]]) -> None:
         for index in unique:

@@ -89,7 +89,7 @@ def connect_error(error: Exception, server: Server) -> EpochalError:
     fact = f"can't connect to {server.place}: {server.without_secret(ERRORS.text_of(error))}"
     if ERRORS.code_of(error) in _WRONG:
         return Misconfigured(fact, "check user, password and service: password=env(…) or file(…)")
-    return TryAgain(fact)
+    return TryAgain(fact, "check host and port in the url, and that the server is up")
 
 
 def answers(connection: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import oracledb
 
-from epochal.kit.sql.errors import Code, ErrorTable
+from epochal.kit.sql.errors import GRANTS, Code, ErrorTable
 
 _CONNECTION_GONE = frozenset(
     {
@@ -32,7 +32,7 @@ _CALL_TIMEOUT = "DPY-4024"
 _HINTS: Mapping[Code, str] = {
     942: "create the table, or create_table='if_missing'; without SELECT on it it is not seen",
     1017: "check user and password: password=env(…) or file(…)",
-    1031: "the least that this sink needs is printed by its grants()",
+    1031: GRANTS,
     1536: "the tablespace quota of the user is used up",
     1653: "the tablespace has no room left",
     1950: "GRANT the user a quota on a tablespace: grants() prints it",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from epochal.contract import Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import NameRule
 from epochal.kit.sql.table_sink import PREPARED, STAGED, TableSink
@@ -16,16 +16,17 @@ try:
     from epochal.sinks.oracle.client import Server, parse_url
     from epochal.sinks.oracle.dialect import DIALECT, NAMES
 except ImportError as error:
-    raise Misconfigured(
-        f"the Oracle sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[oracle]'",
-    ) from error
+    raise not_installed("the Oracle sink", error.name, "oracle") from error
 
 
 _UNTRIED = ["never run against an Oracle server"]
 PROMISES = (
     replace(STAGED, sink="`Oracle`, staged", limits=_UNTRIED),
-    replace(PREPARED, sink="`Oracle`, two-phase", limits=_UNTRIED),
+    replace(
+        PREPARED,
+        sink="`Oracle`, two-phase",
+        limits=[*_UNTRIED, "refused on a table with a unique index", *PREPARED.limits[1:]],
+    ),
 )
 
 
@@ -47,6 +48,7 @@ class Oracle(TableSink):
     names: ClassVar[NameRule] = NAMES
 
     meta_schema: str | None = None
+    """The schema of the ledger and of staging tables; the user's own where none is given."""
     server: Server = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -19,9 +19,18 @@ from epochal.kit.sql.check import (
 )
 from epochal.kit.sql.client import Session
 from epochal.kit.sql.dialect import UNFIT
+from epochal.kit.sql.errors import GRANTS
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.names import TableName
 from epochal.kit.sql.staging_tables import Missing
+from epochal.sinks.postgres.catalog import (
+    BASIS,
+    BELOW,
+    KINDS_WRITTEN,
+    SEQUENCES,
+    read_table,
+    read_with_staged,
+)
 from epochal.sinks.postgres.client import PostgresSession
 from epochal.sinks.postgres.dialect import AT, DIALECT
 from epochal.sinks.postgres.slots import (
@@ -39,7 +48,6 @@ from epochal.sinks.postgres.types import (
     Planned,
     Sent,
     Table,
-    Type,
     UniqueIndex,
     create_as,
     may_go_direct,
@@ -74,6 +82,7 @@ class PostgresChecker(Checker[Table, Sent]):
         if not sink.is_fixed:
             for ours in (sink.meta_schema, sink.staging_schema):
                 _require_meta_rights(session, ours)
+            self._require_own_meta(session)
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
@@ -96,8 +105,21 @@ class PostgresChecker(Checker[Table, Sent]):
                 "a url past the pooler, or ALTER ROLE … SET …, which needs no session",
             )
         once = _written_once(session, sink, table, pooler)
-        found = [*self._abilities(pooler, unlogged), exact_values(planned)]
+        found = [*self._abilities(pooler, unlogged), *exact_values(planned)]
         return [*found, once, _unpublished(session, sink)]
+
+    def _require_own_meta(self, session: Session) -> None:
+        """What another role has made in our schemas belongs to it, and so do its slots."""
+        for schema, table in self._meta_tables():
+            within, name = DIALECT.quote(schema), DIALECT.quote(schema, table)
+            is_there = bool(DIALECT.present(session, schema, [table]))
+            if is_there and not _may_use(session, within, name, _LEDGER_RIGHTS):
+                ((role,),) = session.query("SELECT current_user")
+                raise Misconfigured(
+                    f'role "{role}" may not use {name}, which another role has made',
+                    f'meta_schema="{self._sink.meta_schema}_{role}", a schema of its own for each '
+                    "role; or one role for all pipelines, by session_sql=['SET ROLE …']",
+                )
 
     def _abilities(self, pooler: str, unlogged: Sequence[str]) -> list[Ability]:
         return [
@@ -115,14 +137,16 @@ class PostgresChecker(Checker[Table, Sent]):
                 granted=not pooler,
                 because=pooler or "the session is the server's own",
             ),
+            *(_TRUNCATING if self._sink.truncate else ()),
         ]
 
     def _require_writable(self, session: Session, table: Table) -> list[str]:
         """Whether rows can be written, in our transaction; which tables a crash would empty."""
-        mode, kinds = self._sink.write_mode, _KINDS_WRITTEN
+        mode, kinds = self._sink.write_mode, KINDS_WRITTEN
         if table.kind not in kinds.values():
             raise Misconfigured(f"{table} is a {table.kind}", "name a table or an updatable view")
-        below = session.query(_BELOW.format(table=table.oid, children=str(mode.is_keyed).lower()))
+        has_children = mode.is_keyed or mode.deletes
+        below = session.query(BELOW.format(table=table.oid, children=str(has_children).lower()))
         foreign = [name for name, kind, _ in below if kinds.get(kind) == "foreign table"]
         if foreign:
             raise Misconfigured(
@@ -132,14 +156,16 @@ class PostgresChecker(Checker[Table, Sent]):
             )
         if table.kind == "view":
             self._require_updatable(session, table)
+        if mode.is_truncating:
+            _require_truncatable(session, table)
         return [name for name, _, persistence in below if persistence == "u"]
 
     def _require_updatable(self, session: Session, view: Table) -> None:
         mode, expected = self._sink.write_mode, self._expected
-        events = {"INSERT": 8}
-        if mode.mode == "upsert":
+        events = {"INSERT": 8} if mode.mode != "update" else {}
+        if mode.updates:
             events["UPDATE"] = 4
-        if mode.mode == "replace" or mode.delete_when is not None:
+        if mode.deletes:
             events["DELETE"] = 16
         written = frozenset() if expected is None else expected.written(view.columns)
         ((taken, computed),) = session.query(
@@ -148,6 +174,7 @@ class PostgresChecker(Checker[Table, Sent]):
             f" AND NOT pg_column_is_updatable({view.oid}, attnum, true))"
         )
         lacking = [event for event, bit in events.items() if not taken & bit]
+        lacking += ["TRUNCATE"] if mode.is_truncating else []
         fixed = sorted(set[str](computed) & written)
         if lacking or fixed:
             because = (
@@ -171,7 +198,7 @@ class PostgresChecker(Checker[Table, Sent]):
         ]
         lacking += [
             f"USAGE on the sequence {name}"
-            for name, column in session.query(_SEQUENCES.format(table=table.oid))
+            for name, column in session.query(SEQUENCES.format(table=table.oid))
             if column not in columns
         ]
         if lacking:
@@ -225,7 +252,7 @@ class PostgresChecker(Checker[Table, Sent]):
             schema=self._sink.table_name.schema or "",
             name=self._sink.table_name.table,
             kind="new table",
-            has_row_security=False,
+            takes_copies=True,
             columns=self.new_columns(expected),
             unique=(key,) if expected.keys else (),
         )
@@ -319,7 +346,7 @@ class PostgresChecker(Checker[Table, Sent]):
     @property
     def basis_sql(self) -> str:
         oid = f"to_regclass({DIALECT.literal(DIALECT.quote(*self._sink.table_name.parts))})"
-        return " ".join(_BASIS.format(table=oid).split())
+        return " ".join(BASIS.format(table=oid).split())
 
     def staged_layout(self, session: Session, schema: str, staging: str) -> StagedLayout:
         """With the casts from what arrived to what the table has now."""
@@ -327,6 +354,7 @@ class PostgresChecker(Checker[Table, Sent]):
         table, staged = read_with_staged(session, sink.table_name, DIALECT.quote(schema, staging))
         if table is None:
             raise self.no_table(session)
+        self._require_writable(session, table)
         fields = {name: staged[name].type for name in DIALECT.fields_of(staged)}
         return StagedLayout(
             mapped=[one.mapped for one in plan(fields, table, sink)],
@@ -373,7 +401,9 @@ def _require_meta_rights(session: Session, schema: str) -> None:
         way_out = f'CREATE SCHEMA "{schema}" AUTHORIZATION "{{role}}", or another meta_schema='
     ((may, role),) = session.query(f"SELECT {asked}, current_user")
     if not may:
-        raise Misconfigured(f'role "{role}" may not {lacking}', way_out.format(role=role))
+        raise Misconfigured(
+            f'role "{role}" may not {lacking}', f"{way_out.format(role=role)}; {GRANTS}"
+        )
 
 
 def _pooler(session: Session) -> str:
@@ -397,6 +427,30 @@ def _unpublished(session: Session, sink: Postgres) -> Ability:
         if rows
         else "no publication is for all tables",
     )
+
+
+_TRUNCATING = (
+    Ability(
+        name="readers at any time",
+        granted=False,
+        because="TRUNCATE makes readers wait from the rehearsal to the COMMIT, and transactions "
+        "with an older snapshot see an empty table; without truncate=True rows are deleted",
+    ),
+)
+
+
+def _require_truncatable(session: Session, table: Table) -> None:
+    rows = session.query(
+        "SELECT DISTINCT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f'"
+        f" AND confrelid = {table.oid} AND conrelid <> {table.oid} ORDER BY 1"
+    )
+    if rows:
+        named = ", ".join(name for (name,) in rows)
+        raise Misconfigured(
+            f"truncate=True on {table}, which foreign keys of {named} refer to: no TRUNCATE is "
+            "allowed there",
+            "truncate=False deletes the rows",
+        )
 
 
 def _require_may_create(session: Session, sink: Postgres) -> None:
@@ -451,45 +505,11 @@ def _written_once(session: Session, sink: Postgres, table: Table | None, pooler:
         )
     if fact and sink.strategy == "prepared":
         raise Misconfigured(f"strategy='prepared' {fact}", hint)
-    return written_once(sink, may_collide=bool(table and table.unique), obstacle=fact)
+    return written_once(sink, may_collide=bool(table and table.may_collide), obstacle=fact)
 
 
-# The server's catalog
+# The least privileges, as statements that a DBA can read and run
 
-_KINDS_WRITTEN = {"r": "table", "p": "partitioned table", "v": "view", "f": "foreign table"}
-_KINDS = {
-    **_KINDS_WRITTEN,
-    "m": "materialized view",
-    "S": "sequence",
-    "c": "composite type",
-    "i": "index",
-}
-_BELOW = """
-WITH RECURSIVE below(oid) AS (
-  SELECT {table}::oid
-  UNION
-  SELECT x.oid FROM below b CROSS JOIN LATERAL (
-    SELECT i.inhrelid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-    WHERE i.inhparent = b.oid AND (c.relispartition OR {children})
-    UNION ALL
-    SELECT d.refobjid FROM pg_rewrite r JOIN pg_depend d
-      ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-      AND d.refclassid = 'pg_class'::regclass
-    WHERE r.ev_class = b.oid AND r.ev_type = '1' AND d.refobjid <> b.oid) x(oid))
-SELECT c.oid::regclass::text, c.relkind, c.relpersistence
-FROM below JOIN pg_class c USING (oid) WHERE c.relkind IN ('r', 'f') ORDER BY 1
-"""
-"""Partitions, tables below views, and, where rows are changed in place, children by inheritance."""
-_SEQUENCES = """
-SELECT d.refobjid::regclass::text, a.attname FROM pg_attrdef v
-JOIN pg_attribute a ON a.attrelid = v.adrelid AND a.attnum = v.adnum
-JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = v.oid
-  AND d.refclassid = 'pg_class'::regclass
-JOIN pg_class c ON c.oid = d.refobjid AND c.relkind = 'S'
-WHERE v.adrelid = {table}
-  AND CASE WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, 'USAGE') END
-"""
-"""Sequences that this role may not use, and the columns that they number."""
 _GRANT_SEQUENCES = """
 DO $$ DECLARE number regclass; BEGIN FOR number IN
 SELECT d.refobjid FROM pg_attrdef v
@@ -498,139 +518,6 @@ JOIN pg_class c ON c.oid = d.refobjid AND c.relkind = 'S'
 AND d.refclassid = 'pg_class'::regclass WHERE v.adrelid = {table}::regclass
 LOOP EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %s', number, {role}); END LOOP; END $$
 """
-
-_FIND = """
-SELECT c.oid, n.nspname, c.relname, c.relkind, row_security_active(c.oid)
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = {}
-"""
-_COLUMNS = """
-SELECT a.attname, format_type(b.oid, -1), format_type(b.oid, b.typmod), b.typname, b.typcategory,
-       b.typtype = 'e', a.attnotnull OR nn.is_strict, a.atthasdef, a.attidentity <> '',
-       a.attidentity = 'a', a.attgenerated <> '', e.typname, e.typcategory, b.typmod,
-       CASE WHEN c.collname <> 'default' THEN format('%I.%I', n.nspname, c.collname) ELSE '' END
-FROM pg_attribute a
-JOIN pg_type t ON t.oid = a.atttypid
-CROSS JOIN LATERAL (
-  WITH RECURSIVE under(oid, typtype, typbasetype, typtypmod, typmod) AS (
-    SELECT oid, typtype, typbasetype, typtypmod, a.atttypmod FROM pg_type WHERE oid = a.atttypid
-    UNION ALL
-    SELECT p.oid, p.typtype, p.typbasetype, p.typtypmod, u.typtypmod
-    FROM under u JOIN pg_type p ON p.oid = u.typbasetype WHERE u.typtype = 'd')
-  SELECT p.*, u.typmod FROM under u JOIN pg_type p USING (oid) WHERE u.typtype <> 'd') b
-CROSS JOIN LATERAL (SELECT t.typtype = 'd' AND t.typnotnull AS is_strict) nn
-LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
-LEFT JOIN pg_collation c ON c.oid = a.attcollation
-LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
-WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
-"""
-_UNIQUE = """
-SELECT i.indexrelid::regclass::text, i.indisunique, i.indisexclusion, i.indimmediate,
-       i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid,
-       ARRAY(SELECT a.attname FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
-             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
-             WHERE k.place <= i.indnkeyatts ORDER BY k.place)::text[]
-FROM pg_index i
-WHERE (i.indisunique OR i.indisexclusion) AND (i.indrelid = {table}
-   OR i.indrelid IN (SELECT relid FROM pg_partition_tree({table})))
-ORDER BY i.indrelid <> {table}, i.indisprimary DESC, 1
-"""
-
-_BASIS = """
-SELECT md5(concat_ws('/', c.oid, c.relkind,
-  (SELECT string_agg(concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation,
-                               a.attnotnull OR t.typnotnull, a.atthasdef, a.attidentity,
-                               a.attgenerated), ',' ORDER BY a.attnum)
-   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-  (SELECT string_agg(concat_ws(' ', i.indexrelid, i.indkey, i.indnkeyatts, i.indisunique,
-                               i.indisexclusion, i.indimmediate, i.indisvalid,
-                               i.indpred IS NULL AND i.indexprs IS NULL), ',' ORDER BY i.indexrelid)
-   FROM pg_index i WHERE i.indrelid = c.oid)))
-FROM pg_class c WHERE c.oid = {table}
-"""
-"""Everything that can change in what the queries above find of a table and decides a statement."""
-
-
-def read_table(session: Session, name: TableName) -> Table | None:
-    """The table of this name, found by the server's search path where no schema is given."""
-    return _table(session.query_all(_table_queries(name)))
-
-
-def read_with_staged(
-    session: Session, name: TableName, staging: str
-) -> tuple[Table | None, dict[str, Column]]:
-    """The same, and the columns of a staging table, whose name is quoted."""
-    *found, staged = session.query_all(
-        [*_table_queries(name), _COLUMNS.format(f"to_regclass({DIALECT.literal(staging)})")]
-    )
-    return _table(found), _by_name(staged)
-
-
-def _table_queries(name: TableName) -> list[str]:
-    oid = f"to_regclass({DIALECT.literal(DIALECT.quote(*name.parts))})"
-    return [_FIND.format(oid), _COLUMNS.format(oid), _UNIQUE.format(table=oid)]
-
-
-def _table(read: Sequence[Sequence[Any]]) -> Table | None:
-    found, columns, unique = read
-    if not found:
-        return None
-    ((oid, schema, table, kind, has_row_security),) = found
-    return Table(
-        oid=oid,
-        schema=schema,
-        name=table,
-        kind=_KINDS.get(kind, kind),
-        has_row_security=has_row_security,
-        columns=_by_name(columns),
-        unique=_unique(unique),
-    )
-
-
-def _by_name(rows: Sequence[Sequence[Any]]) -> dict[str, Column]:
-    columns = map(_column, rows)
-    return {column.name: column for column in columns}
-
-
-def _column(row: Sequence[Any]) -> Column:
-    (name, written, full, base, category, is_enum, is_not_null, has_default, is_identity) = row[:9]
-    (is_always, is_generated, element, element_category, typmod, collation) = row[9:]
-    return Column(
-        name=name,
-        type=Type(
-            written=written,
-            full=full,
-            base=element or base,
-            category=element_category or category,
-            is_array=element is not None,
-            typmod=typmod,
-            collation=collation or "",
-        ),
-        is_enum=is_enum,
-        is_not_null=is_not_null,
-        has_default=has_default,
-        is_numbered=is_identity,
-        is_always_identity=is_always,
-        is_generated=is_generated,
-    )
-
-
-def _unique(rows: Sequence[Sequence[Any]]) -> tuple[UniqueIndex, ...]:
-    return tuple(
-        UniqueIndex(
-            name=name,
-            columns=tuple(columns),
-            is_exclusion=not is_unique or is_exclusion,
-            is_immediate=is_immediate,
-            is_plain=is_plain,
-        )
-        for name, is_unique, is_exclusion, is_immediate, is_plain, columns in rows
-    )
-
-
-# The least privileges, as statements that a DBA can read and run
 
 
 def needs(mode: WriteMode, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[str, str]]:

@@ -411,11 +411,13 @@ def _is_full(pool: psycopg_pool.ConnectionPool[Any]) -> bool:
 
 def connect_error(error: Exception, doing: str, server: Server) -> Exception:
     """libpq gives no SQLSTATE when it can't connect; only some failures are transient."""
-    text = server.without_secret(" ".join(str(error).split()))
+    from epochal.storage.postgres import connection_trouble  # noqa: PLC0415  workers seldom fail
+
+    text = server.without_secret(connection_trouble(error))
     for mark, hint in _CONNECT_HINTS.items():
         if mark in text:
             return Misconfigured(f"{doing}: {text}", hint)
-    return TryAgain(f"{doing}: {text}", "check host and port in the url, and that the server is up")
+    return TryAgain(f"{doing}: {text}", _READ_ONLY_HINT if _READ_ONLY in text else _AWAY_HINT)
 
 
 _CONNECT_HINTS = {
@@ -426,11 +428,16 @@ _CONNECT_HINTS = {
     "no pg_hba.conf entry": "the server does not let this host, user and database in: pg_hba.conf",
     "permission denied": "GRANT CONNECT ON DATABASE … TO the role of this sink",
     "is not permitted to log in": "ALTER ROLE … LOGIN",
-    "session is read-only": "either this is a standby, and the url must reach the primary, or the "
-    "role or database is read-only: ALTER ROLE … SET default_transaction_read_only = off",
     "definition of service": "pg_service.conf has no such service on this machine",
     "could not translate host name": "check the host in the url",
 }
+_READ_ONLY = "session is read-only"
+"""Of a standby, too, which may be about to take over."""
+_READ_ONLY_HINT = (
+    "either this is a standby, and the url must reach the primary, or the role or database is "
+    "read-only: ALTER ROLE … SET default_transaction_read_only = off"
+)
+_AWAY_HINT = "check host and port in the url, and that the server is up"
 
 
 C = TypeVar("C")

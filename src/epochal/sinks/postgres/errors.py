@@ -9,11 +9,15 @@ import psycopg
 import psycopg_pool
 
 from epochal.errors import EpochalError, InvariantBroken, TryAgain
-from epochal.kit.sql.errors import Code, ErrorTable
+from epochal.kit.sql.errors import GRANTS, Code, ErrorTable
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _CARDINALITY = "21000"
 TOO_MANY_PREPARED = "53200"
+UNSUPPORTED = "0A000"
+_READ_ONLY = "25006"
+_BEGUN_ON_STANDBY = (UNSUPPORTED, "call_bool_check_hook")
+"""What BEGIN … READ WRITE answers there: a pooler may have led to it. No other begin has it."""
 ALTERED = "40001"
 """Raised by ourselves: the table was altered under a task, and only the whole epoch helps."""
 SHORT = "YE001"
@@ -31,8 +35,8 @@ show it: the first has that of missing privileges, the second any that the trigg
 _HINTS: Mapping[Code, str] = {
     "28": "check user and password; password=env(…) or file(…), or a pgpass or service file",
     "3D": "create the database, or name another one in the URL",
-    "42501": "the least that this sink needs is printed by its grants()",
-    "25006": "a standby, or a role that is read-only by default: the url must reach the primary",
+    "42501": GRANTS,
+    _READ_ONLY: "a standby, or a role that is read-only by default: the url must reach the primary",
     "42P01": "create the table, or create_table='if_missing'",
     "42703": "the table was altered, or delete_when= names a field that does not arrive (a name "
     "with capitals needs double quotes there)",
@@ -55,7 +59,10 @@ class PostgresErrors(ErrorTable):
     not_prepared: ClassVar[Collection[Code]] = frozenset({"42704", "55000"})
     """There is none of this name; another session is ending it."""
     transient: ClassVar[Collection[Code]] = frozenset(
-        {"40001", "40P01", _OTHER_BYTES, _LOCK_NOT_AVAILABLE, "57014", "58000", "58030", "08", "53"}
+        {
+            *(_READ_ONLY, "40001", "40P01", _OTHER_BYTES, _LOCK_NOT_AVAILABLE, "57014"),
+            *("58000", "58030", "08", "53"),
+        }
     )
     data: ClassVar[Collection[Code]] = frozenset(
         {"22", "23", "38", "44", "54000", "P0001", _CARDINALITY}
@@ -71,8 +78,7 @@ class PostgresErrors(ErrorTable):
         return code in codes or code[:2] in codes
 
     def is_data_error(self, error: BaseException) -> bool:
-        function = getattr(getattr(error, "diag", None), "source_function", None)
-        is_of_row = function in _ROW_CHECKS and self.may_be_rows(error)
+        is_of_row = _function(error) in _ROW_CHECKS and self.may_be_rows(error)
         return is_of_row or super().is_data_error(error)
 
     def is_network(self, error: BaseException) -> bool:
@@ -105,7 +111,8 @@ class PostgresErrors(ErrorTable):
 
     def hint(self, error: BaseException) -> str:
         code = self.code_of(error)
-        return self.hints.get(code) or self.hints.get(code[:2], "")
+        ours = self.hints.get(code) or self.hints.get(code[:2])
+        return ours or getattr(getattr(error, "diag", None), "message_hint", None) or ""
 
     def classify(self, error: Exception, doing: str, *, is_commit: bool = False) -> EpochalError:
         if isinstance(error, psycopg_pool.PoolTimeout | psycopg_pool.TooManyRequests):
@@ -113,12 +120,19 @@ class PostgresErrors(ErrorTable):
                 f"{doing}: {self.text_of(error)}",
                 "all connections of the pool are in use: a larger pool_max",
             )
+        if (self.code_of(error), _function(error)) == _BEGUN_ON_STANDBY:
+            return TryAgain(f"{doing}: {self.text_of(error)}", self.hints[_READ_ONLY])
         if self.is_one_of(error, _INTERNAL):
             return InvariantBroken(
                 f"{doing}: {self.text_of(error)}",
                 "the server reports an internal error: see its log",
             )
         return super().classify(error, doing, is_commit=is_commit)
+
+
+def _function(error: BaseException) -> str | None:
+    """Of the server, which raised it."""
+    return getattr(getattr(error, "diag", None), "source_function", None)
 
 
 ERRORS = PostgresErrors()

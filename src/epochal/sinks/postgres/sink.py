@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from epochal.contract import Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import not_installed
 from epochal.kit.row_layout import RowLayout
 from epochal.kit.sql.modes import WriteMode, possible_mode
 from epochal.kit.sql.names import NameRule
@@ -22,26 +22,12 @@ try:
     from epochal.sinks.postgres.client import Server, parse_url
     from epochal.sinks.postgres.dialect import NAMES
 except ImportError as error:
-    raise Misconfigured(
-        f"the PostgreSQL sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[postgres]'",
-    ) from error
+    raise not_installed("the PostgreSQL sink", error.name, "postgres") from error
 
 
 PROMISES = (
-    replace(
-        STAGED,
-        sink="`Postgres`, staged",
-        at_one_instant="a whole epoch, in all tables of one url",
-    ),
-    replace(
-        PREPARED,
-        sink="`Postgres`, prepared",
-        limits=[
-            "a key in two tasks of one epoch fails it, after `lock_timeout_s`",
-            *PREPARED.limits[1:],
-        ],
-    ),
+    replace(STAGED, sink="`Postgres`, staged"),
+    replace(PREPARED, sink="`Postgres`, prepared"),
 )
 
 
@@ -69,6 +55,7 @@ class Postgres(TableSink):
     folds_case: ClassVar[bool] = False
 
     meta_schema: str = "epochal"
+    """The schema of the ledger; that of staging has this name and `_staging`."""
     tasks_max: int = 8
     """
     How many tasks of an epoch leave a prepared transaction under `strategy="prepared"`: checked

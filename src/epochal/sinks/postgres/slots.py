@@ -424,8 +424,9 @@ class Slots(Staging):
             return {}
         named = {str(handle): handle for handle in handles}
         rows = session.query(
-            f"SELECT r.slot, r.handle, r.rows_apart, r.shape, {self.pool.oid('r')} IS NOT NULL"
-            f" FROM {self.pool.registry} r WHERE {_are(handles)} ORDER BY r.slot FOR UPDATE"
+            "SELECT r.slot, r.handle, r.rows_apart, r.shape,"
+            f" pg_relation_filenode({self.pool.oid('r')})::int8 FROM {self.pool.registry} r"
+            f" WHERE {_are(handles)} ORDER BY r.slot FOR UPDATE"
         )
         return {
             named[name]: Held(
@@ -433,9 +434,10 @@ class Slots(Staging):
                 table=self.pool.table(slot),
                 rows_apart=int(rows_apart),
                 shape=shape,
+                file=file,
             )
-            for slot, name, rows_apart, shape, is_there in rows
-            if is_there
+            for slot, name, rows_apart, shape, file in rows
+            if file is not None
         }
 
     def take(self, session: Session, handles: Collection[Handle]) -> Mapping[Handle, Held]:

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochal.contract import Task
-from epochal.errors import EpochalError, RowRejected, TryAgain
+from epochal.errors import EpochalError, Misconfigured, RowRejected, TryAgain
 from epochal.kit.sql.apply import Apply, Source
 from epochal.kit.sql.dialect import UNFIT
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import shown_rows
-from epochal.kit.sql.writer import BlockWriter
+from epochal.kit.sql.writer import TASK_IDLE_MAX_S, BlockWriter
 from epochal.sinks.postgres.client import (
     BEGIN,
     ArrowConnection,
@@ -34,7 +34,7 @@ from epochal.sinks.postgres.client import (
 )
 from epochal.sinks.postgres.copy_format import read_row, rows_with_nul
 from epochal.sinks.postgres.dialect import DIALECT
-from epochal.sinks.postgres.errors import TOO_MANY_PREPARED
+from epochal.sinks.postgres.errors import TOO_MANY_PREPARED, UNSUPPORTED
 from epochal.sinks.postgres.slots import Claiming, Shape, column_shape, pool_of, shape_of
 from epochal.sinks.postgres.types import (
     Sent,
@@ -218,7 +218,7 @@ class PostgresWriter(BlockWriter[TaskConnection[Any]]):
     def _settings(self) -> str:
         """With the attempt as the session's name: the driver ends those of attempts that lost."""
         name = staging_name(self._task.handle)
-        return self._sink.server.settings(application=name)
+        return self._sink.server.settings(application=name, idle_max_s=TASK_IDLE_MAX_S)
 
     # Sending
 
@@ -447,6 +447,12 @@ class PreparedWriter(PostgresWriter):
                     "all max_prepared_transactions are in use: raise it on the server, a smaller "
                     "tasks_max, or strategy='staged'",
                 ) from None
+            if f"[{UNSUPPORTED}]" in error.message:
+                raise Misconfigured(
+                    error.message,
+                    "of what triggers do, some can't be prepared (NOTIFY, temporary tables): "
+                    "strategy='staged' (the default) has no such limits",
+                ) from None
             raise
 
     def _apply(self, connection: TaskConnection[Any]) -> None:
@@ -476,8 +482,8 @@ def prepares(sink: Postgres, task: Task) -> bool:
     """
     if sink.strategy == "staged" or task.handle.partition >= sink.tasks_max:
         return False
-    given: Any = task.handout or {"table": {"unique": ()}}
-    return task.is_first or not given["table"]["unique"]
+    given: Any = task.handout
+    return task.is_first or given is None or not from_json(given["table"]).may_collide
 
 
 def writer_of(sink: Postgres, task: Task) -> PostgresWriter:
