@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pyarrow as pa
+import pytest
 
 from epochal.contract import Begin, Committer, Sink, Task
 from epochal.terms import EpochNumber, Generation, Handle, Identity, Limits, Receipt, Uid
@@ -97,3 +101,36 @@ class Life(DriverLife):
         self.rehearse(epoch, receipts)
         self.commit(epoch, receipts)
         return receipts
+
+    def write_after(
+        self, undo: Callable[[], object], rows: pa.Table, error: type[Exception], text: str
+    ) -> None:
+        """An epoch whose rehearsal fails with this error, and passes once its cause is undone."""
+        self.start(rows)
+        receipts = [self.prepare(rows, 0)]
+        with pytest.raises(error, match=text):
+            self.rehearse(0, receipts)
+        if self.sink.rejects_to is not None:
+            assert self.committer.rejected(0) is None
+        undo()
+        self.rehearse(0, receipts)
+        self.commit(0, receipts)
+
+    @contextmanager
+    def writing_beside(self, first: int, *parts: pa.Table) -> Iterator[None]:
+        """Epochs of these rows, one after the other from the first, for the time of a block."""
+        over = threading.Event()
+
+        def write() -> None:
+            for epoch in itertools.count(first):
+                if over.is_set():
+                    return
+                self.write(epoch, *parts)
+
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(write)
+            try:
+                yield
+            finally:
+                over.set()
+            writing.result()

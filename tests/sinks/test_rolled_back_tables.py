@@ -143,7 +143,12 @@ def test_epochs_that_are_gone_are_noticed_by_a_running_driver_and_at_a_start(pla
         session(place, tmp_path)
     assert place.ids() == [0, 1]
     word = Accepted(
-        sink="o", after=EpochNumber(1), through=EpochNumber(3), by="ann", because="put back"
+        sink="o",
+        after=EpochNumber(1),
+        since=EpochNumber(2),
+        through=EpochNumber(3),
+        by="ann",
+        because="put back",
     )
     by_hand.accept(open_log(tmp_path / "log"), word)
     with session(place, tmp_path) as after:

@@ -22,13 +22,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from epochal.contract import EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, TryAgain
+from epochal.kit.hive_partitions import (
+    MUST_ESCAPE,
+    NAME_BYTES_MAX,
+    WITHOUT_FORM,
+    escape,
+    has_nul,
+    refused,
+    too_long,
+)
 from epochal.kit.marked_files import Markers, at_once, of_sink
 from epochal.terms import Handle, Identity, InDoubt, Uid, handle_prefix, quantity
 
@@ -111,6 +120,26 @@ def sql_name(column: str) -> str:
 def sql_text(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def refusing(column: str, sql: str) -> str:
+    """
+    The text of a partition column, which `sql` computes. One that can't be the name of a folder
+    fails the job with the error that a task raises, which the driver finds in the text of Spark's.
+    """
+    room = NAME_BYTES_MAX - len(f"{escape(column)}=".encode())
+    # Of few texts, as each character takes up to three bytes once it is escaped.
+    escaped = f"regexp_replace({sql}, {sql_text(MUST_ESCAPE.pattern)}, '%00')"
+    errors = {
+        **{f"({sql}) = {sql_text(text)}": refused(column, text) for text in WITHOUT_FORM},
+        f"contains({sql}, char(0))": has_nul(column),
+        f"octet_length({sql}) > {room // 3} AND octet_length({escaped}) > {room}": too_long(column),
+    }
+    raised = (
+        f"WHEN {test} THEN raise_error({sql_text(error.to_line())})"
+        for test, error in errors.items()
+    )
+    return f"CASE {' '.join(raised)} ELSE {sql} END"
 
 
 def rising(column: str) -> str:
@@ -227,8 +256,13 @@ def hadoop_url(location: str) -> str:
 def logged_sizes(written: EngineWritten, job_url: str) -> dict[str, int]:
     """The files of a job that has a log, by their paths below its folder, with their sizes."""
     listed = [json.loads(report) for report in written.reports or ()]
-    top = f"{urlsplit(job_url).path}/"
-    return {unquote(urlsplit(one["path"]).path).removeprefix(top): one["size"] for one in listed}
+    # Not by urlsplit: the keys of a store may have a # or a ?.
+    top = f"{_key_in(job_url)}/"
+    return {unquote(_key_in(one["path"])).removeprefix(top): one["size"] for one in listed}
+
+
+def _key_in(url: str) -> str:
+    return url.partition("://")[2].partition("/")[2]
 
 
 def require_put(

@@ -2,7 +2,7 @@
 
 A null is `__HIVE_DEFAULT_PARTITION__`. An empty string and that very text have no form of their
 own: Spark's own sink lets both come back as null, and here they are refused. Characters that file
-systems or Hive don't allow are `%XX`.
+systems or Hive don't allow are `%XX`, but for NUL: Spark's writer fails on it, so it is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured, RowRejected
 from epochal.kit.groups import grouped
+from epochal.kit.sink_base import cast_hint
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 WITHOUT_FORM = ("", NULL)
-_NAME_BYTES_MAX = 255
+NAME_BYTES_MAX = 255
 _FOLDERS_KEPT = 10_000
-_MUST_ESCAPE = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
+MUST_ESCAPE = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
@@ -39,15 +40,15 @@ def check_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
         )
     for name in partition_by:
         kind = schema.field(name).type
-        if not _is_partition_type(kind):
+        if not is_partition_type(kind):
             raise Misconfigured(
                 f"partition column {name!r} is {kind}, which has no exact form in a folder's name",
-                f'select=[…, "cast({name} as string) {name}"]; strings, integers, booleans and '
-                "dates can be partition columns",
+                f"{cast_hint(name, 'string')}; strings, integers, booleans and dates can be "
+                "partition columns",
             )
 
 
-def _is_partition_type(kind: pa.DataType) -> bool:
+def is_partition_type(kind: pa.DataType) -> bool:
     accepts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
     return any(is_one(kind) for is_one in (*accepts, pa.types.is_boolean, pa.types.is_date32))
 
@@ -90,15 +91,28 @@ def _folder(columns: tuple[str, ...], values: tuple[str | None, ...]) -> str:
 def _segment(column: str, value: str | None) -> str:
     if value in WITHOUT_FORM:
         raise refused(column, str(value))
+    if value is not None and "\0" in value:
+        raise has_nul(column)
     segment = f"{escape(column)}={NULL if value is None else escape(value)}"
-    if len(segment.encode()) > _NAME_BYTES_MAX:
-        raise RowRejected(
-            f"partition column {column!r} has a value that makes a folder's name of "
-            f"{len(segment.encode())} bytes, and {_NAME_BYTES_MAX} is the most there can be: "
-            f"{segment[:60]!r}…",
-            "partition by a shorter column: a date, a country, a hash",
-        )
+    if len(segment.encode()) > NAME_BYTES_MAX:
+        raise too_long(column)
     return segment
+
+
+def has_nul(column: str) -> RowRejected:
+    return RowRejected(
+        f"partition column {column!r} has a value with the character NUL, which no folder's name "
+        "can have",
+        f"replace({column}, char(0), '') in the query",
+    )
+
+
+def too_long(column: str) -> RowRejected:
+    return RowRejected(
+        f"partition column {column!r} has a value that makes a folder's name of more than "
+        f"{NAME_BYTES_MAX} bytes",
+        "partition by a shorter column: a date, a country, a hash",
+    )
 
 
 def refused(column: str, value: str) -> RowRejected:
@@ -111,7 +125,7 @@ def refused(column: str, value: str) -> RowRejected:
 
 
 def escape(text: str) -> str:
-    return _MUST_ESCAPE.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    return MUST_ESCAPE.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def unescape(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from epochal.errors import Misconfigured
+from epochal.errors import EpochalError, Misconfigured, TryAgain
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,16 @@ class CalledSecret:
             ) from None
 
     def reveal(self) -> str:
-        secret = self._function()
+        try:
+            secret = self._function()
+        except EpochalError:
+            raise
+        except Exception as error:  # noqa: BLE001  a vault that is away, or whatever it raises
+            # Its message may quote what it was given.
+            raise TryAgain(
+                f"{self!r}, which is to return a secret, raised {type(error).__name__}",
+                "call it yourself to see why; it is called for each new connection",
+            ) from None
         if not isinstance(secret, str):
             raise Misconfigured(
                 f"{self!r} returned a {type(secret).__name__}, not a str",

@@ -58,6 +58,11 @@ name lost rows          a lost attempt looks like one that was committed long ag
 """
 
 
+def cast_hint(column: str, kind: str) -> str:
+    """The way to cast one column of a sink: beside `"*"` a cast makes a second one of its name."""
+    return f'select=lambda df: df.withColumn("{column}", df["{column}"].cast("{kind}"))'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
     """

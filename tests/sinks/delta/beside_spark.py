@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +103,58 @@ def generated(spark: Any, home: Path) -> dict[str, Any]:
     }
 
 
+def by_the_hour(spark: Any, home: Path) -> dict[str, Any]:
+    """A table by generated instants, written where clocks are set back in between."""
+    table, zone = home / "hours", "spark.sql.session.timeZone"
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id BIGINT, at TIMESTAMP,"
+        " hour TIMESTAMP GENERATED ALWAYS AS (date_trunc('HOUR', at)))"
+        " USING delta PARTITIONED BY (hour)"
+    )
+    before = spark.conf.get(zone)
+    spark.conf.set(zone, "America/New_York")
+    frame = spark.range(4).selectExpr("id", "timestamp_millis(1793507400500 + id * 1800000) at")
+    sink = Delta(table, name="h")
+    Pipeline("hours", [sink]).write(frame, run="a", checkpoint=home / "hours-checkpoint")
+    replacing = Delta(table, name="r", mode="overwrite_partitions")
+    refused = partial(Pipeline("r", [replacing]).write, frame, run="a", checkpoint=home / "r")
+    found = {"hours_replaced": refusal(refused)}
+    for reader in ("America/New_York", "UTC"):
+        spark.conf.set(zone, reader)
+        read = spark.read.format("delta").load(str(table))
+        wrong = read.where("hour <> date_trunc('HOUR', at)").count()
+        seconds = [row[0] for row in read.selectExpr("unix_seconds(hour)").collect()]
+        found[f"hours in {reader}"] = [wrong, sorted(seconds)]
+    spark.conf.set(zone, before)
+    return found
+
+
 def without_spark(sink: Delta, home: Path) -> str:
     """What a session says of such a table."""
     at = pa.timestamp("us", "UTC")
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", at)])
+    return refusal(partial(Session, "alone", sinks=[sink], log=home / "alone", schema=schema))
+
+
+def mapped(spark: Any, home: Path) -> dict[str, list[str]]:
+    """What is said of tables that map column names, where Spark would write and without it."""
+    frame = spark.range(3).selectExpr("id", "'n' name", "timestamp_seconds(id) at")
+    found = {}
+    for mode in ("name", "id"):
+        table = home / f"mapped-by-{mode}"
+        spark.sql(
+            f"CREATE TABLE delta.`{table}` (id BIGINT, name STRING, at TIMESTAMP) USING delta"
+            f" TBLPROPERTIES ('delta.columnMapping.mode' = '{mode}')"
+        )
+        sink = Delta(table, name="m")
+        write = partial(Pipeline("mapped", [sink]).write, frame, run="a", checkpoint=home / mode)
+        found[f"mapped_by_{mode}"] = [refusal(write), without_spark(sink, home)]
+    return found
+
+
+def refusal(act: Callable[[], Any]) -> str:
     try:
-        Session("alone", sinks=[sink], log=home / "alone", schema=schema).__enter__()
+        act()
     except Misconfigured as error:
         return str(error)
     return ""
@@ -129,7 +177,8 @@ def main(jars: str, home: str) -> dict[str, Any]:
     job.sql("DELETE FROM {table} WHERE id IN (1, 105)")
     job.epoch("thu", "wed")
     found["after"] = job.rows()
-    found |= generated(spark, Path(home))
+    found |= generated(spark, Path(home)) | by_the_hour(spark, Path(home))
+    found |= mapped(spark, Path(home))
     spark.stop()
     return found
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 from sinks.delta.delta_stage import leftovers, made, rows
 
 from epochal.sinks.delta import Delta
-from epochal.sinks.delta.sink import PROMISES
 from epochal.testing.conformance import SinkConformance, Target
 from epochal.testing.trial import SCHEMA
 
@@ -25,7 +24,8 @@ class _Conformance(SinkConformance):
 
     def make(self, tmp_path: Path) -> Target:
         folder = tmp_path / "table"
-        made(folder, self.schema, partition_by=list(self.partitioned))
+        table = made(folder, self.schema, partition_by=list(self.partitioned))
+        table.alter.add_constraint({"not_refused": "name IS NULL OR name <> 'refused'"})
         # A small buffer: memory must not grow once it is full.
         options = {
             "storage_options": {"secret_access_key": SECRET},
@@ -38,8 +38,9 @@ class _Conformance(SinkConformance):
             leftovers=lambda: leftovers(folder),
             schema=self.schema,
             secrets=[SECRET],
+            refused=(2, "refused"),
             misconfigured={"a missing table": Delta(tmp_path / "nowhere", **options)},
-            cannot={**PROMISES[0].cannot, "be unreachable": "a table in a folder has no server"},
+            cannot={"be unreachable": "a table in a folder has no server"},
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from sinks.changing_table import AdaptedDriver
 from sinks.delta.conftest import Lake
 from sinks.life import Life
 
-from epochal.errors import PreparedLost, RowRejected
+from epochal.errors import Misconfigured, PreparedLost, RowRejected
 
 KINDS = {"string": pa.string(), "long": pa.int64(), "integer": pa.int32()}
 
@@ -61,13 +62,66 @@ def test_a_column_that_was_added_after_the_decision_loses_no_row(orders, some):
     assert orders.rows() == [(1, "n1", None)]
 
 
-@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
-def test_a_partition_value_that_would_come_back_as_null_is_refused(lake, value):
+def map_columns(lake: Lake, mode: str, names: dict[str, str]) -> None:
+    """Somebody makes the table map column names, to these in its files: delta-rs can't."""
+    version = DeltaTable(str(lake.folder)).version()
+    log = lake.folder / "_delta_log"
+    lines = [json.loads(line) for line in (log / f"{0:020d}.json").read_text().splitlines()]
+    (metadata,) = [one["metaData"] for one in lines if "metaData" in one]
+    schema = json.loads(metadata["schemaString"])
+    for number, column in enumerate(schema["fields"], 1):
+        column["metadata"] = {
+            "delta.columnMapping.id": number,
+            "delta.columnMapping.physicalName": names.get(column["name"], column["name"]),
+        }
+    metadata |= {
+        "schemaString": json.dumps(schema),
+        "configuration": {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "9"},
+    }
+    actions = [{"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}]
+    path = log / f"{version + 1:020d}.json"
+    path.write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        ("name", {}, None),
+        ("name", {"name": "col-7"}, "its column 'name' has another name in files now"),
+        ("id", {}, "readers know columns by number now"),
+    ],
+)
+def test_rows_whose_columns_are_mapped_after_the_decision_are_committed_only_if_readers_find_them(
+    orders, some, mapped, is_restarted
+):
+    """A column that is dropped and added again has another name in files than before."""
+    mode, names, why = mapped
+    life = orders.life()
+    life.start(some(1))
+    receipts = [life.prepare(some(1), 0)]
+    life.rehearse(0, receipts)
+    map_columns(orders, mode, names)
+    driver = life.fresh() if is_restarted else life
+    if why is None:
+        driver.commit(0, receipts)
+        assert orders.rows() == [(1, "n1")]
+    else:
+        with pytest.raises(PreparedLost, match=why):
+            driver.commit(0, receipts)
+        assert orders.rows() == []
+    with pytest.raises(Misconfigured, match=f"columnMapping.mode={mode}") as refused:
+        life.fresh().committer.check(some(1).schema)
+    assert "DROP FEATURE columnMapping" in refused.value.hint
+
+
+@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__", "a\0b"])
+def test_a_partition_value_that_names_no_folder_is_refused(lake, value):
     schema = pa.schema([("id", pa.int64()), ("area", pa.string())])
     lake.made(schema, partition_by=["area"])
     life = lake.life()
     life.write(0, pa.table({"id": [1, 2], "area": ["a", None]}, schema=schema))
-    with pytest.raises(RowRejected, match="'area' has the value"):
+    with pytest.raises(RowRejected, match="'area' has "):
         life.prepare(pa.table({"id": [3], "area": [value]}, schema=schema), 1)
     assert lake.rows("id, area") == [(1, "a"), (2, None)]
 

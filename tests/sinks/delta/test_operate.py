@@ -129,6 +129,18 @@ def test_small_files_become_few_and_what_is_prepared_is_left_alone(lake):
     assert lake.leftovers() == []
 
 
+def test_a_table_partitioned_by_instants_is_left_to_a_writer_that_names_their_zone(lake):
+    at = pa.timestamp("us", "UTC")
+    schema = pa.schema([("id", pa.int64()), ("hour", at)])
+    lake.made(schema, partition_by=["hour"])
+    for number in range(2):
+        rows = {"id": [number], "hour": pa.array([0], at)}
+        write_deltalake(str(lake.folder), pa.table(rows, schema=schema), mode="append")
+    done = lake.life().committer.compact(target_bytes=1 << 20, is_dry_run=False)
+    assert "partitioned by hour" in done.because
+    assert len(DeltaTable(str(lake.folder)).file_uris()) == 2
+
+
 @pytest.mark.parametrize("options", [{}, {"mode": "merge", "keys": "id"}], ids=["append", "merge"])
 def test_readers_see_whole_epochs_while_epochs_are_written_and_files_compacted(
     orders, some, options

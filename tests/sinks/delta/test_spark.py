@@ -63,6 +63,24 @@ def test_generated_columns_are_as_delta_spark_itself_would_write_them(seen):
     assert "column day is generated, which takes Spark's own writer" in found["without_spark"]
 
 
+def test_instants_by_which_a_table_is_partitioned_are_the_same_to_every_reader(seen):
+    found, folder = seen
+    # 2026-11-01, 04:30 to 06:00 UTC: 00:30, 01:00, 01:30 and 01:00 again in New York.
+    wanted = [1793505600, 1793509200, 1793509200, 1793512800]
+    assert found["hours in America/New_York"] == [0, wanted]
+    assert found["hours in UTC"] == [0, wanted]
+    read = rows(folder.parent / "hours", "hour")
+    assert sorted(int(row["hour"].timestamp()) for row in read) == wanted
+    assert "the table is partitioned by 'hour', which is timestamp" in found["hours_replaced"]
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_a_table_of_delta_spark_that_maps_column_names_is_refused_whatever_would_write(seen, mode):
+    found, _ = seen
+    for refusal in found[f"mapped_by_{mode}"]:
+        assert f"the table maps column names (delta.columnMapping.mode={mode})" in refusal
+
+
 @pytest.mark.proof
 def test_whatever_changes_between_two_steps_delta_spark_sees_every_row_once(tmp_path):
     program = [

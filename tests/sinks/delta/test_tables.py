@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 from sinks.delta.conftest import ORDERS
 
 from epochal.errors import Misconfigured, RowRejected
-from epochal.sinks.delta import Delta
+from epochal.sinks.delta import Delta, prepared_rows
+from epochal.sinks.files import Files
 
 DAY = dt.date(2026, 1, 31)
 NOW = dt.datetime(2026, 1, 31, 12, 30, 15, 123456, tzinfo=dt.UTC)
@@ -117,6 +118,59 @@ def test_a_constraint_on_a_partition_column_is_checked_too(lake):
         life.write(1, pa.table({"id": [2], "day": [dt.date(2025, 1, 1)]}, schema=schema))
 
 
+@pytest.mark.parametrize(
+    ("partition_by", "rule", "taken", "refused"),
+    [
+        (["a", "b"], "a < b", (9, 10, True), (10, 9, True)),
+        (["flag"], "flag", (1, 1, True), (1, 1, False)),
+        (["a"], "a + 1 > 5", (10, 1, True), (4, 1, True)),
+    ],
+)
+def test_constraints_are_judged_by_the_types_of_partition_columns(
+    lake, partition_by, rule, taken, refused
+):
+    kinds = [("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64()), ("flag", pa.bool_())]
+    schema = pa.schema(kinds)
+    lake.made(schema, partition_by=partition_by).alter.add_constraint({"c": rule})
+    life = lake.life()
+    life.write(0, pa.table(list(map(pa.array, [[1], *([v] for v in taken)])), schema=schema))
+    with pytest.raises(RowRejected, match="breaks 'c'"):
+        life.write(1, pa.table(list(map(pa.array, [[2], *([v] for v in refused)])), schema=schema))
+    assert lake.ids() == [1]
+
+
+def test_constraints_are_judged_by_some_partitions_at_a_time(lake, monkeypatch):
+    """DataFusion dies of a query over some thousand."""
+    monkeypatch.setattr(prepared_rows, "PARTITIONS_MAX", 2)
+    schema = pa.schema([("id", pa.int64()), ("p", pa.int64())])
+    lake.made(schema, partition_by=["p"]).alter.add_constraint({"c": "id <> 5"})
+    life = lake.life()
+    life.write(0, pa.table({"id": [1, 2, 3, 4, 6], "p": range(5)}, schema=schema))
+    for first in range(6):
+        ids = [first, *(n for n in range(6) if n != first)]
+        with pytest.raises(RowRejected, match="'id': 5"):
+            life.write(1, pa.table({"id": ids, "p": range(6)}, schema=schema))
+    assert lake.ids() == [1, 2, 3, 4, 6]
+
+
+def test_a_constraint_on_a_column_that_no_field_fills_is_judged_as_null(lake):
+    kinds = {"p": pa.decimal128(10, 2), "at": pa.timestamp("us", "UTC"), "d": pa.date32()}
+    table = lake.made(pa.schema([("id", pa.int64()), *kinds.items()]))
+    table.alter.add_constraint({name: f"{name} IS NULL OR {name} = {name}" for name in kinds})
+    lake.life().write(0, pa.table({"id": [1]}))
+    assert lake.ids() == [1]
+
+
+@pytest.mark.parametrize("rule", ["id / 2 <= 1", "concat(name, 'x') <> ''", "log(id) < 1"])
+def test_a_constraint_that_is_computed_otherwise_here_than_by_spark_is_refused(orders, rule):
+    table = DeltaTable(str(orders.folder))
+    table.alter.add_constraint({"path": "name NOT LIKE '/tmp/%'"})
+    orders.life().committer.check(ORDERS)
+    table.alter.add_constraint({"c": rule})
+    with pytest.raises(Misconfigured, match=r"constraint 'c'.*otherwise than Spark"):
+        orders.life().committer.check(ORDERS)
+
+
 def test_a_merge_checks_constraints_of_the_rows_that_count(orders, some):
     DeltaTable(str(orders.folder)).alter.add_constraint({"named": "name <> 'n3'"})
     life = orders.life(mode="merge", keys=["id"])
@@ -198,6 +252,14 @@ def test_columns_that_a_writer_would_have_to_compute_are_refused(lake, metadata,
         lake.life().committer.check(ORDERS)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.float64()], ids=str)
+def test_a_table_partitioned_by_what_has_several_texts_is_refused(lake, kind):
+    schema = ORDERS.append(pa.field("p", kind))
+    lake.made(schema, partition_by=["p"])
+    with pytest.raises(Misconfigured, match=f"partitioned by 'p', which is {kind}".split("[")[0]):
+        lake.life().committer.check(schema)
+
+
 def test_a_feature_that_is_not_known_here_is_refused(lake):
     lake.made(ORDERS)
 
@@ -271,6 +333,39 @@ def test_invariants_and_lengths_are_rules_too(lake):
         life.write(1, pa.table({"id": [100], "name": ["a"]}, schema=ORDERS))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.uint8(),
+        pa.uint64(),
+        pa.list_(pa.uint32()),
+        pa.timestamp("ns"),
+        pa.null(),
+        pa.uuid(),
+        pa.time32("s"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_values_that_no_reader_could_open_are_refused_before_a_table_is_made(lake, kind, is_there):
+    schema = pa.schema([("id", pa.int64()), ("v", kind)])
+    if is_there:
+        lake.made(pa.schema([("id", pa.int64()), ("v", pa.int64())]))
+    life = lake.life(create_table="if_missing")
+    with pytest.raises(Misconfigured, match="column 'v' is "):
+        life.committer.check(schema)
+    assert lake.folder.exists() == is_there
+
+
+def test_names_that_differ_in_case_only_are_refused_before_the_first_row(orders):
+    for given in (["ID", "name"], ["id", "name", "Name"]):
+        rows = pa.schema([(name, pa.string()) for name in given])
+        with pytest.raises(Misconfigured, match=r"arrives, and the table has|have one name"):
+            orders.life(evolve="add_columns").committer.check(rows)
+    wider = ORDERS.append(pa.field("new", pa.string()))
+    assert orders.life(evolve="add_columns").committer.check(wider)
+
+
 def test_types_and_a_missing_table_are_reported_with_the_way_out(lake):
     with pytest.raises(Misconfigured, match="no Delta table at"):
         lake.life().committer.check(ORDERS)
@@ -278,6 +373,19 @@ def test_types_and_a_missing_table_are_reported_with_the_way_out(lake):
     wrong = pa.schema([("id", pa.string()), ("name", pa.string())])
     with pytest.raises(Misconfigured, match="'id' is long and string arrives"):
         lake.life().committer.check(wrong)
+
+
+@pytest.mark.parametrize("kind", [Delta, Files])
+def test_a_scheme_without_its_slashes_is_no_folder_of_this_machine(kind):
+    for url in ("dbfs:/mnt/orders", "hdfs:/data/orders", "s3:/bucket/orders"):
+        with pytest.raises(Misconfigured, match="names no host or bucket"):
+            kind(url)
+    for url in ("file:/data/orders", "file:///data/orders", "/data/orders/"):
+        assert kind(url).target == "/data/orders"
+    assert kind("file:///data/orders%231").target == kind("/data/orders#1").target
+    for url in ("file:orders", "file:///data/orders#1", "file:///data/orders?x"):
+        with pytest.raises(Misconfigured, match="is no URL of a folder"):
+            kind(url)
 
 
 def test_credentials_in_a_url_are_refused_and_options_are_not_shown():
@@ -290,6 +398,6 @@ def test_credentials_in_a_url_are_refused_and_options_are_not_shown():
 def test_a_package_that_is_missing_is_named_with_the_way_out(orders, monkeypatch):
     monkeypatch.delitem(sys.modules, "epochal.sinks.delta.committer")
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(Misconfigured, match="not installed: deltalake") as caught:
+    with pytest.raises(Misconfigured, match="without deltalake") as caught:
         _ = orders.life().committer
-    assert caught.value.hint == "pip install 'epochal[delta]'"
+    assert caught.value.hint == 'pip install "epochal[delta]"'

@@ -398,6 +398,16 @@ def test_columns_that_a_format_can_not_hold_are_refused(drive, tmp_path):
     spaced = pa.schema([("n", pa.int64()), ("a b", pa.string())])
     inner = pa.schema([("n", pa.list_(pa.struct([("a-b", pa.string())])))])
     keyed = pa.schema([("n", pa.map_(pa.int64(), pa.string()))])
-    for form, schema in (("orc", wall), ("avro", spaced), ("avro", inner), ("avro", keyed)):
+    empty, view = (
+        pa.schema([("n", pa.int64()), ("v", kind)]) for kind in (pa.struct([]), pa.string_view())
+    )
+    for form, schema in (
+        ("orc", wall),
+        ("avro", spaced),
+        ("avro", inner),
+        ("avro", keyed),
+        ("parquet", empty),
+        ("csv", view),
+    ):
         with pytest.raises(Misconfigured, match=f"can't be written as {form}"):
             drive(Files(tmp_path, format=form)).committer.check(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -22,7 +23,6 @@ from epochal.errors import (
     Misconfigured,
     PreparedLost,
     Refused,
-    RowRejected,
     TryAgain,
 )
 from epochal.sinks.files import Files, layout, read_epochs
@@ -321,6 +321,45 @@ def test_an_abort_leaves_alone_what_a_cut_commit_has_begun_to_move(drive, number
     assert whole(root) == list(range(2500))
 
 
+def after_each(monkeypatch, name: str, act, *, of: str = "") -> None:
+    """Have somebody else act after each call of `os` with this name, but for their own."""
+    call, is_acting = getattr(os, name), False
+
+    def called(path, *args, **named):
+        nonlocal is_acting
+        result = call(path, *args, **named)
+        if not is_acting and of in str(path):
+            is_acting = True
+            act()
+            is_acting = False
+        return result
+
+    monkeypatch.setattr(os, name, called)
+
+
+def test_who_lists_what_is_prepared_at_any_moment_of_a_rehearsal_takes_nothing_away(
+    drive, numbers, root, monkeypatch
+):
+    driver = drive(Files(str(root)))
+    receipt = driver.prepare(numbers(1, 2), 0)
+    operator = drive(Files(str(root))).committer
+    with monkeypatch.context() as patch:
+        after_each(patch, "rename", operator.in_doubt)
+        driver.committer.rehearse(EpochNumber(0), [receipt])
+    driver.commit(0, [receipt])
+    assert visible(root) == [1, 2]
+    assert leftovers(root) == []
+
+
+def test_two_that_check_one_folder_at_one_moment_do_not_disturb_each_other(
+    drive, numbers, root, monkeypatch
+):
+    one, other = drive(Files(str(root))).committer, drive(Files(str(root))).committer
+    after_each(monkeypatch, "mkdir", lambda: other.check(None), of="probe")
+    one.check(numbers(1).schema)
+    assert list(root.iterdir()) == []
+
+
 def test_only_what_is_this_pipelines_and_this_sinks_is_listed(drive, numbers, root):
     driver = drive(Files(str(root)))
     elsewhere = driver.another(uid=Uid("zzzzzzzz2222"))
@@ -392,12 +431,6 @@ def test_many_partition_values_stay_within_open_files_and_bytes(drive, root):
     assert most_bytes <= 20_000
     driver.commit(0, [receipt])
     assert whole(root) == list(range(5000))
-
-
-def test_a_value_too_long_for_a_folder_is_rejected_with_the_column(drive, root):
-    driver = drive(Files(str(root), partition_by=["p"]))
-    with pytest.raises(RowRejected, match="'p'"):
-        driver.prepare(pa.table({"n": [1], "p": ["x" * 300]}), 0)
 
 
 def test_a_corrupt_manifest_is_named(drive, numbers, root):

@@ -101,6 +101,15 @@ def test_spark_gets_the_same_values(drive, tmp_path, spark, case):
     assert rows_of(back) == rows_of(rows)
 
 
+def test_a_plain_reader_of_spark_finds_what_is_no_number_in_csv(drive, tmp_path, spark):
+    rows = FLAT.select(["n", "real"])
+    driver = drive(Files(str(tmp_path), format="csv"))
+    driver.write(rows.slice(5), 0)
+    driver.write(rows.slice(0, 5), 1)
+    back = spark.read.csv(str(tmp_path), schema="n long, real double", header=True).toArrow()
+    assert rows_of(back.cast(rows.schema)) == rows_of(rows)
+
+
 def test_spark_reads_instants_and_days_in_every_format(drive, tmp_path, spark):
     rows = pa.table(
         {
@@ -159,11 +168,21 @@ def test_odd_partition_values_come_back(drive, tmp_path, form):
     assert sorted(back.to_pylist(), key=lambda row: row["n"]) == rows.to_pylist()
 
 
-@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
-def test_a_partition_value_that_would_come_back_as_null_is_refused(drive, tmp_path, value):
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("", "which would come back as null"),
+        ("__HIVE_DEFAULT_PARTITION__", "which would come back as null"),
+        ("a\0b", "with the character NUL"),
+        ("x" * 254, "of more than 255 bytes"),
+        ("/" * 85, "of more than 255 bytes"),
+    ],
+)
+def test_a_partition_value_that_names_no_folder_is_refused(drive, tmp_path, value, why):
     driver = drive(Files(str(tmp_path), partition_by=["p"]))
-    with pytest.raises(RowRejected, match="which would come back as null"):
+    with pytest.raises(RowRejected, match=f"partition column 'p' has .*{why}"):
         driver.prepare(pa.table({"p": ["a", value], "n": [1, 2]}), 0)
+    driver.write(pa.table({"p": ["x" * 253, "/" * 84], "n": [1, 2]}), 0)
 
 
 def test_spark_reads_odd_partition_values_back(drive, tmp_path, spark):
@@ -173,6 +192,14 @@ def test_spark_reads_odd_partition_values_back(drive, tmp_path, spark):
     by_spark = spark.read.schema("n bigint, p string").parquet(str(tmp_path))
     assert {(row.p, row.n) for row in by_spark.collect()} == expected
     assert {(row.p, row.n) for row in read_epochs(str(tmp_path), spark=spark).collect()} == expected
+
+
+def test_spark_reads_epochs_of_a_folder_whose_name_looks_like_a_glob(drive, tmp_path, spark):
+    root = tmp_path / "[a] {b,c} *?#%20"
+    rows = pa.table({"p": ["x", "y"], "n": [1, 2]})
+    drive(Files(root, partition_by=["p"])).write(rows, 0)
+    found = read_epochs(root, spark=spark).collect()
+    assert {(row.p, row.n) for row in found} == {("x", 1), ("y", 2)}
 
 
 def test_folders_are_named_as_spark_names_them(drive, tmp_path, spark):
@@ -233,6 +260,14 @@ def test_json_lines_are_json_whatever_the_slice():
     assert everything[0]["at"] == "2026-01-31T12:00:00.123456Z"
     assert everything[0]["raw"] == "AP8="
     assert bytes(json_lines.lines(batch.slice(0, 0))) == b""
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_times_of_a_day_come_back(drive, tmp_path, form):
+    times = [dt.time(23, 59, 59, 999999), None, dt.time(0)]
+    rows = pa.table({"n": [1, 2, 3], "t": pa.array(times, pa.time64("us"))})
+    drive(Files(tmp_path, format=form)).write(rows, 0)
+    assert read_epochs(tmp_path).to_table().sort_by("n").to_pylist() == rows.to_pylist()
 
 
 def test_a_large_value_passes_through(drive, tmp_path):

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from epochal.errors import Misconfigured
-from epochal.sinks.files import Files
+from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.files.local import folder_beside
 from epochal.terms import EpochNumber
 
@@ -113,6 +113,21 @@ def test_no_manifest_is_taken_for_rows_by_a_glob_from_above(drive, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("inner", ["eu", "region=eu/day=1"])
+def test_a_folder_inside_of_that_of_another_sink_is_refused(drive, tmp_path, inner):
+    """Readers of the outer one would see what is prepared beside the inner one."""
+    rows = pa.table({"n": [1]})
+    outer, within = tmp_path / "orders", tmp_path / "orders" / inner
+    drive(Files(outer)).write(rows, 0)
+    with pytest.raises(Misconfigured, match="would see what is prepared for another"):
+        drive(Files(within)).committer.check(rows.schema)
+    assert not within.exists()
+    drive(Files(tmp_path / "others" / "eu")).write(rows, 0)
+    with pytest.raises(Misconfigured, match="would see what is prepared for another"):
+        drive(Files(tmp_path / "others")).committer.check(rows.schema)
+    drive(Files(tmp_path / "others" / "us")).committer.check(rows.schema)
+
+
 def test_a_mount_point_is_refused_with_a_folder_below_it_as_the_way_out(drive):
     mounted = Path("/dev/shm")
     assert mounted.is_mount(), "this needs a second file system"
@@ -136,3 +151,8 @@ def test_a_root_behind_a_link_is_prepared_beside_the_real_one(drive, numbers, tm
     finally:
         for folder in (real, folder_beside(real)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_path_that_is_not_there_is_no_empty_table(tmp_path):
+    with pytest.raises(Misconfigured, match="there is no folder"):
+        read_epochs(tmp_path / "ordesr")

@@ -33,6 +33,8 @@ from epochal.sinks.files import Files, layout, read_epochs
 from epochal.sinks.files.s3 import PART_BYTES
 from epochal.terms import NO_ROWS, EpochNumber, Proof, Receipt
 
+EXPIRY = """<LifecycleConfiguration><Rule><ID>old</ID><Filter><Prefix>{prefix}</Prefix></Filter>
+<Status>Enabled</Status><Expiration><Days>{days}</Days></Expiration></Rule></LifecycleConfiguration>"""
 LIFECYCLE = """<LifecycleConfiguration><Rule><ID>clean</ID><Filter>
 <Prefix>{prefix}</Prefix></Filter><Status>{status}</Status><AbortIncompleteMultipartUpload><DaysAfterInitiation>{days}
 </DaysAfterInitiation></AbortIncompleteMultipartUpload></Rule></LifecycleConfiguration>"""
@@ -425,7 +427,7 @@ def test_what_only_a_person_can_fix_is_reported_without_secrets(behind, answer, 
 
 def test_check_reports_what_the_bucket_can_do_and_leaves_nothing(drive, numbers, folder):
     abilities = {one.name: one for one in drive(folder.sink()).committer.check(numbers().schema)}
-    kept = abilities["uploads kept for the recovery window"]
+    kept = abilities["kept by the bucket's lifecycle rules"]
     assert not kept.granted
     assert "NotImplemented" in kept.because
     assert abilities["incomplete uploads"].granted
@@ -454,7 +456,32 @@ def test_a_rule_that_aborts_uploads_too_soon_is_refused(behind, rule, is_refused
         with pytest.raises(Misconfigured, match="recoverable"):
             check(None)
     else:
-        assert all(one.granted for one in check(None) if one.name.startswith("uploads kept"))
+        assert all(one.granted for one in check(None) if one.name.startswith("kept by"))
+
+
+@pytest.mark.parametrize("uploads", ["multipart", "manifest"])
+@pytest.mark.parametrize(
+    ("prefix", "days", "judged"),
+    [
+        ("{folder}.epochal/", 1, "refused"),
+        ("{folder}.epochal/data", 1, "refused"),
+        ("", 30, "reported"),
+        ("{folder}/", 1, "granted"),
+    ],
+)
+def test_a_rule_that_expires_what_is_beside_the_rows_is_noticed(
+    behind, uploads, prefix, days, judged
+):
+    rules = EXPIRY.format(prefix=prefix.format(folder=behind.folder.name), days=days)
+    behind.faults.once("lifecycle", Answer(200, body=rules.replace("\n", "").encode()))
+    check = behind.driver(uploads=uploads).committer.check
+    if judged == "refused":
+        with pytest.raises(Misconfigured, match="expires objects after 1 days"):
+            check(None)
+    else:
+        (kept,) = [one for one in check(None) if one.name.startswith("kept by")]
+        assert kept.granted == (judged == "granted")
+        assert ("expires objects after 30 days" in kept.because) == (judged == "reported")
 
 
 def test_a_bucket_without_rules_keeps_uploads(behind):

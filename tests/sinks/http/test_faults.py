@@ -294,6 +294,24 @@ def test_a_commit_that_was_answered_with_5xx_may_have_happened(trial_of, other_s
         trial_of(other_server.url, name=trial.sink.name).commit(0, receipt)
 
 
+def test_a_200_of_another_server_is_not_a_commit(trial_of, other_server):
+    """As a page for maintenance is sent."""
+    trial = trial_of()
+    receipt = trial.prepare(0, trial.batch(1))
+    other_server.status, other_server.content = 200, b"<html>back in a minute</html>"
+    away = trial_of(other_server.url, name=trial.sink.name)
+    for receipts in ([receipt], []):
+        with pytest.raises(OutcomeUnknown, match="something else than the receiver: <html>"):
+            away.commit(0, *receipts)
+    with pytest.raises(OutcomeUnknown, match="abort of"):
+        away.abort(0, receipt)
+    assert away.committer().outcome(EpochNumber(0), receipt) is Proof.UNKNOWN
+    with pytest.raises(TryAgain, match="no transactions"):
+        away.sweep()
+    trial.commit(0, receipt)
+    assert trial.ids() == [1]
+
+
 def test_an_answer_that_can_not_be_unpacked_leaves_open_what_happened(trial_of, other_server):
     trial = trial_of()
     receipt = trial.prepare(0, trial.batch(1))

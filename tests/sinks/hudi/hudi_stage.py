@@ -33,7 +33,17 @@ SELECT = (
     "timestamp_micros(1700000000123456 + id) at",
     "array('a', cast(id as string)) tags",
 )
-OPTIONS = {"hoodie.write.lock.filesystem.expire": "1"}
+OPTIONS = {
+    "hoodie.write.lock.filesystem.expire": "1",
+    # By default a hundred tasks or more each, however few rows there are.
+    **{
+        f"hoodie.{part}.parallelism": "2"
+        for part in (
+            *("upsert.shuffle", "simple.index", "global.simple.index", "bloom.index"),
+            *("finalize.write", "rollback", "clean", "global.index.reconcile"),
+        )
+    },
+}
 UID = Uid("abcdefgh2345")
 
 
@@ -65,11 +75,13 @@ def make_table(
     columns: str = COLUMNS,
     partition: str = "day",
     key: str = "id",
+    order: str = "",
 ) -> str:
     """Its name in this session."""
     name = f"t{abs(hash(str(folder)))}"
     by = f"PARTITIONED BY ({partition})" if partition else ""
     keys = f"primaryKey = '{key}', " if key else ""
+    keys += f"preCombineField = '{order}', " if order else ""
     spark.sql(
         f"CREATE TABLE {name} ({columns}) USING hudi {by} TBLPROPERTIES ({keys}type = '{kind}') "
         f"LOCATION '{folder}'"
@@ -95,7 +107,10 @@ def completions(folder: Path) -> list[str]:
 
 
 def leftovers(spark: SparkSession, folder: Path) -> list[str]:
-    """Notes, instants that are not complete, and data files that no reader sees."""
+    """
+    Notes, instants that are not complete, and data files that no reader sees, but for earlier
+    versions of those that one does.
+    """
     notes = [path.name for path in (folder / ".hoodie" / "epochal").rglob("*") if path.is_file()]
     timeline = (folder / ".hoodie" / "timeline").iterdir()
     names = [path.name for path in timeline if path.is_file() and not path.name.startswith(".")]
@@ -104,8 +119,25 @@ def leftovers(spark: SparkSession, folder: Path) -> list[str]:
     seen = set()
     if completions(folder):
         seen = {Path(one).name for one in spark.read.format("hudi").load(str(folder)).inputFiles()}
+    groups = {name.partition("_")[0] for name in seen}
     files = [path.name for path in folder.rglob("*.parquet") if ".hoodie" not in path.parts]
-    return sorted(notes + pending + [name for name in files if name not in seen])
+    logs = [path.name for path in folder.rglob(".*.log.*") if ".hoodie" not in path.parts]
+    stray = [
+        name
+        for name in [*files, *logs]
+        if name not in seen and not (_group(name) in groups and _instant(name) in done)
+    ]
+    return sorted(notes + pending + stray)
+
+
+def _group(file: str) -> str:
+    return file.removeprefix(".").partition("_")[0]
+
+
+def _instant(file: str) -> str:
+    """`<group>_<token>_<instant>.parquet`, `.<group>_<instant>.log.<number>_<token>`."""
+    found = re.search(r"_(\d{17})\.(parquet|log\.)", file)
+    return found[1] if found else ""
 
 
 @dataclass(kw_only=True)

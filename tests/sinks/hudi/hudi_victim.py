@@ -1,7 +1,7 @@
 """
 A driver to be killed: a Hudi table and files under one decision.
 
-    python hudi_victim.py <folder> <step>
+    python hudi_victim.py <folder> <mode> <step>
 
 It writes all that its source has, and kills its JVM and itself when it first comes to the step: one
 of the pipeline's, or one between two calls to Hudi.
@@ -28,7 +28,7 @@ from epochal.sinks.hudi.ledger import Ledger
 from epochal.spark.pipeline import Pipeline
 
 ROWS = 20
-COLUMNS = "id BIGINT, value BIGINT"
+COLUMNS = "id BIGINT, version BIGINT, value BIGINT"
 STEPS = (
     # of the pipeline
     "begun",
@@ -53,18 +53,24 @@ STEPS = (
 OPEN_S = 60
 
 
-def add_epoch(root: Path, epoch: int) -> None:
+def ids_of(mode: str, epoch: int) -> range:
+    """New ones; for upsert those of the epoch before, too."""
+    first = epoch - 1 if mode == "upsert" and epoch else epoch
+    return range(first * ROWS, (epoch + 1) * ROWS)
+
+
+def add_epoch(root: Path, mode: str, epoch: int) -> None:
     file = root / "in" / f"{epoch}.json"
-    rows = [{"id": n} for n in range(epoch * ROWS, (epoch + 1) * ROWS)]
+    rows = [{"id": n, "version": epoch} for n in ids_of(mode, epoch)]
     scratch = root / file.name
     scratch.write_text("\n".join(json.dumps(row) for row in rows))
     os.utime(scratch, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
     scratch.rename(file)
 
 
-def sinks_of(root: Path) -> list[Any]:
+def sinks_of(root: Path, mode: Any) -> list[Any]:
     return [
-        Hudi(root / "table", name="hudi", options=OPTIONS),
+        Hudi(root / "table", name="hudi", mode=mode, options=OPTIONS),
         Files(str(root / "files"), name="files"),
     ]
 
@@ -112,15 +118,15 @@ class Death:
                 self.at(self._step)
 
 
-def main(root: Path, step: str) -> None:
+def main(root: Path, mode: str, step: str) -> None:
     spark = session("victim")
     death = Death(spark, root, step)
-    reader = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 1)
-    rows = reader.json(str(root / "in")).selectExpr("id", "id * 7 AS value")
-    pipeline = Pipeline("orders", sinks_of(root), watch=death.at)
+    reader = spark.readStream.schema("id bigint, version bigint").option("maxFilesPerTrigger", 1)
+    rows = reader.json(str(root / "in")).selectExpr("id", "version", "id * 7 + version AS value")
+    pipeline = Pipeline("orders", sinks_of(root, mode), watch=death.at)
     pipeline.start(rows, root / "checkpoint", availableNow=True).awaitTermination()
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -6,20 +6,22 @@ import pytest
 
 import epochal as ep
 from epochal.sinks.hudi.ledger import Ledger
-from epochal.sinks.hudi.sink import FIXED
+from epochal.sinks.hudi.sink import FIXED, FIXED_FOR
 from epochal.terms import NO_ROWS, EpochNumber, Generation, Identity, Limits, Proof, Receipt, Uid
 
 ORDERS = Identity(pipeline="orders", uid=Uid("abcdefgh2345"), sink="hudi", generation=Generation(1))
 LOCK = "hoodie.write.lock.provider"
 
 
-def test_every_option_that_would_break_a_promise_is_refused_with_its_reason(tmp_path):
-    for option, (needed, because) in FIXED.items():
-        ep.Hudi(tmp_path, options={option: needed.lower()})
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_every_option_that_would_break_a_promise_is_refused_with_its_reason(tmp_path, mode):
+    fixed = {**FIXED, **FIXED_FOR[mode]}
+    for option, (needed, because) in fixed.items():
+        ep.Hudi(tmp_path, mode=mode, options={option: needed.lower()})
         with pytest.raises(ep.Misconfigured, match="leave it out") as refused:
-            ep.Hudi(tmp_path, options={option: "something else"})
+            ep.Hudi(tmp_path, mode=mode, options={option: "something else"})
         assert because in str(refused.value)
-        assert ep.Hudi(tmp_path).writer_options()[option] == needed
+        assert ep.Hudi(tmp_path, mode=mode).writer_options()[option] == needed
 
 
 def test_eager_cleaning_is_refused_by_its_old_name_too(tmp_path):
@@ -41,9 +43,18 @@ def test_a_lock_that_does_not_hold_other_drivers_off_is_refused(table, options, 
         ep.Hudi(table, options=options)
 
 
-def test_upsert_is_refused_with_a_way_out(tmp_path):
-    with pytest.raises(ep.Misconfigured, match=r"mode='upsert' is not supported\W(.|\n)*merge"):
-        ep.Hudi(tmp_path, mode="upsert")
+def test_a_mode_and_an_index_that_are_not_there_are_refused_with_those_that_are(tmp_path):
+    with pytest.raises(ep.Misconfigured, match=r"mode='merge'(.|\n)*append, upsert"):
+        ep.Hudi(tmp_path, mode="merge")
+    with pytest.raises(ep.Misconfigured, match=r"RECORD_INDEX(.|\n)*GLOBAL_SIMPLE"):
+        ep.Hudi(tmp_path, options={"hoodie.index.type": "RECORD_INDEX"})
+    assert ep.Hudi(tmp_path, options={"hoodie.index.type": "GLOBAL_BLOOM"}).has_global_keys
+    assert not ep.Hudi(tmp_path, mode="upsert").has_global_keys
+
+
+def test_only_upsert_takes_rows_that_update_earlier_ones(tmp_path):
+    assert ep.Hudi(tmp_path).output_modes == {"append"}
+    assert ep.Hudi(tmp_path, mode="upsert").output_modes == {"append", "update"}
 
 
 def test_options_are_not_shown(tmp_path):

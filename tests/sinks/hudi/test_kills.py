@@ -25,10 +25,10 @@ _ENDS_WITHIN_S = 600
 _TESTS = Path(__file__).parents[2]
 
 
-def lived(root: Path, step: str) -> str:
+def lived(root: Path, mode: str, step: str) -> str:
     """One life; the step at which it was killed, empty where it has written everything."""
     (root / "died").unlink(missing_ok=True)
-    program = [sys.executable, victim.__file__, str(root), step]
+    program = [sys.executable, victim.__file__, str(root), mode, step]
     paths = [str(_TESTS), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with (root / "output").open("wb") as output:
@@ -43,23 +43,26 @@ def lived(root: Path, step: str) -> str:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["cow", "mor"])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_every_row_is_there_once_wherever_drivers_are_killed(
-    hudi_spark: SparkSession, tmp_path: Path, kind: str
+    hudi_spark: SparkSession, tmp_path: Path, kind: str, mode: str
 ) -> None:
     (tmp_path / "in").mkdir()
     table = tmp_path / "table"
-    make_table(hudi_spark, table, kind, columns=victim.COLUMNS, partition="")
+    order = "version" if mode == "upsert" else ""
+    make_table(hudi_spark, table, kind, columns=victim.COLUMNS, partition="", order=order)
     steps = [*victim.STEPS, ""]
-    found = []
+    found, written = [], []
     for epoch, step in enumerate(steps):
-        victim.add_epoch(tmp_path, epoch)
-        found.append(lived(tmp_path, step))
+        victim.add_epoch(tmp_path, mode, epoch)
+        written += [(n, epoch, n * 7 + epoch) for n in victim.ids_of(mode, epoch)]
+        found.append(lived(tmp_path, mode, step))
     assert found == steps
-    wanted = [(n, n * 7) for n in range(len(steps) * victim.ROWS)]
-    read = hudi_spark.read.format("hudi").load(str(table)).select("id", "value").collect()
-    assert sorted(map(tuple, read)) == wanted
     files = read_epochs(str(tmp_path / "files")).to_table().to_pylist()
-    assert sorted((row["id"], row["value"]) for row in files) == wanted
+    assert sorted(tuple(row.values()) for row in files) == sorted(written)
+    last = {row[0]: row for row in written}
+    read = hudi_spark.read.format("hudi").load(str(table)).select("id", "version", "value")
+    assert sorted(map(tuple, read.collect())) == sorted(last.values())
     assert len(completions(table)) == len(steps)
     assert leftovers(hudi_spark, table) == []
     state = read_state(checkpoint_log(tmp_path / "checkpoint"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -10,11 +12,13 @@ from pyiceberg.exceptions import CommitFailedException
 from servers.iceberg import RestCatalog, running_rest_catalog
 from servers.postgres import running_server
 
+from epochal.contract import Begin
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.kit.secrets import env
 from epochal.session import Session
-from epochal.sinks.iceberg import Iceberg
+from epochal.sinks.iceberg import Iceberg, committer
 from epochal.sinks.iceberg import pyiceberg_private as private
+from epochal.sinks.iceberg.client import TableAddress
 from epochal.terms import EpochNumber, Proof
 
 E2, E3 = EpochNumber(2), EpochNumber(3)
@@ -217,6 +221,30 @@ def test_sinks_of_one_table_or_of_other_accounts_do_not_share_a_request(on_rest,
     assert other.transaction_key not in (None, key)
     assert "s3cret" not in str(other.transaction_key)
     assert Iceberg("lake.shop.x", properties={"type": "sql", "uri": "x"}).transaction_key is None
+
+
+def test_keys_that_a_catalog_gives_for_files_are_asked_for_again_before_they_expire(
+    warehouse, live, some, monkeypatch
+):
+    name = warehouse.create()
+    life = live(warehouse.sink(name))
+    life.write(0, some(1))
+    now, given = time.monotonic(), []
+
+    def load(self, catalog):
+        table = catalog.load_table(self.table)
+        table.config = {"s3.session-token": str(len(given))}
+        given.append(table)
+        return table
+
+    monkeypatch.setattr(TableAddress, "load", load)
+    life.committer.newest()
+    for age_s, is_asked in ((0, False), (100, False), (1000, True)):
+        clock = SimpleNamespace(monotonic=lambda age_s=age_s: now + age_s)
+        monkeypatch.setattr(committer, "time", clock)
+        before = len(given)
+        life.committer.begin(Begin(epoch=EpochNumber(1)))
+        assert (len(given) > before) == is_asked, age_s
 
 
 def test_a_password_is_shown_nowhere(live, monkeypatch):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import DataScan
 from pyiceberg.transforms import IdentityTransform, TruncateTransform
+from pyiceberg.types import LongType, NestedField, UUIDType
 
 from epochal.contract import Begin
 from epochal.errors import Misconfigured, PreparedLost, Refused, RowRejected, TryAgain
@@ -141,6 +145,33 @@ def test_of_several_rows_of_one_key_the_highest_wins(warehouse, live):
     ]
     life.committer.in_doubt()
     assert life.committer.outcome(E0, life.write(1, first)[0]) is not Proof.ABORTED
+
+
+def test_uuids_are_keys_too(warehouse, live):
+    schema = Schema(NestedField(1, "id", UUIDType()), NestedField(2, "n", LongType()))
+    name = warehouse.create(schema)
+    life = live(warehouse.sink(name, mode="upsert", keys="id", order_by="n"))
+    one, two, three = (str(UUID(int=number)) for number in (1, 2**127, 3))
+    life.write(0, pa.table({"id": [one, two], "n": [1, 2]}))
+    life.write(1, pa.table({"id": [two, three, two], "n": [30, 3, 20]}))
+    rows = {str(row["id"]): row["n"] for row in warehouse.rows(name)}
+    assert rows == {one: 1, two: 30, three: 3}
+
+
+def test_equality_deletes_of_others_stop_an_upsert_with_the_way_out(
+    warehouse, live, some, monkeypatch
+):
+    name = warehouse.create()
+    life = live(warehouse.sink(name, mode="upsert", keys="id"))
+    life.write(0, some(1))
+
+    def refused(*_):
+        raise ValueError("PyIceberg does not yet support equality deletes: https://…")
+
+    monkeypatch.setattr(DataScan, "plan_files", refused)
+    with pytest.raises(Misconfigured, match="equality deletes") as stopped:
+        life.write(1, some(1))
+    assert "rewrite_data_files" in stopped.value.hint
 
 
 def test_upsert_refuses_what_it_could_not_decide(warehouse, live, some):

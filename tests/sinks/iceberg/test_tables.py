@@ -336,6 +336,37 @@ def test_a_null_in_a_required_column_is_refused(warehouse, live):
         life.prepare(rows, 0)
 
 
+LISTS = ListType(11, LongType(), element_required=True)
+MAPS = MapType(21, StringType(), 22, LongType(), value_required=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "values"),
+    [
+        (LISTS, pa.list_(pa.int64()), [[1, 2], [], None, [1, None]]),
+        (
+            MAPS,
+            pa.map_(pa.string(), pa.int64()),
+            [[("a", 1)], [], None, [("a", 1), ("b", None)]],
+        ),
+        (
+            StructType(NestedField(31, "l", LISTS)),
+            pa.struct([("l", pa.list_(pa.int64()))]),
+            [{"l": [1]}, {"l": None}, None, {"l": [None]}],
+        ),
+    ],
+    ids=["list", "map", "struct"],
+)
+def test_a_null_among_required_elements_is_refused(warehouse, live, kind, arrow, values):
+    name = warehouse.create(Schema(NestedField(1, "v", kind)))
+    life = live(warehouse.sink(name))
+    rows = pa.table({"v": pa.array(values, arrow)})
+    life.committer.check(rows.schema)
+    life.write(0, rows.slice(0, 3))
+    with pytest.raises(RowRejected, match="column v has a null in a field or element"):
+        life.prepare(rows, 1)
+
+
 def test_a_missing_required_column_is_refused(warehouse, live):
     life = live(warehouse.sink(warehouse.create(EVERYTHING)))
     with pytest.raises(Misconfigured, match="column id is required by the table"):
@@ -354,6 +385,32 @@ def test_new_columns_are_added_where_that_is_wanted(warehouse, live, some):
     rows = {row["id"]: row for row in warehouse.rows(name)}
     assert rows[1] == {"id": 1, "name": "row 1", "extra": 2.5, "tags": ["a"]}
     assert rows[7]["extra"] is None
+
+
+@pytest.mark.parametrize("kind", [pa.uint32(), pa.null(), pa.timestamp("ns")], ids=str)
+def test_columns_that_a_table_can_not_have_are_refused_and_none_is_added(
+    warehouse, live, some, kind
+):
+    name = warehouse.create()
+    wide = some(1).append_column("fine", pa.array([1])).append_column("odd", pa.nulls(1, kind))
+    with pytest.raises(Misconfigured, match="odd"):
+        live(warehouse.sink(name, evolve="add_columns")).committer.check(wide.schema)
+    assert warehouse.load(name).schema().column_names == ["id", "name"]
+
+
+def test_a_column_is_not_added_beside_one_that_differs_in_case_only(warehouse, live, some):
+    name = warehouse.create()
+    life = live(warehouse.sink(name, evolve="add_columns"))
+    rows = some(1).append_column("ID", pa.array([2])).append_column("new", pa.array([3]))
+    with pytest.raises(Misconfigured, match=r"column ID is not in the table \(it has id\)"):
+        life.committer.check(rows.schema)
+    twice = some(1).append_column("new", pa.array([2])).append_column("New", pa.array([3]))
+    with pytest.raises(Misconfigured, match="column new is not in the table"):
+        life.committer.check(twice.schema)
+    fine = rows.drop_columns(["ID"])
+    life.committer.check(fine.schema)
+    life.write(0, fine)
+    assert warehouse.load(name).schema().column_names == ["id", "name", "new"]
 
 
 def test_tables_that_can_not_be_written_are_refused(warehouse, live):

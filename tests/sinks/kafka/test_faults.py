@@ -14,7 +14,7 @@ from kafka_broker import APACHE_SETTINGS, Broker, server_at, some
 from servers.kafka import KafkaCluster
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
-from epochal.kafka.client import DEFAULT_PATIENCE
+from epochal.kafka.client import DEFAULT_PATIENCE, Patience
 from epochal.kafka.cluster import Coordinator
 from epochal.kafka.codes import Code
 from epochal.kafka.connection import Pending
@@ -78,12 +78,15 @@ def test_an_end_that_goes_unanswered_is_asked_again_and_stands_once(mortal) -> N
     """The broker stands still with the request in its hands, longer than the driver waits."""
     server, kafka = mortal
     topic = kafka.topic()
-    life = kafka.life(topic, options={"request.timeout.ms": "600"})
+    life = kafka.life(topic)
     receipts = life.prepare(0, some(1, 2))
     life.rehearse(0, receipts)
+    hurried = kafka.sink(topic, options={"request.timeout.ms": "600"})
+    driver = kafka.keep(life.fresh(sink=hurried))
+    assert driver.outcome(receipts[0]) is Proof.UNKNOWN, "a read is repeated until it is answered"
     server.pause()
     threading.Timer(1.5, server.resume).start()
-    life.commit(0, receipts)
+    driver.commit(0, receipts)
     assert kafka.ids(topic) == [1, 2]
     assert life.outcome(receipts[0]) is Proof.COMMITTED
 
@@ -91,13 +94,14 @@ def test_an_end_that_goes_unanswered_is_asked_again_and_stands_once(mortal) -> N
 def test_a_broker_that_is_away_for_long_leaves_the_epoch_undecided_not_lost(mortal) -> None:
     server, kafka = mortal
     topic = kafka.topic()
-    life = kafka.life(topic, options={"request.timeout.ms": "300"})
+    life = kafka.life(topic)
     receipts = life.prepare(0, some(1))
-    life.committer._client.patience = type(life.committer._client.patience)(total_s=1.0)
+    hurried = kafka.keep(life.fresh())
+    hurried.committer._client.patience = Patience(total_s=1.0)
     server.kill()
     try:
         with pytest.raises((OutcomeUnknown, TryAgain)):
-            life.commit(0, receipts)
+            hurried.commit(0, receipts)
     finally:
         server.start()
     life.commit(0, receipts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 from kafka_broker import Broker, Life, some
 
@@ -78,6 +79,15 @@ def test_records_of_others_are_distinguished(kafka: Broker) -> None:
     assert len(kafka.ids(topic)) == 15
     assert (recount(life).rows, recount(life).is_alone) == (2, True)
     assert recount(sibling).rows == 1
+
+
+def test_rows_that_choose_their_topic_are_not_counted_as_lost(kafka: Broker) -> None:
+    topic, other = kafka.topic(), kafka.topic()
+    life = kafka.life(topic, value="v", topic_from="t")
+    life.write(0, pa.table({"v": ["here", "there"], "t": [topic, other]}))
+    found = recount(life)
+    assert found.rows is None
+    assert "topic_from" in found.because
 
 
 def test_records_of_forgotten_producers_are_counted_in_and_that_is_reported(

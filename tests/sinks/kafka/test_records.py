@@ -20,6 +20,7 @@ from epochal.kafka.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from epochal.kafka.record_headers import HEADERS
 from epochal.sinks.kafka import Kafka
 from epochal.sinks.kafka import json as as_json
 from epochal.terms import EpochNumber
@@ -82,6 +83,51 @@ def test_a_row_may_have_its_own_partition_topic_time_and_headers(kafka: Broker) 
     assert found[b"one"].headers() == [("a", b"b")]
     assert found[b"two"].timestamp()[1] > 1_700_000_000_000
     assert [message.value() for message in kafka.messages(other)] == [b"three"]
+
+
+@pytest.mark.parametrize(
+    ("options", "column", "expected"),
+    [
+        ({"partition": "c"}, pa.array([-5], pa.int32()), "wants partition -5"),
+        ({"partition": "c"}, pa.array([3], pa.int32()), "wants partition 3"),
+        ({"partition": "c"}, pa.array([1 << 40], pa.int64()), f"wants partition {1 << 40}"),
+        ({"timestamp": "c"}, pa.array([-1], pa.int64()), "before 1970"),
+        ({"timestamp": "c"}, pa.array([-1], pa.timestamp("us", "UTC")), "before 1970"),
+        (
+            {"headers": "c"},
+            pa.array([[{"key": None, "value": b"x"}]], HEADERS),
+            "header without a key",
+        ),
+    ],
+    ids=str,
+)
+def test_what_other_clients_refuse_of_a_row_is_refused(
+    kafka: Broker, options: dict[str, str], column: pa.Array, expected: str
+) -> None:
+    life = kafka.life(kafka.topic(partitions=3), value="v", **options)
+    with pytest.raises(RowRejected, match=expected):
+        life.prepare(0, pa.table({"v": ["x"], "c": column}))
+
+
+def test_a_row_may_be_as_large_as_its_own_topic_allows(kafka: Broker) -> None:
+    topic, large = kafka.topic(), kafka.topic(max_message_bytes="3000000")
+    life = kafka.life(topic, value="v", topic_from="t", compression="none")
+    life.write(0, pa.table({"v": ["x" * 2_000_000], "t": [large]}))
+    assert [len(message.value()) for message in kafka.messages(large)] == [2_000_000]
+    for name, limit in ((large, 3_000_000), (topic, 1_048_588)):
+        with pytest.raises(RowRejected, match=f"{name} takes {limit} bytes"):
+            life.prepare(1, pa.table({"v": ["x" * 4_000_000], "t": [name]}))
+
+
+def test_partitions_that_were_added_to_the_topic_of_a_row_are_used(kafka: Broker) -> None:
+    """Also by a worker that has written to it before: keys must meet in one partition."""
+    topic, other = kafka.topic(), kafka.topic()
+    rows = pa.table({"k": [f"key-{n}" for n in range(50)], "t": [other] * 50})
+    life = kafka.life(topic, key="k", value="k", topic_from="t")
+    life.write(0, rows)
+    kafka.add_partitions(other, 4)
+    life.write(1, rows)
+    assert {message.partition() for message in kafka.messages(other)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("kind", ["gzip", "snappy", "lz4", "zstd"])

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +26,7 @@ from epochal.contract import Task
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured, PreparedLost
 from epochal.storage import UNFINISHED, FileStore, Output, open_file_store
 from epochal.storage.local import LocalStore
-from epochal.storage.urls import OBJECT_SCHEMES, scheme_of, without_secrets
+from epochal.storage.urls import OBJECT_SCHEMES, absolute_path, scheme_of, without_secrets
 from epochal.terms import Fingerprint, Handle, InDoubt, Receipt, SinkTag, Uid, handle_prefix
 
 _SUFFIX = ".arrow"
@@ -221,7 +220,7 @@ def spool_url(sink: str, spool: str | os.PathLike[str] | None) -> str:
         )
     text = os.fspath(spool)
     if scheme_of(text) is None:
-        return os.path.normpath(Path(text).absolute())
+        return absolute_path(text)
     parts = urlsplit(text)
     if parts.scheme != "file":
         return text

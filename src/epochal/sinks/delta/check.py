@@ -11,12 +11,28 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from epochal.errors import Misconfigured, Problems, RowRejected
-from epochal.kit.engine_files import sql_name, sql_text
-from epochal.kit.hive_partitions import WITHOUT_FORM, check_columns, refused
+from epochal.kit.engine_files import refusing, sql_name
+from epochal.kit.hive_partitions import check_columns, is_partition_type
 from epochal.sinks.delta.merge import IS_DELETE, require_one_winner, winners
-from epochal.sinks.delta.prepared_rows import ROWS, PreparedRows, no_rows, prepared_rows, quoted
+from epochal.sinks.delta.prepared_rows import (
+    ROWS,
+    PreparedRows,
+    no_rows,
+    portions,
+    prepared_rows,
+    quoted,
+)
 from epochal.sinks.delta.table_files import TableFiles, files_of
-from epochal.sinks.delta.types import Fit, Rule, columns_digest, delta_schema, fit
+from epochal.sinks.delta.types import (
+    MAPPING,
+    Fit,
+    Rule,
+    columns_digest,
+    columns_of,
+    delta_schema,
+    fit,
+    generated_columns,
+)
 from epochal.terms import Ability, EpochNumber, Json, Receipt
 
 if TYPE_CHECKING:
@@ -43,6 +59,14 @@ _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800
 _DURATION = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _VACUUM_DEFAULT = "interval 1 week"
 _SHOWN_CHARACTERS = 300
+_SQL_TEXTS = re.compile(r"'[^']*'")
+_OTHERWISE = re.compile(
+    r"/|\b(concat|concat_ws|log|substr|substring|extract|date_part)\s*\(", re.IGNORECASE
+)
+"""
+What Spark and DataFusion both have and compute differently: a quotient of whole numbers, nulls in
+concat, the base of log, negative positions, the number of a day of the week.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +95,11 @@ class WritePlan:
         found = {name: self.fit.casts.get(name, sql_name(name)) for name in schema.names}
         found |= self.fit.generated
         for name in self.partition_by:
-            if pa.types.is_string(self.types.field(name).type):
-                found[name] = _refusing(name, found[name])
+            kind = self.types.field(name).type
+            if pa.types.is_string(kind):
+                found[name] = refusing(name, found[name])
+            elif pa.types.is_timestamp(kind) and kind.tz is not None:
+                found[name] = _in_utc(found[name])
         return found
 
     def handout(self) -> Json:
@@ -84,12 +111,14 @@ class WritePlan:
         }
 
 
-def _refusing(column: str, sql: str) -> str:
-    """The same value, or the refusal of one that would come back as null from a folder's name."""
-    for text in WITHOUT_FORM:
-        error = f"raise_error({sql_text(refused(column, text).to_line())})"
-        sql = f"IF(({sql}) = {sql_text(text)}, {error}, {sql})"
-    return sql
+def _in_utc(sql: str) -> str:
+    """
+    An instant as the text of a partition value: Spark's own has the zone of its session and does
+    not name it. Added to 1970 without a zone, as each hour is there once.
+    """
+    seconds = f"CAST(unix_micros({sql}) / CAST(1000000 AS DECIMAL(7, 0)) AS DECIMAL(18, 6))"
+    wall = f"TIMESTAMP_NTZ '1970-01-01 00:00:00' + make_dt_interval(0, 0, 0, {seconds})"
+    return f"concat(replace(CAST({wall} AS STRING), ' ', 'T'), 'Z')"
 
 
 def check_missing(sink: Delta, schema: pa.Schema | None) -> None:
@@ -121,18 +150,22 @@ def plan_for(sink: Delta, table: DeltaTable, schema: pa.Schema | None) -> WriteP
         _require_new(sink, fitted, problems)
         _require_keys(sink, fitted, schema, problems)
     _require_partitions(sink, columns, problems)
-    if schema is not None and fitted is not None and columns:
-        # Of a generated column the table itself says that it can be one.
-        check_columns(schema, [name for name in columns if name not in fitted.generated])
+    types = pa.schema(table.schema())
+    generated = generated_columns(table)
+    # Spark writes the texts of generated ones; an overwrite compares them.
+    by_spark = generated if sink.mode == "append" else {}
+    _require_texts([types.field(name) for name in columns if name not in by_spark], problems)
     problems.raise_if_any(sink.target)
+    if schema is not None and columns:
+        check_columns(schema, [name for name in columns if name not in generated])
     if fitted is not None:
-        _require_rules(sink, fitted, pa.schema(table.schema()))
+        _require_rules(sink, fitted, types)
     indexed = int(metadata.configuration.get("delta.dataSkippingNumIndexedCols", "32"))
     return WritePlan(
         partition_by=columns,
         stats_columns=indexed if indexed >= 0 else 10_000,
         columns=columns_digest(table),
-        types=pa.schema(table.schema()),
+        types=types,
         fit=fitted,
     )
 
@@ -168,10 +201,13 @@ def _require_features(sink: Delta, table: DeltaTable, problems: Problems) -> Non
             f"the table has the features {', '.join(unknown)}, which this sink does not write",
             "write to a table without them",
         )
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
+    mapping = configuration.get(MAPPING, "none")
+    if mapping != "none":
         problems.add(
-            "the table maps column names, and files here carry the names themselves",
-            "write to a table without delta.columnMapping.mode",
+            f"the table maps column names ({MAPPING}={mapping}), and files here have the names "
+            "themselves",
+            "ALTER TABLE … DROP FEATURE columnMapping, which writes its files anew; or write to "
+            "another table, and copy or merge from it with Delta's own writer",
         )
     if sink.mode == "append":
         return
@@ -235,6 +271,17 @@ def _require_partitions(sink: Delta, columns: tuple[str, ...], problems: Problem
         )
 
 
+def _require_texts(columns: Sequence[pa.Field], problems: Problems) -> None:
+    """Values of partition columns are taken from the names of folders."""
+    for column in columns:
+        if not is_partition_type(column.type):
+            problems.add(
+                f"the table is partitioned by {column.name!r}, which is {column.type}",
+                "a table that is partitioned by strings, integers, booleans or dates; for append "
+                "also by any column that it generates from others",
+            )
+
+
 def _require_new(sink: Delta, fitted: Fit, problems: Problems) -> None:
     if fitted.new and sink.evolve == "never":
         problems.add(
@@ -259,14 +306,20 @@ def _require_keys(sink: Delta, fitted: Fit, schema: pa.Schema, problems: Problem
 
 
 def _require_rules(sink: Delta, fitted: Fit, schema: pa.Schema) -> None:
-    """Constraints are written in Spark's SQL: see that the engine here understands them."""
+    """Constraints are written in Spark's SQL: see that the engine here understands them as such."""
     if not fitted.rules:
         return
     with no_rows(schema) as rows:
         for rule in fitted.rules:
-            _require_evaluable(
-                rows, rule.expression, f"{sink.target}: constraint {rule.name!r}", schema.names
-            )
+            what = f"{sink.target}: constraint {rule.name!r}"
+            differs = _OTHERWISE.search(_SQL_TEXTS.sub("", rule.expression))
+            if differs is not None:
+                raise Misconfigured(
+                    f"{what}, {rule.expression!r}, can't be judged here: DataFusion computes "
+                    f"{differs[0].rstrip('( ')} otherwise than Spark",
+                    "say it in another way: a division as a multiplication, concat as ||",
+                )
+            _require_evaluable(rows, rule.expression, what, schema.names)
 
 
 def check_delete_when(sink: Delta, schema: pa.Schema | None) -> None:
@@ -312,22 +365,14 @@ class Rehearsal:
         if not rules and not is_merge:
             return
         absent = {} if fitted is None else fitted.absent
-        with prepared_rows(
-            self.files, files, {} if is_merge else {**absent, **self._folders()}
-        ) as rows:
-            if is_merge:
-                require_one_winner(self.sink, rows, self.epoch)
-            for rule in rules:
-                self._require(rows, rule)
-
-    def _folders(self) -> Mapping[str, str]:
-        """The columns in folder names, as text: the engine casts them."""
-        return {
-            name: "string"
-            for receipt in self.receipts
-            for file in files_of(receipt)
-            for name in file["partition"]
-        }
+        missing = {} if is_merge else {**absent, **_in_folders(plan)}
+        # Rows of a merge are staged together, and so are one portion.
+        for some in portions(files):
+            with prepared_rows(self.files, some, missing) as rows:
+                if is_merge:
+                    require_one_winner(self.sink, rows, self.epoch)
+                for rule in rules:
+                    self._require(rows, rule)
 
     def _require_no_nulls(self, fitted: Fit) -> None:
         nulls = {
@@ -359,6 +404,12 @@ class Rehearsal:
                 f"{self.sink.target}: {str(found[0])[:_SHOWN_CHARACTERS]}",
                 'leave such rows out with where="…", or change the table',
             )
+
+
+def _in_folders(plan: WritePlan) -> Mapping[str, str]:
+    """The columns that names of folders hold, with their types."""
+    columns = delta_schema(pa.schema([plan.types.field(name) for name in plan.partition_by]))
+    return {name: str(column.kind) for name, column in columns_of(columns).items()}
 
 
 def _not_null(fitted: Fit) -> tuple[Rule, ...]:

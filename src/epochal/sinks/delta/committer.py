@@ -163,6 +163,11 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         """By delta-rs, in one version that changes no row. Prepared files are not in it."""
         table = self._table.require()
         with self._errors("compact"):
+            if instants := _instants_in_folders(table):
+                return Compacted(
+                    because=f"the table is partitioned by {', '.join(instants)}, whose values "
+                    "deltalake writes without a time zone: compact with OPTIMIZE of Spark"
+                )
             small = small_files(table, target_bytes)
             if is_dry_run or not small:
                 return Compacted(files_before=sum(small), files_after=len(small))
@@ -220,7 +225,8 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
         return None
 
     def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
-        self._files.markers.put(handle)
+        with self._errors("get ready for a job"), self._files.errors():
+            self._files.markers.put(handle)
         is_local = self._files.local is not None
         return EngineWrite(
             handle=handle,
@@ -238,7 +244,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
 
     def gather(self, written: EngineWritten) -> Receipt:
         """Take the files to where they will stay: the table's log makes them visible."""
-        with self._errors("take the files of Spark's writer"):
+        with self._errors("take the files of Spark's writer"), self._files.errors():
             is_local = self._files.local is not None
             receipt = sealed_receipt(
                 self._files,
@@ -527,6 +533,15 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     def _may_be_visible(self, ledger: Ledger, receipt: Receipt) -> bool:
         """Where the log is past this epoch and its history was cleaned up: leave the files."""
         return ledger.was_done(receipt.handle.epoch)
+
+
+def _instants_in_folders(table: DeltaTable) -> list[str]:
+    """Partition columns of instants: without a zone, Spark takes their values for its own."""
+    types = pa.schema(table.schema())
+    columns = [types.field(name) for name in table.metadata().partition_columns]
+    return [
+        one.name for one in columns if pa.types.is_timestamp(one.type) and one.type.tz is not None
+    ]
 
 
 def _uncountable(sink: Delta, table: DeltaTable, paths: Sequence[str]) -> str:

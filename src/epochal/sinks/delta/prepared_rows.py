@@ -31,8 +31,12 @@ _SQL_TYPES = {
     "float": "REAL",
     "double": "DOUBLE",
     "binary": "BYTEA",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+    "timestamp_ntz": "TIMESTAMP",
 }
 ROWS = "epochal_rows"
+PARTITIONS_MAX = 100
+"""Of one query: with some thousand DataFusion's stack overflows, which ends the process."""
 
 
 class PreparedRows:
@@ -80,6 +84,13 @@ def no_rows(schema: pa.Schema) -> Iterator[PreparedRows]:
         yield PreparedRows(engine)
 
 
+def portions(files: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Files of some partitions at a time, as many as one query takes."""
+    parts = [some for _, some in _by_partition(files)]
+    for first in range(0, len(parts), PARTITIONS_MAX):
+        yield [file for some in parts[first : first + PARTITIONS_MAX] for file in some]
+
+
 def quoted(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
@@ -117,9 +128,9 @@ def _registered(
     _run(engine, f"CREATE EXTERNAL TABLE {name} STORED AS PARQUET LOCATION {text(f'{folder}/')}")
     added = [
         f"CAST({'NULL' if values.get(column) is None else text(str(values[column]))}"
-        f" AS {_SQL_TYPES[kind]}) AS {quoted(column)}"
+        f" AS {_SQL_TYPES.get(kind, kind)}) AS {quoted(column)}"
         for column, kind in missing.items()
-        if kind in _SQL_TYPES
+        if kind in _SQL_TYPES or kind.startswith("decimal(")
     ]
     return f"SELECT {', '.join(['*', *added])} FROM {name}"  # noqa: S608  names are quoted
 

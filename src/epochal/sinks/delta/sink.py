@@ -6,19 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike, fspath
-from os.path import normpath
-from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.compaction import CompactOption, parse_schedule
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
-from epochal.sinks.delta.table_files import TableFiles, local_folder, not_installed
+from epochal.sinks.delta.table_files import TableFiles, local_folder
+from epochal.storage.urls import absolute_path, require_path
 from epochal.terms import Identity, Json, Limits
 
 Mode = Literal["append", "overwrite_partitions", "merge"]
@@ -42,10 +41,6 @@ PROMISES = (
             "keyed modes are computed in the driver's memory",
             "unknown table features are refused",
         ],
-        cannot={
-            "refuse rows": "a table with CHECK constraints is refused by `check`; what is left of "
-            "the schema is compared before the first row",
-        },
     ),
 )
 
@@ -68,6 +63,7 @@ class Delta(SinkBase):
     """A folder, or a URL that deltalake knows: s3://bucket/path, gs://…, abfss://…"""
     _: KW_ONLY
     mode: Mode = "append"
+    """Rows are added, replace whole partitions, or are merged by their keys."""
     keys: Sequence[str] | str = ()
     """Columns that identify a row, for merge."""
     order_by: Sequence[str] | str = ()
@@ -77,10 +73,13 @@ class Delta(SinkBase):
     partition_by: Sequence[str] | None = None
     """Columns of a table that is created here; of one that exists, its own."""
     create_table: Literal["never", "if_missing"] = "never"
+    """Whether a table that does not exist is created, for the columns that arrive."""
     evolve: Literal["never", "add_columns"] = "never"
+    """Whether columns that the table does not have are added, before the first row."""
     storage_options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
     """As deltalake takes them; a value may be `env(…)` or `file(…)`."""
     compression: str = "snappy"
+    """snappy, zstd, gzip, lz4 or none."""
     max_file_bytes: int | None = None
     """
     A file that has reached this is closed and another begun; 256 MiB where tasks write. Spark's own
@@ -89,6 +88,7 @@ class Delta(SinkBase):
     buffer_bytes_max: int = 64 * 1024 * 1024
     """How much a task holds in memory, over all partition values."""
     open_files_max: int = 64
+    """How many files a task keeps open; one more closes the one that rested longest."""
     recovery_window_s: float = 3 * 24 * 3600.0
     """How long a pipeline may be down and still go on: the table must remember it that long."""
     compact: CompactOption | None = None
@@ -188,7 +188,7 @@ class Delta(SinkBase):
             # Here, as tasks do without it: a new worker process pays for every import.
             from epochal.sinks.delta.committer import DeltaCommitter  # noqa: PLC0415
         except ImportError as error:
-            raise not_installed(error) from error
+            raise not_installed("the Delta sink", error.name, "delta") from error
         return DeltaCommitter(self, identity, limits)
 
 
@@ -204,7 +204,9 @@ def _address(table: str | PathLike[str]) -> str:
             "give them as storage_options, each as env(…) or file(…)",
         )
     local = local_folder(given)
-    return given.rstrip("/") if local is None else normpath(Path(local).absolute())
+    if local is not None and parts.scheme != "file":
+        require_path(given, "Delta")
+    return given.rstrip("/") if local is None else absolute_path(str(local))
 
 
 def _names(given: Sequence[str] | str) -> tuple[str, ...]:

@@ -19,23 +19,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
-from epochal.errors import InvariantBroken, Misconfigured, TryAgain
+from epochal.errors import InvariantBroken, Misconfigured, TryAgain, not_installed
 from epochal.kit.marked_files import Markers, at_once
 from epochal.storage import Entry
 from epochal.storage.local import disk_errors, sync
+from epochal.storage.urls import path_in_file_url
 from epochal.terms import JOB_PARTITION, Handle, Receipt
 
 PREPARED = "_epochal/prepared"
 STAGED = "_epochal/staged"
 JOBS = "_epochal/jobs"
-
-_TOO_FEW_FOR_THREADS = 8
-"""A sync waits for the disk, and files of one job are many where partitions are."""
 
 Stamp = tuple[int, int | None]
 """A file's size and when it was written."""
@@ -91,7 +89,7 @@ class TableFiles:
         paths = [self.local / relative for relative in relatives]
         folders = {parent for path in paths for parent in path.parents if self._is_inside(parent)}
         # The names in a folder may be synced before what they name: all of it before a receipt.
-        at_once(sync, (*paths, *sorted(folders)), at_least=_TOO_FEW_FOR_THREADS)
+        at_once(sync, (*paths, *sorted(folders)))
 
     def staged(self) -> list[str]:
         """The files that merges read, of any attempt."""
@@ -219,16 +217,9 @@ def is_written_by(handle: Handle, relative: str) -> bool:
 def local_folder(uri: str) -> Path | None:
     """The folder that a path or a file: URL names; None for an object store."""
     parts = urlsplit(uri)
-    if "://" not in uri:
-        return Path(uri)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def not_installed(error: ImportError) -> Misconfigured:
-    return Misconfigured(
-        f"the Delta sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[delta]'",
-    )
+    if parts.scheme == "file":
+        return Path(path_in_file_url(uri))
+    return None if "://" in uri else Path(uri)
 
 
 def _name_of(relative: str) -> str:
@@ -242,7 +233,7 @@ def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa
         # Only here: tasks on a local disk do without deltalake.
         from epochal.sinks.delta.object_store import object_store  # noqa: PLC0415
     except ImportError as error:
-        raise not_installed(error) from error
+        raise not_installed("the Delta sink", error.name, "delta") from error
     try:
         return object_store(uri, options)
     except Exception as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +20,8 @@ from deltalake import Schema as DeltaSchema
 
 from epochal.errors import Misconfigured, Problems
 from epochal.kit.engine_files import sql_name
+from epochal.kit.sink_base import cast_hint
+from epochal.storage.urls import first_line
 
 Kind: TypeAlias = "str | Mapping[str, Any]"
 """A type as the log writes it: a name, or an object with its parts."""
@@ -32,6 +34,8 @@ _WIDER = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _GENERATED = "delta.generationExpression"
+_NAME_IN_FILES = "delta.columnMapping.physicalName"
+MAPPING = "delta.columnMapping.mode"
 _VARCHAR = re.compile(r"varchar\((\d+)\)", re.IGNORECASE)
 
 
@@ -83,13 +87,28 @@ def columns_of(schema: DeltaSchema) -> dict[str, Column]:
     }
 
 
+def generated_columns(table: DeltaTable) -> dict[str, str]:
+    """Columns that follow from others, as SQL of Spark."""
+    return {
+        name: f"CAST(({column.metadata[_GENERATED]}) AS {column.kind})"
+        for name, column in columns_of(table.schema()).items()
+        if _GENERATED in column.metadata
+    }
+
+
 def columns_digest(table: DeltaTable) -> str:
     """What changes when a table gets other columns, or columns of other types."""
     kinds = {
-        name: [_plain(column.kind), column.is_nullable, column.metadata.get(_GENERATED)]
+        name: [
+            _plain(column.kind),
+            column.is_nullable,
+            column.metadata.get(_GENERATED),
+            _names_in_files(column),
+        ]
         for name, column in columns_of(table.schema()).items()
     }
-    return hashlib.sha256(json.dumps(kinds, sort_keys=True).encode()).hexdigest()[:16]
+    described = json.dumps([kinds, table.metadata().configuration.get(MAPPING)], sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 def misfit(
@@ -101,22 +120,53 @@ def misfit(
 ) -> str | None:
     """
     Why readers of a table, as it is now, can't read a file; None where they can. Columns that were
-    added or taken away since are no reason: readers know columns by name.
+    added or taken away since are no reason: readers know columns by name. Where somebody has made
+    the table map names meanwhile, that is the name in files; or they know them by number.
     """
+    if table.metadata().configuration.get(MAPPING) == "id":
+        return f"readers know columns by number now ({MAPPING}=id)"
     fields = columns_of(delta_schema(written))
     types = pa.schema(table.schema())
     for name, column in columns_of(table.schema()).items():
         if name in partition:
             if not _is_text_of(partition[name], types.field(name).type):
                 return f"its partition column {name!r} is {_type_text(column.kind)} now"
-        elif name in fields:
-            if _plain(fields[name].kind) != _plain(column.kind):
-                return f"its column {name!r} is {_type_text(column.kind)} now"
-        elif not column.is_nullable:
-            return f"it lacks column {name!r}, which takes no null"
+        elif why := _field_misfit(fields.get(name), column):
+            return why
+        if (name in partition or name in fields) and _names_in_files(column):
+            return f"its column {name!r} has another name in files now ({MAPPING}=name)"
         if not column.is_nullable and (name in nulls or partition.get(name, "") is None):
             return f"its column {name!r} takes no null any more"
     return None
+
+
+def _field_misfit(field: Column | None, column: Column) -> str | None:
+    if field is None:
+        is_needed = not column.is_nullable
+        return f"it lacks column {column.name!r}, which takes no null" if is_needed else None
+    if _plain(field.kind) != _plain(column.kind):
+        return f"its column {column.name!r} is {_type_text(column.kind)} now"
+    return None
+
+
+def _names_in_files(column: Column) -> list[str]:
+    """Of a column and of the fields within it, as far as these are not their own."""
+    itself = {"name": column.name, "metadata": column.metadata}
+    found = [
+        (one["name"], one.get("metadata", {}).get(_NAME_IN_FILES))
+        for one in (itself, *_fields_in(column.kind))
+    ]
+    return [in_files for name, in_files in found if in_files not in (None, name)]
+
+
+def _fields_in(kind: Kind) -> Iterator[Mapping[str, Any]]:
+    if isinstance(kind, str):
+        return
+    for part in ("elementType", "keyType", "valueType"):
+        yield from _fields_in(kind.get(part, ""))
+    for field in kind.get("fields", ()):
+        yield field
+        yield from _fields_in(field["type"])
 
 
 def _is_text_of(text: str | None, kind: pa.DataType) -> bool:
@@ -129,15 +179,42 @@ def _is_text_of(text: str | None, kind: pa.DataType) -> bool:
 
 def delta_schema(schema: pa.Schema) -> DeltaSchema:
     """The fields in Delta's types, or the reason why one has none."""
+    seen: dict[str, pa.Field] = {}
     for column in schema:
+        first = seen.setdefault(column.name.lower(), column)
+        if first is not column:
+            raise Misconfigured(
+                f"columns {first.name!r} and {column.name!r} have one name: Delta does not go by "
+                "upper and lower case",
+                'rename one: select=["a", "b AS other"]',
+            )
+        if why := _type_refusal(column.type):
+            fact = f"column {column.name!r} is {column.type}: {why}"
+            raise Misconfigured(fact, "cast it in the query")
         try:
             DeltaSchema.from_arrow(pa.schema([column]))
         except Exception as error:
             raise Misconfigured(
-                f"column {column.name!r} is {column.type}, which Delta does not have: {error}",
+                f"column {column.name!r} is {column.type}, which Delta does not have: "
+                f"{first_line(str(error))}",
                 'leave it out or cast it: select=["…"]',
             ) from error
     return DeltaSchema.from_arrow(schema)
+
+
+def _type_refusal(kind: pa.DataType) -> str | None:
+    """Why values of a type, or inside of one, would not come back; deltalake takes them all."""
+    if pa.types.is_unsigned_integer(kind):
+        # It takes them for signed ones: with one that is too large nobody can read the table.
+        return "Delta has no unsigned numbers"
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return "nanoseconds need a feature of the table that this sink does not write"
+    if pa.types.is_null(kind):
+        return "a column of nothing but nulls has no type"
+    if isinstance(kind, pa.BaseExtensionType):
+        return "readers of Delta know no types of others"
+    inside = (kind.field(place).type for place in range(kind.num_fields))
+    return next((why for inner in inside if (why := _type_refusal(inner))), None)
 
 
 def fit(
@@ -147,25 +224,27 @@ def fit(
     fields = columns_of(delta_schema(schema))
     columns = columns_of(table.schema())
     types = pa.schema(table.schema())
+    by_lower = {name.lower(): name for name in columns}
     wider, casts = {}, {}
     for name, one in fields.items():
         column = columns.get(name)
         if column is None:
+            if name not in deciding and name.lower() in by_lower:
+                problems.add(
+                    f"field {name!r} arrives, and the table has {by_lower[name.lower()]!r}",
+                    "rename it in the query: names must be equal, case included",
+                )
             continue
         if why := _mismatch(one.kind, column.kind):
             problems.add(
                 f"column {name!r} is {_type_text(column.kind)} and {_type_text(one.kind)} "
                 f"arrives{why}",
-                f'select=["*", "cast({name} as …) {name}"]',
+                cast_hint(name, _spark_type(column.kind)),
             )
         elif _plain(one.kind) != _plain(column.kind):
             wider[name] = str(types.field(name).type)
             casts[name] = f"CAST({sql_name(name)} AS {column.kind})"
-    generated = {
-        name: f"CAST(({column.metadata[_GENERATED]}) AS {column.kind})"
-        for name, column in columns.items()
-        if _GENERATED in column.metadata
-    }
+    generated = generated_columns(table)
     absent = [
         column for name, column in columns.items() if name not in fields and name not in generated
     ]
@@ -179,7 +258,7 @@ def fit(
         absent={column.name: column.kind for column in absent if isinstance(column.kind, str)},
         generated=generated,
         casts=casts,
-        new=tuple(name for name in fields if name not in columns and name not in deciding),
+        new=tuple(name for name in fields if name.lower() not in by_lower and name not in deciding),
         not_null=tuple(name for name, column in columns.items() if not column.is_nullable),
         rules=_rules(table.metadata().configuration, columns.values()),
     )
@@ -270,7 +349,7 @@ def _require_computable(
         for narrow in (field for field in casts if _names(sql, field)):
             problems.add(
                 f"column {name!r} is generated from {narrow!r}, which arrives in a narrower type",
-                f'select=["*", "cast({narrow} as …) {narrow}"]',
+                cast_hint(narrow, "…"),
             )
 
 
@@ -313,6 +392,11 @@ def _rules(configuration: Mapping[str, str], columns: Any) -> tuple[Rule, ...]:
             limit = f'coalesce(char_length("{name}") <= {varchar[1]}, true)'
             found.append(Rule(name=f"length of {column.name}", expression=limit))
     return tuple(found)
+
+
+def _spark_type(kind: Kind) -> str:
+    """As Spark's cast names it; nested types have other names there."""
+    return kind if isinstance(kind, str) else "…"
 
 
 def _type_text(kind: Kind) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 
 from epochal.contract import EngineWritten
-from epochal.errors import Misconfigured
+from epochal.errors import not_installed
 from epochal.sinks.files import layout
 from epochal.sinks.files.target import Options, Target
 from epochal.storage import FileStore, Store
@@ -261,17 +261,18 @@ class WholeObjectBackend:
 
         return WholeObjectAttempt(self.stores().ours, handle)
 
-    def staging(self, identity: Identity, *, recovery_days: int) -> Staging:  # noqa: ARG002
+    def staging(self, identity: Identity, *, recovery_days: int) -> Staging:
         from epochal.sinks.files.whole_objects import WholeObjectStaging  # noqa: PLC0415
 
-        return WholeObjectStaging(self.stores(), identity)
+        stores = self.stores()
+        return WholeObjectStaging(
+            stores, identity, lifecycle=_lifecycle_check(stores, recovery_days=recovery_days)
+        )
 
 
 def backend_for(target: Target, uploads: Uploads, options: Options) -> Backend:
     if target.scheme == "s3" and find_spec("boto3") is None:
-        raise Misconfigured(
-            "files on S3 need a package that is not installed: boto3", "pip install 'epochal[s3]'"
-        )
+        raise not_installed("files on S3", "boto3", "s3")
     if target.scheme == "file":
         return LocalBackend(Path(target.text))
     if target.scheme == "s3" and uploads != "manifest":
@@ -288,6 +289,17 @@ def object_stores(url: str, options: Options) -> Stores:
         name: value if isinstance(value, str) else value.reveal() for name, value in options
     }
     return Stores(shown=open_at(url, revealed), ours=open_at(layout.beside(url), revealed))
+
+
+def _lifecycle_check(stores: Stores, *, recovery_days: int) -> Callable[[], Ability] | None:
+    """A look at the rules by which a bucket of S3 removes objects; None of other stores."""
+    if not stores.ours.location.startswith("s3://"):
+        return None
+    from epochal.sinks.files.s3 import S3Store, check_lifecycle  # noqa: PLC0415  needs boto3
+
+    if not isinstance(stores.shown, S3Store) or not isinstance(stores.ours, S3Store):
+        return None
+    return partial(check_lifecycle, stores.shown, stores.ours, recovery_days=recovery_days)
 
 
 def _s3(target: Target, options: Options) -> tuple[S3Store, S3Store]:

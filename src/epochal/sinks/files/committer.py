@@ -164,15 +164,16 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
         """Look at what the engine has written: from here on it is like the files of a task."""
         attempt = self._engine_attempt(written.handle)
         suffix = FORMATS[self._format].suffix(self._engine.compression)
-        rows = attempt.gather(
-            written,
-            lambda number: layout.file_name(written.handle, number, suffix),
-            self._footer_of,
-            partial(_has_rows, form=self._format),
-        )
-        return receipt_of(
-            attempt, written.handle, written.schema, rows, fingerprint=written.fingerprint
-        )
+        with attempt.errors():
+            rows = attempt.gather(
+                written,
+                lambda number: layout.file_name(written.handle, number, suffix),
+                self._footer_of,
+                partial(_has_rows, form=self._format),
+            )
+            return receipt_of(
+                attempt, written.handle, written.schema, rows, fingerprint=written.fingerprint
+            )
 
     @property
     def _footer_of(self) -> Callable[[Path], tuple[Any, int]] | None:

@@ -76,7 +76,7 @@ def error_of(error: Exception, what: str) -> EpochalError:
         return _error_of_answer(error, fact)
     if isinstance(error, BotoCoreError) and not isinstance(error, _TRANSIENT_KINDS):
         return Misconfigured(fact, _CREDENTIALS_HINT)
-    return TryAgain(fact)
+    return TryAgain(fact, "check endpoint_url and region in storage_options, and the network")
 
 
 def is_denied(error: Exception) -> bool:

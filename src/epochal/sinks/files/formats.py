@@ -83,25 +83,34 @@ class Format:
 
 
 class _Csv:
+    """Instants are text in UTC: Arrow's own kernel for them is twenty times slower."""
+
     def __init__(self, stream: pa.NativeFile, schema: pa.Schema, compression: str) -> None:
         self._stream = _compressed(stream, compression)
-        options = pa_csv.WriteOptions(include_header=True, quoting_style="needed")
         self._instants = [column.name for column in schema if _is_instant(column.type)]
-        empty = self._as_text(pa.Table.from_batches([], schema=schema))
-        self._writer = pa_csv.CSVWriter(self._stream, empty.schema, write_options=options)
+        self._floats = [column.name for column in schema if pa.types.is_floating(column.type)]
+        empty = pa.Table.from_batches([], schema=schema)
+        self._plain = self._writer(_as_text(empty, self._instants, _instant_text), is_first=True)
+        self._odd: pa_csv.CSVWriter | None = None
+
+    def _writer(self, empty: pa.Table, *, is_first: bool = False) -> pa_csv.CSVWriter:
+        options = pa_csv.WriteOptions(include_header=is_first, quoting_style="needed")
+        return pa_csv.CSVWriter(self._stream, empty.schema, write_options=options)
 
     def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(self._as_text(rows))
-
-    def _as_text(self, rows: pa.Table) -> pa.Table:
-        """Instants as text in UTC: Arrow's own kernel for them is twenty times slower."""
-        for name in self._instants:
-            index = rows.schema.get_field_index(name)
-            rows = rows.set_column(index, name, _instant_text(rows.column(index)))
-        return rows
+        rows = _as_text(rows, self._instants, _instant_text)
+        if all(_is_finite(rows.column(name)) for name in self._floats):
+            self._plain.write_table(rows)
+            return
+        # Arrow's `nan` and `inf` are null to Spark's reader.
+        rows = _as_text(rows, self._floats, _float_text)
+        self._odd = self._odd or self._writer(rows)
+        self._odd.write_table(rows)
 
     def close(self) -> None:
-        self._writer.close()
+        for writer in (self._plain, self._odd):
+            if writer is not None:
+                writer.close()
         _finish(self._stream)
 
 
@@ -123,6 +132,28 @@ def _csv(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encod
 
 def _json_lines(sampled: pa.Table, compression: str) -> Callable[[pa.NativeFile], Encoder]:  # noqa: ARG001
     return lambda stream: _JsonLines(stream, compression)
+
+
+def _as_text(
+    rows: pa.Table, names: Iterable[str], text_of: Callable[[pa.ChunkedArray], pa.ChunkedArray]
+) -> pa.Table:
+    for name in names:
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, name, text_of(rows.column(index)))
+    return rows
+
+
+def _is_finite(values: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.is_finite(values), min_count=0).as_py())
+
+
+def _float_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With what is no number as Spark and Java write it."""
+    text = values.cast(pa.large_string())
+    for arrow, ours in _ODD_FLOATS.items():
+        is_odd = pc.equal(text, scalar(arrow, pa.large_string()))
+        text = pc.if_else(is_odd, scalar(ours, pa.large_string()), text)
+    return text
 
 
 def _is_instant(kind: pa.DataType) -> bool:
@@ -152,6 +183,8 @@ def _parquet_refusal(kind: pa.DataType) -> str | None:
         return "a column of nothing but nulls has no type in parquet"
     if pa.types.is_duration(kind) or pa.types.is_interval(kind):
         return f"{kind} would come back from parquet as a plain number"
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        return "a struct without fields has no form in parquet"
     children = (kind.field(index).type for index in range(kind.num_fields))
     return next((why for child in children if (why := _parquet_refusal(child))), None)
 
@@ -159,7 +192,7 @@ def _parquet_refusal(kind: pa.DataType) -> str | None:
 def _csv_refusal(kind: pa.DataType) -> str | None:
     if pa.types.is_nested(kind):
         return f"CSV has no nested values, and this is {kind}"
-    if pa.types.is_null(kind) or pa.types.is_duration(kind) or pa.types.is_interval(kind):
+    if any(is_one(kind) for is_one in _NO_CSV) or isinstance(kind, pa.BaseExtensionType):
         return f"{kind} has no form in CSV"
     if (
         pa.types.is_binary(kind)
@@ -168,6 +201,19 @@ def _csv_refusal(kind: pa.DataType) -> str | None:
     ):
         return f"CSV is text, and this is {kind}"
     return None
+
+
+_NO_CSV = (
+    pa.types.is_null,
+    pa.types.is_duration,
+    pa.types.is_interval,
+    # Written, and not read back by Arrow.
+    pa.types.is_float16,
+    pa.types.is_decimal256,
+    # Not written by Arrow.
+    pa.types.is_string_view,
+    pa.types.is_binary_view,
+)
 
 
 def _orc_refusal(kind: pa.DataType) -> str | None:
@@ -200,6 +246,7 @@ def avro_name_refusal(name: str) -> str | None:
 
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TEXT_ROWS_AT_ONCE = 10_000
+_ODD_FLOATS = {"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _DATES = {"dateFormat": "yyyy-MM-dd", "timeZone": "UTC"}
 _TEXT_COMPRESSIONS = {"none": "", "gzip": ".gz"}
 """What every reader of text files undoes by the file's name; of zstd few do."""

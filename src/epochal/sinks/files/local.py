@@ -66,6 +66,7 @@ logger = logging.getLogger("epochal")
 _TOO_FEW_FOR_THREADS = 8
 
 _PROBE = ".epochal-probe-"
+_PROBE_AGE_S = 60.0
 _RIGHTS = (
     "the folder, and the one above it, must be writable for the driver and every executor, on a "
     "file system with hard links and atomic renames (a local disk, NFS; not a mounted bucket); "
@@ -144,7 +145,8 @@ class LocalAttempt:
     def seal(self, relatives: Sequence[str]) -> list[dict[str, Json]]:
         """Make all files durable, with every folder above them that a task may have made."""
         paths = [self._path / relative for relative in relatives]
-        _on_disk(sync, paths)
+        # Each waits for the disk: two at once take as long as the longer one.
+        at_once(sync, paths)
         _on_disk(sync, _folders_of(relatives, self._path))
         for folder in (self._beside, self._beside.parent):
             sync(folder)
@@ -172,6 +174,7 @@ class LocalStaging:
 
     def check(self) -> Sequence[Ability]:
         """Show that files can be created, named once, and moved in one step to the root."""
+        self._require_apart()
         try:
             make_folder(self._root)
             self._require_same_file_system()
@@ -189,6 +192,18 @@ class LocalStaging:
                 because=f"{self._root} and {self._beside} are one file system with hard links",
             )
         ]
+
+    def _require_apart(self) -> None:
+        """Readers of a folder look into those inside, and would see what is prepared there."""
+        outer = next((one for one in self._root.parents if _is_root(one)), None)
+        inner = next(iter(sorted(self._root.glob(f"*{layout.BESIDE}"))), None)
+        if outer is None and inner is None:
+            return
+        raise Misconfigured(
+            f"Files can't write to {self._root}: readers of {outer or self._root}, the folder of a "
+            f"sink, would see what is prepared for another one in {inner or self._beside}",
+            "folders of two sinks must be beside each other, not one inside of the other",
+        )
 
     def _make_beside(self) -> None:
         """As the root is: who may write there may prepare, and readers of manifests may read."""
@@ -214,7 +229,8 @@ class LocalStaging:
     def _try_move(self) -> None:
         """By an empty folder: to a reader of the root it is nothing, also if it is left there."""
         for old in (*self._beside.glob(f"{_PROBE}*"), *self._root.glob(f"{_PROBE}*")):
-            _remove_empty(old)
+            if (_age_s(old) or 0.0) > _PROBE_AGE_S:  # else another process may be at it
+                _remove_empty(old)
         probe = f"{_PROBE}{secrets.token_hex(8)}"
         made, moved = self._beside / probe, self._root / probe
         try:
@@ -256,21 +272,21 @@ class LocalStaging:
         self._require_writable({source.parent for source, _ in moves}, verb="move files out of")
         targets = {_nearest(target.parent) for _, target in moves}
         self._require_writable(targets, verb="move files to")
-        # Rights alone don't show it all: of each user's files one is moved away and back.
+        # Rights alone don't show it all: of each user's files one is given another name, and back.
         for source in {_owners(source): source for source, _ in moves}.values():
-            self._try_to_move(source)
+            self._try_to_rename(source)
 
     def _require_writable(self, folders: Iterable[Path], *, verb: str) -> None:
         for folder in folders:
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise self._not_allowed(verb, folder, os.strerror(errno.EACCES))
 
-    def _try_to_move(self, source: Path) -> None:
-        aside = self._aside()
+    def _try_to_rename(self, source: Path) -> None:
+        """Within its own folder: commands of an operator clear what lies in scratch."""
+        probe = source.with_name(f"{_PROBE}{secrets.token_hex(8)}")
         try:
-            make_folder(aside.parent)
-            source.rename(aside)
-            aside.rename(source)
+            source.rename(probe)
+            probe.rename(source)
         except PermissionError as error:
             reason = error.strerror or str(error)
             raise self._not_allowed("move files out of", source.parent, reason) from error
@@ -414,10 +430,7 @@ class LocalStaging:
         return LocalAttempt(self._root, handle)
 
     def remove_old_scratch(self) -> None:
-        """
-        Folders that an abort could not remove, or was killed at, and files of a rehearsal that was
-        killed while one was aside; the store removes its own.
-        """
+        """Folders that an abort could not remove, or was killed at; the store removes its own."""
         scratch = layout.scratch_of(self._identity.uid, self._identity.tag)
         for path in self._beside.glob(f"{scratch}*"):
             _remove(path)
@@ -433,13 +446,24 @@ class LocalStaging:
         ]
 
 
+def _is_root(folder: Path) -> bool:
+    """Whether a Files sink writes to this folder."""
+    return folder.name != "" and folder.with_name(layout.beside(folder.name)).is_dir()
+
+
 def _found(path: Path) -> InDoubt | None:
+    age_s = _age_s(path)
+    if age_s is None:
+        return None
+    return InDoubt(name=path.name, handle=Handle.parse(path.name), age_s=age_s)
+
+
+def _age_s(path: Path) -> float | None:
+    """None where it is gone."""
     try:
-        changed_s = path.stat().st_mtime
+        return max(0.0, time.time() - path.stat().st_mtime)
     except FileNotFoundError:
         return None
-    age_s = max(0.0, time.time() - changed_s)
-    return InDoubt(name=path.name, handle=Handle.parse(path.name), age_s=age_s)
 
 
 def half_published(

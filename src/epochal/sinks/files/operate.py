@@ -73,7 +73,7 @@ def _visible(store: FileStore, folder: str) -> Iterator[str]:
             yield from _visible(store, top + inner)
 
 
-def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> str:
+def iam_policy(target: Target, *, kms_key_id: str | None) -> str:
     """
     The least rights that the credentials of a sink on S3 need, as a policy document of IAM.
 
@@ -84,9 +84,7 @@ def iam_policy(target: Target, *, has_uploads: bool, kms_key_id: str | None) -> 
     rows, ours = (
         f"{bucket}/{folder}/*" for folder in (target.prefix, layout.beside(target.prefix))
     )
-    listing = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
-    if has_uploads:
-        listing += ["s3:GetLifecycleConfiguration"]
+    listing = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetLifecycleConfiguration"]
     writing = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
     statements: list[Mapping[str, Json]] = [
         {"Effect": "Allow", "Action": listing, "Resource": bucket},

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import reduce
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import pyarrow as pa
@@ -45,13 +46,14 @@ _SPARK_OPTIONS: dict[str, dict[str, str]] = {
         "escape": '"',
         "nullValue": "\0",  # so that a quoted empty string is not taken for null
         "multiLine": "true",
-        "nanValue": "nan",
-        "positiveInf": "inf",
-        "negativeInf": "-inf",
         "timestampFormat": "yyyy-MM-dd HH:mm:ss[.SSSSSS]X",
         "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss[.SSSSSS]",
     },
 }
+
+
+_NO_GLOBS = {"__globPaths__": "false"}
+"""Spark's own: a `[` or `{` in the path of a folder is no pattern."""
 
 
 @overload
@@ -94,6 +96,11 @@ def read_epochs(
     settings (`s3a`).
     """
     target = parse(path)
+    if target.scheme == "file" and not Path(target.text).is_dir():
+        raise Misconfigured(
+            f"there is no folder {target.text}",
+            "name the path of a Files sink; a start of its pipeline makes the folder",
+        )
     options = checked_options(target.scheme, storage_options or {})
     stores = backend_for(target, "auto", options).stores()
     manifests = [
@@ -203,7 +210,7 @@ def _read_avro(stores: Stores, files: Sequence[str], schema: pa.Schema) -> ds.Da
         from fastavro import reader  # noqa: PLC0415  few need it
     except ImportError:
         raise Misconfigured(
-            "to read Avro files without Spark, a package is needed that is not installed: fastavro",
+            "reading Avro files without Spark can't run without fastavro, which is not installed",
             "pip install fastavro; or read_epochs(…, spark=spark)",
         ) from None
     tables = []
@@ -259,7 +266,8 @@ def _spark_read(
     hidden = [file for file in files if layout.is_data(file)]
     shown = [file for file in files if not layout.is_data(file)]
     root, ours = (hadoop_url(store.location) for store in (stores.shown, stores.ours))
-    reader = spark.read.options(**_SPARK_OPTIONS[form]).format(FORMATS[form].engine.name)
+    reader = spark.read.options(**_SPARK_OPTIONS[form], **_NO_GLOBS)
+    reader = reader.format(FORMATS[form].engine.name)
     read_as = _avro_types(schema) if form == "avro" else schema
     frames = [_spark_hidden(reader, ours, some, read_as) for some in _by_folder(hidden)]
     if shown:
@@ -335,6 +343,9 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     if pa.types.is_dictionary(kind):
         return _array(values, kind.value_type).cast(kind)
+    if pa.types.is_time(kind):  # of a day, as Arrow casts no text to a time
+        days = [None if value is None else f"1970-01-01 {value}" for value in values]
+        return pa.array(days, pa.string()).cast(pa.timestamp(kind.unit)).cast(kind)
     return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(
         kind
     )

@@ -29,14 +29,14 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from epochal.errors import Misconfigured
+from epochal.errors import EpochalError, Misconfigured
 from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.errors import RAISED, code_of, error_of, is_denied
 from epochal.sinks.files.target import Options
 from epochal.storage import Entry
 from epochal.storage.store import gone
-from epochal.terms import Handle
+from epochal.terms import Ability, Handle
 
 _SENDS_MAX = 4
 PART_BYTES = 8 * 1024 * 1024
@@ -471,6 +471,61 @@ class S3Store:
                 # Keys may have been changed meanwhile: they are read again at the next call.
                 _client.cache_clear()
             raise error_of(error, f"{verb} on {self.location}") from None
+
+
+def check_lifecycle(rows: S3Store, ours: S3Store, *, recovery_days: int) -> Ability:
+    """
+    Whether the bucket's rules leave prepared uploads alone, and the objects beside the rows: the
+    manifests, and where they alone show rows, the rows themselves.
+    """
+    name = "kept by the bucket's lifecycle rules"
+    try:
+        rules = [rule for rule in rows.lifecycle_rules() if rule.get("Status") == "Enabled"]
+    except EpochalError as error:
+        return Ability(
+            name=name,
+            granted=False,
+            because=f"the rules can't be read ({error.message}): make sure that none aborts "
+            f"incomplete uploads within {recovery_days} days, or expires objects below "
+            f"{ours.location}",
+        )
+    days = {
+        "aborts incomplete uploads": _shortest(rules, rows, _ABORT),
+        "expires objects": _shortest(rules, ours, _EXPIRE),
+    }
+    for what, shortest in days.items():
+        if shortest is not None and shortest < recovery_days:
+            raise Misconfigured(
+                f"a lifecycle rule of {rows.location} {what} after {shortest} days, and a decided "
+                f"epoch must stay recoverable for {recovery_days}",
+                f"leave {ours.location} out of the rule, raise it to {recovery_days} days or more, "
+                "or lower recovery_days=",
+            )
+    found = [f"a rule {what} after {at} days" for what, at in days.items() if at is not None]
+    return Ability(
+        name=name,
+        granted=days["expires objects"] is None,
+        because="; ".join(found) or "no rule aborts uploads or expires objects",
+    )
+
+
+_ABORT = ("AbortIncompleteMultipartUpload", "DaysAfterInitiation")
+_EXPIRE = ("Expiration", "Days")
+
+
+def _shortest(
+    rules: Sequence[Mapping[str, Any]], store: S3Store, action: tuple[str, str]
+) -> int | None:
+    """After how many days rules do this to a part of a store; None where none does."""
+    ours = store.full_key("")
+    found = []
+    for rule in rules:
+        chosen = rule.get("Filter", {})
+        prefix = chosen.get("Prefix", chosen.get("And", {}).get("Prefix", rule.get("Prefix", "")))
+        days = rule.get(action[0], {}).get(action[1])
+        if days is not None and (ours.startswith(prefix) or prefix.startswith(ours)):
+            found.append(int(days))
+    return min(found, default=None)
 
 
 class S3Output:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,7 +24,14 @@ from epochal.kit.marked_files import at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
 from epochal.sinks.files.local import half_published
-from epochal.sinks.files.s3 import Completion, PartSender, PartStream, S3Store, Upload
+from epochal.sinks.files.s3 import (
+    Completion,
+    PartSender,
+    PartStream,
+    S3Store,
+    Upload,
+    check_lifecycle,
+)
 from epochal.sinks.files.whole_objects import check_put_if_absent, remove_old_objects
 from epochal.terms import (
     NO_ROWS,
@@ -103,7 +109,7 @@ class MultipartStaging:
         return [
             check_put_if_absent(self._ours, self._identity),
             self._try_upload(),
-            self._lifecycle(),
+            check_lifecycle(self.store, self._ours, recovery_days=self._recovery_days),
         ]
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
@@ -272,45 +278,6 @@ class MultipartStaging:
             granted=True,
             because=f"{self._ours.location} kept one invisible, listed it and completed it",
         )
-
-    def _lifecycle(self) -> Ability:
-        name = "uploads kept for the recovery window"
-        try:
-            rules = self.store.lifecycle_rules()
-        except EpochalError as error:
-            return Ability(
-                name=name,
-                granted=False,
-                because=f"the bucket's lifecycle rules can't be read ({error.message}): make sure "
-                f"that none aborts incomplete uploads within {self._recovery_days} days",
-            )
-        days = [_abort_days(rule) for rule in rules if self._applies(rule)]
-        shortest = min((one for one in days if one is not None), default=None)
-        if shortest is not None and shortest < self._recovery_days:
-            raise Misconfigured(
-                f"a lifecycle rule of {self.store.location} aborts incomplete uploads after "
-                f"{shortest} days, and a decided epoch must stay recoverable for "
-                f"{self._recovery_days}",
-                f"raise the rule to {self._recovery_days} days or more, or lower recovery_days=",
-            )
-        because = (
-            "no lifecycle rule aborts"
-            if shortest is None
-            else f"after {shortest} days a rule aborts"
-        )
-        return Ability(name=name, granted=True, because=f"{because} incomplete uploads")
-
-    def _applies(self, rule: Mapping[str, Any]) -> bool:
-        chosen = rule.get("Filter", {})
-        prefix = chosen.get("Prefix", chosen.get("And", {}).get("Prefix", rule.get("Prefix", "")))
-        ours = self.store.full_key("")
-        overlaps = ours.startswith(prefix) or prefix.startswith(ours)
-        return rule.get("Status") == "Enabled" and overlaps
-
-
-def _abort_days(rule: Mapping[str, Any]) -> int | None:
-    days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-    return None if days is None else int(days)
 
 
 def _in_doubt(owner: Handle | str, uploads: Sequence[Upload]) -> InDoubt:

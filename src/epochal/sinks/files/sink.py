@@ -82,6 +82,7 @@ class Files(SinkBase):
     format: Literal["parquet", "orc", "avro", "jsonl", "csv"] = "parquet"
     """ORC and Avro are written by Spark's own writer only, Avro where spark-avro is there."""
     partition_by: Sequence[str] = ()
+    """Columns that become folders, in Hive's layout: strings, integers, booleans, dates."""
     compression: str | None = None
     """None takes the format's own: snappy (ORC: zstd), and none for text."""
     max_file_bytes: int | None = None
@@ -106,7 +107,7 @@ class Files(SinkBase):
     storage_options: Mapping[str, str | Secret] | str = field(default_factory=dict)
     """How an object store is reached: endpoint, region, encryption, keys. See the guide."""
     recovery_days: int = 3
-    """How long S3 must keep uploads of a decided epoch: checked against the bucket's rules."""
+    """How long S3 must keep what is prepared: checked against the bucket's lifecycle rules."""
 
     _target: Target = field(init=False, repr=False, compare=False)
     _backend: Backend = field(init=False, repr=False, compare=False)
@@ -171,7 +172,7 @@ class Files(SinkBase):
         if hidden:
             raise Misconfigured(
                 f"partition_by={hidden}: readers pass over folders that begin with _ or .",
-                f'rename the column: select=["*", "{hidden[0]} as part"]',
+                f'rename the column: select=["*", "{hidden[0]} as part"], partition_by=["part"]',
             )
         if len(set(self.partition_by)) < len(self.partition_by):
             raise Misconfigured(
@@ -215,11 +216,7 @@ class Files(SinkBase):
         from epochal.sinks.files.operate import iam_policy  # noqa: PLC0415  only operators ask
 
         key = options.get("kms_key_id")
-        return iam_policy(
-            self._target,
-            has_uploads=self._mechanism == "multipart",
-            kms_key_id=None if key is None else str(key),
-        )
+        return iam_policy(self._target, kms_key_id=None if key is None else str(key))
 
     @property
     def _mechanism(self) -> str:

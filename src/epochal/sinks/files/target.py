@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from os.path import normpath
-from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from epochal.errors import Misconfigured
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.sinks.files.layout import BESIDE
+from epochal.storage.urls import absolute_path, path_in_file_url, require_path
 
 Options: TypeAlias = "tuple[tuple[str, str | Secret], ...]"
 """How an object store is reached, secrets held as such."""
@@ -33,7 +33,7 @@ class Target:
 
     @property
     def bucket(self) -> str:
-        return urlsplit(self.text).netloc
+        return self.text.partition("://")[2].partition("/")[0]
 
     @property
     def prefix(self) -> str:
@@ -66,7 +66,8 @@ def _parsed_path(path: str | PathLike[str]) -> Target:
             raise Misconfigured(
                 "Files needs a folder, and the path is empty", "Files('/data/orders')"
             )
-        return Target(scheme="file", text=normpath(Path(url).absolute()))
+        require_path(url, "Files")
+        return Target(scheme="file", text=absolute_path(url))
     scheme = urlsplit(url).scheme.lower()
     if scheme == "file":
         return Target(scheme="file", text=_local(url))
@@ -86,7 +87,7 @@ def _local(url: str) -> str:
             f"Files({url!r}): a file URL with the host {parts.netloc!r}",
             f"file:///{parts.netloc}{parts.path}",
         )
-    return normpath(unquote(parts.path))
+    return normpath(path_in_file_url(url))
 
 
 def _object_store(url: str, scheme: str) -> Target:

@@ -150,14 +150,23 @@ class WholeObjectStaging:
     trusts_rehearsal = True
     shows_by_manifest = True
 
-    def __init__(self, stores: Stores, identity: Identity) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        identity: Identity,
+        *,
+        lifecycle: Callable[[], Ability] | None = None,
+    ) -> None:
+        """`lifecycle`: looks at the rules by which the store removes objects, where it has some."""
         self.stores = stores
+        self._lifecycle = lifecycle
         self._ours = stores.ours
         self._identity = identity
         self._markers = Markers(stores.ours, layout.IN_DOUBT)
 
     def check(self) -> Sequence[Ability]:
-        return [check_put_if_absent(self._ours, self._identity)]
+        found = check_put_if_absent(self._ours, self._identity)
+        return [found] if self._lifecycle is None else [found, self._lifecycle()]
 
     def rehearse(self, receipts: Sequence[Receipt]) -> None:
         if lost := self._lost(receipts):

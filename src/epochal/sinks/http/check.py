@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from epochal.errors import Misconfigured
 from epochal.kit import json_lines
+from epochal.kit.sink_base import cast_hint
 from epochal.sinks.http.writer import NDJSON
 from epochal.terms import Ability
 
@@ -43,7 +44,7 @@ def require_json(schema: pa.Schema) -> None:
         if why is not None:
             raise Misconfigured(
                 f"column {column.name!r}: {why}",
-                f'cast it: select=["*", "cast({column.name} as string) {column.name}"]',
+                f"cast it: {cast_hint(column.name, 'string')}",
             )
 
 

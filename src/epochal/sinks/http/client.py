@@ -105,7 +105,8 @@ class Client:
             why = f"{reply.status} {reply.text}"
             self._sleep(self._wait_s(answer, wait_s))
         fact = f"{what} was not done in {self._service.retries_max + 1} attempts: {why}"
-        raise OutcomeUnknown(fact) if is_final and not is_sure else TryAgain(fact)
+        hint = "check the URL of the sink, and that its service is up"
+        raise (OutcomeUnknown if is_final and not is_sure else TryAgain)(fact, hint)
 
     def _waits(self) -> Iterator[float]:
         """The wait after each attempt; none after the last."""

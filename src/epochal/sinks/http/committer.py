@@ -1,7 +1,8 @@
 """`HttpCommitter`: `POST /commit/{txn}` for every task at a receiver, then the epoch's mark.
 
-After a lost answer `GET /transactions/{txn}` has the outcome. That a transaction does not exist
-counts only where the receiver itself answers so: a 404 of a proxy on the way proves nothing.
+After a lost answer `GET /transactions/{txn}` has the outcome. That a transaction does not exist, or
+is committed, counts only where the receiver itself answers so: a 404 or a 200 of a proxy on the way
+proves nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ from epochal.terms import (
 
 PROTOCOL = "epochal-two-phase"
 VERSION = 1
+_COMMITTED = "committed"
 _LOST = frozenset({"unknown", "aborted"})
 _FORGOTTEN = "forgotten"
 _TAKEN = "taken"
+_IN_ITS_PLACE = "a proxy may answer in its place, by a page for maintenance or for logging in"
 
 
 class HttpCommitter(CommitterBase):
@@ -94,7 +97,7 @@ class HttpCommitter(CommitterBase):
         reply = self._client.ask(
             "POST", "/rehearse", json_body={**self._owner(), "txns": txns}, reads=(404, 409, 410)
         )
-        if reply.status != 200:
+        if reply.status != 200 or "rehearsed" not in reply.body:
             raise TryAgain(f"epoch {epoch} can't be rehearsed at {self._url}: {reply.text}")
 
     def commit(self, epoch: EpochNumber, receipts: Sequence[Receipt]) -> None:
@@ -111,7 +114,7 @@ class HttpCommitter(CommitterBase):
                 handles=lost,
             )
         for txn, reply in zip(txns, replies, strict=True):
-            if reply.status != 200:
+            if reply.body.get("state") != _COMMITTED:
                 raise _unexpected(f"commit of {txn}", reply)
         self._mark(epoch, txns, claims)
 
@@ -138,7 +141,7 @@ class HttpCommitter(CommitterBase):
             reply = self._client.ask("GET", path, reads=(404, 410))
             if _is_lost(reply):
                 return Proof.ABORTED
-            if reply.body.get("state") != "committed":
+            if reply.body.get("state") != _COMMITTED:
                 return Proof.UNKNOWN
         # The mark is the epoch's proof: without it `newest` does not show the epoch.
         newest = self._newest_epoch()
@@ -224,7 +227,8 @@ class HttpCommitter(CommitterBase):
 
     def _abort_one(self, txn: str) -> Reply:
         reply = self._client.ask("POST", f"/abort/{quote(txn)}", reads=(409,))
-        if reply.status == 409 and reply.body.get("state") != "committed":
+        state = reply.body.get("state")
+        if state is None or (reply.status == 409 and state != _COMMITTED):
             raise _unexpected(f"abort of {txn}", reply)
         return reply
 
@@ -233,7 +237,7 @@ class HttpCommitter(CommitterBase):
         mark = {**self._owner(), **key, "txns": list(txns), "claims": claims}
         reply = self._client.ask("POST", "/marks", json_body=mark, reads=(409, 410), is_final=True)
         self._require_not_taken([reply])
-        if reply.status != 200:
+        if reply.status != 200 or reply.body.get("epoch") != epoch:
             raise _unexpected(f"mark of epoch {epoch}", reply)
 
     def _at_once(self, verb: Callable[[str], Reply], txns: Sequence[str]) -> list[Reply]:
@@ -249,6 +253,10 @@ def _is_lost(reply: Reply) -> bool:
 
 
 def _unexpected(what: str, reply: Reply) -> Exception:
+    if reply.status == 200:
+        return OutcomeUnknown(
+            f"{what} was answered by something else than the receiver: {reply.text}", _IN_ITS_PLACE
+        )
     if reply.body.get("state") == _FORGOTTEN:
         return OutcomeUnknown(
             f"{what}: {reply.text}",
@@ -265,5 +273,7 @@ def _list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """An answer without the list must not pass for an empty one."""
     found = body.get(name)
     if not isinstance(found, list):
-        raise InvariantBroken(f"the receiver's answer has no {name}: {str(dict(body))[:200]}")
+        raise TryAgain(
+            f"the receiver's answer has no {name}: {str(dict(body))[:200]}", _IN_ITS_PLACE
+        )
     return found

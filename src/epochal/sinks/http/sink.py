@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from epochal.contract import Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.kit.spool.rows import RowSpool, spool_url
@@ -100,6 +100,7 @@ class Http(SinkBase):
     base_url: str = field(kw_only=False, repr=False)
     """The endpoint, or the part before /prepare/…; a password or a query in it is hidden."""
     mode: Mode = "two-phase"
+    """A receiver that prepares and commits; or one endpoint, called after the decision."""
 
     token: Secret | str | None = None
     """Sent as a bearer token: `env("…")` or `file(path)`."""
@@ -108,7 +109,9 @@ class Http(SinkBase):
     certificate: str | PathLike[str] | None = None
     """TLS: this client's certificate, PEM, on the driver and on executors."""
     key: str | PathLike[str] | None = None
+    """TLS: the key of that certificate, PEM."""
     key_password: Secret | str | None = None
+    """TLS: the password of that key."""
     ca: str | PathLike[str] | None = None
     """TLS: who signed the service's certificate; by default whom the machine trusts."""
 
@@ -130,10 +133,13 @@ class Http(SinkBase):
     spool: str | PathLike[str] | None = field(default=None, repr=False)
     """Idempotency-key: where rows wait; a folder that driver and executors share, or a URL."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
+    """Idempotency-key: of the calls."""
     body: Literal["json", "ndjson"] = "json"
     """Idempotency-key: `json` is an object, or an array where a call has several rows."""
     rows_per_call: int = 1
+    """Idempotency-key: how many rows a call carries at most."""
     key_header: str = "Idempotency-Key"
+    """Idempotency-key: the header that carries the key of a call."""
     order: Literal["none", "partition", "epoch"] = "none"
     """Idempotency-key: which calls wait for the one before them."""
     on_reject: Literal["stop", "keep"] = "stop"
@@ -145,10 +151,7 @@ class Http(SinkBase):
 
     def __post_init__(self) -> None:
         if find_spec("httpx") is None:
-            raise Misconfigured(
-                "the HTTP sink needs a package that is not installed: httpx",
-                "pip install 'epochal[http]'",
-            )
+            raise not_installed("the HTTP sink", "httpx", "http")
         self._check_options()
         self._set("service", self._make_service())
         self._set("token", _secret(self.token))

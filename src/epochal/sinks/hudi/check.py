@@ -9,12 +9,18 @@ import pyarrow as pa
 
 from epochal.errors import Problems
 from epochal.kit.engine_files import sql_name
-from epochal.sinks.hudi.client import FOR_PEOPLE, HudiClient
+from epochal.sinks.hudi.client import FOR_PEOPLE, HudiClient, TableKeys
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_BY_ORDER = "EVENT_TIME_ORDERING"
+_KEY_GENERATORS = (
+    "SimpleKeyGenerator",
+    "ComplexKeyGenerator",
+    "NonpartitionedKeyGenerator",
+)
 ONLY_LISTS = Ability(
     name="commit",
     granted=False,
@@ -76,6 +82,37 @@ def columns(schema: pa.Schema | None, table: StructType, target: str) -> Mapping
 
 def required(table: StructType) -> list[str]:
     return [field.name for field in table.fields if not field.nullable]
+
+
+def require_keys(schema: pa.Schema | None, keys: TableKeys, target: str) -> None:
+    """Raise where rows can't be replaced by their key in this table."""
+    problems = Problems()
+    if not keys.record:
+        problems.add("it has no key", "primaryKey in TBLPROPERTIES, or mode='append'")
+    if not keys.order or keys.merge_mode != _BY_ORDER:
+        problems.add(
+            f"it has no order of rows with one key (its merge mode is {keys.merge_mode})",
+            "preCombineField in TBLPROPERTIES: the row with the higher value is kept",
+        )
+    if keys.generator not in _KEY_GENERATORS:
+        problems.add(
+            f"its key generator is {keys.generator}, which was never tried here",
+            f"one of {', '.join(_KEY_GENERATORS)}",
+        )
+    if not keys.is_stored:
+        problems.add(
+            "its rows are stored without their keys (hoodie.populate.meta.fields=false)",
+            "a table with them, or mode='append'",
+        )
+    if keys.has_change_log:
+        problems.add(
+            "it has a change log (hoodie.table.cdc.enabled), which was never tried here",
+            "a table without it, or mode='append'",
+        )
+    for name in (*keys.record, *keys.order, *keys.partition):
+        if schema is not None and name not in schema.names:
+            problems.add(f"its key, order or partition is {name}, and rows have none", "select=[…]")
+    problems.raise_if_any(f"mode='upsert' on the Hudi table at {target}")
 
 
 def _is_same(one: pa.DataType, other: pa.DataType) -> bool:

@@ -52,6 +52,34 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableKeys:
+    """By what a table finds the row that another one replaces."""
+
+    record: Sequence[str]
+    partition: Sequence[str]
+    order: Sequence[str]
+    """Of two rows of one key, the higher by these columns is kept."""
+    generator: str
+    """Hudi's class that makes a key of a row."""
+    merge_mode: str
+    is_stored: bool
+    """Each row in a file has its key beside it."""
+    has_change_log: bool
+
+
+def _read_keys(table: JavaObject) -> TableKeys:
+    return TableKeys(
+        record=list(table.getRecordKeyFields().orElse([])),
+        partition=list(table.getPartitionFields().orElse([])),
+        order=list(table.getOrderingFields()),
+        generator=str(table.getKeyGeneratorClassName()).rpartition(".")[2],
+        merge_mode=str(table.getRecordMergeMode()),
+        is_stored=bool(table.populateMetaFields()),
+        has_change_log=bool(table.isCDCEnabled()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
     """
     The timeline when rows began to be written: instants that completed since then are compared with
@@ -162,6 +190,7 @@ class HudiClient:
         self._conf = tables(self._spark.sparkContext._jsc.hadoopConfiguration())
         meta = self._meta()
         self.table_type = str(meta.getTableType().name())
+        self.keys = _read_keys(meta.getTableConfig())
         self.schema, self._schema_text = self._read_schema(meta)
         self.options = {**options, **self._table_options(meta)}
         self._client: JavaObject = None
@@ -218,7 +247,6 @@ class HudiClient:
                 "upgrade it to Hudi's version 8 or newer, with no writer at work: "
                 "CALL upgrade_table(…)",
             )
-        keys, partitions = table.getRecordKeyFields(), table.getPartitionFields()
         fields = self._hudi.common.table.HoodieTableConfig.getPartitionFieldPropForKeyGenerator
         partition_fields = fields(table)
         found = {
@@ -230,13 +258,17 @@ class HudiClient:
             f"{_WRITE}keygenerator.class": table.getKeyGeneratorClassName(),
             f"{_WRITE}hive_style_partitioning": table.getHiveStylePartitioningEnable(),
             f"{_WRITE}partitionpath.urlencode": table.getUrlEncodePartitioning(),
-            "hoodie.populate.meta.fields": str(bool(table.populateMetaFields())).lower(),
+            "hoodie.populate.meta.fields": str(self.keys.is_stored).lower(),
             f"{_WRITE}partitionpath.field": partition_fields.orElse("")
-            if partitions.isPresent()
+            if self.keys.partition
             else "",
         }
-        if keys.isPresent():
-            found[f"{_WRITE}recordkey.field"] = ",".join(keys.get())
+        if self.keys.record:
+            found[f"{_WRITE}recordkey.field"] = ",".join(self.keys.record)
+        if self.keys.order:
+            found["hoodie.table.ordering.fields"] = ",".join(self.keys.order)
+            found["hoodie.write.record.merge.mode"] = self.keys.merge_mode
+            found["hoodie.write.record.merge.strategy.id"] = table.getRecordMergeStrategyId()
         return {name: str(value) for name, value in found.items() if value is not None}
 
     # Instants
@@ -262,9 +294,8 @@ class HudiClient:
 
     def get_ready(self, instant: str) -> Before:
         """Make the table's metadata ready for rows of an instant."""
-        bulk_insert = self._hudi.common.model.WriteOperationType.BULK_INSERT
-        table = self._writer.initTable(bulk_insert, self._hudi.common.util.Option.of(instant))
-        self._writer.preWrite(instant, bulk_insert, table.getMetaClient())
+        table = self._writer.initTable(self._operation, self._hudi.common.util.Option.of(instant))
+        self._writer.preWrite(instant, self._operation, table.getMetaClient())
         last = self._field("lastCompletedTxnAndMetadata").get(self._writer)
         pending = self._field("pendingInflightAndRequestedInstants").get(self._writer)
         return Before(
@@ -288,6 +319,25 @@ class HudiClient:
         is_pending = timeline.filterInflightsAndRequested().containsInstant(instant)
         return State.PENDING if is_pending else State.ABSENT
 
+    def partitions_written_since(self, before: Before) -> set[str]:
+        """
+        Where commits after `before` have put rows, but for those that only moved them. All are in
+        the active timeline: Hudi archives nothing beyond an instant that is pending, as ours is.
+        """
+        timeline = self._meta().getActiveTimeline().getCommitsTimeline().filterCompletedInstants()
+        operations = self._hudi.common.model.WriteOperationType
+        found: set[str] = set()
+        for instant in timeline.getInstants():
+            time = str(instant.requestedTime())
+            if time not in before.pending and time <= (before.completed or ""):
+                continue
+            metadata = self._hudi.common.table.timeline.TimelineUtils.getCommitMetadata(
+                instant, timeline
+            )
+            if not operations.isCompactionOrClustering(metadata.getOperationType()):
+                found.update(map(str, metadata.getPartitionToWriteStats().keySet()))
+        return found
+
     def complete(
         self,
         instant: str,
@@ -306,12 +356,9 @@ class HudiClient:
         gateway.ensure_callback_server_started(self._spark.sparkContext._gateway)
         writer = self._writer
         writer.getHeartbeatClient().start(instant)
-        option, bulk_insert = (
-            self._hudi.common.util.Option,
-            self._hudi.common.model.WriteOperationType,
-        )
-        writer.setOperationType(bulk_insert.BULK_INSERT)
+        writer.setOperationType(self._operation)
         self._restore(before)
+        option = self._hudi.common.util.Option
 
         def call(written: JavaObject) -> None:
             for name, value in inside(self.state(instant)).items():
@@ -425,6 +472,11 @@ class HudiClient:
                 self.options,
             )
         return self._client
+
+    @property
+    def _operation(self) -> JavaObject:
+        operation = self.options[f"{_WRITE}operation"]
+        return self._hudi.common.model.WriteOperationType.fromValue(operation)
 
     def _field(self, name: str) -> JavaObject:
         field = _class(self._jvm, _CLIENT_CLASS).getDeclaredField(name)

@@ -28,11 +28,12 @@ from epochal.contract import Begin, EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, OutcomeUnknown, PreparedLost, TryAgain
 from epochal.kit.marked_files import Conflict, MarkedFilesCommitter, Markers
 from epochal.kit.sink_base import Dropped, Recount
-from epochal.sinks.hudi.check import ONLY_LISTS, abilities, columns, required
+from epochal.sinks.hudi.check import ONLY_LISTS, abilities, columns, require_keys, required
 from epochal.sinks.hudi.client import (
     Before,
     HudiClient,
     State,
+    TableKeys,
     WriteConflict,
     require_spark,
     running_spark,
@@ -54,7 +55,6 @@ from epochal.terms import (
     Mark,
     Proof,
     Receipt,
-    quantity,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
             identity, target=sink.target, trusts_rehearsal=True, conflict_waits_s=waits_s
         )
         self._sink = sink
-        self._schema: pa.Schema | None = None
         self._begun: dict[Handle, tuple[str, Before]] = {}
         """Jobs of this process: their instants, and the timeline when they began."""
         self._empty_numbers = count()
@@ -84,8 +83,7 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
         if schema is None and running_spark() is None:
             return [ONLY_LISTS]
         with self._errors("check"):
-            columns(schema, self._client_of_now().schema, self._target)
-            self._schema = schema
+            self._columns(schema, self._client_of_now())
             return abilities(self._client, self._target)
 
     def begin(self, begin: Begin) -> Json:
@@ -132,7 +130,7 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
     def engine_write(self, handle: Handle, schema: pa.Schema, form: str) -> EngineWrite:
         with self._errors("start an instant"):
             client = self._client_of_now()
-            selected = columns(schema, client.schema, self._target)
+            selected = self._columns(schema, client)
             self._begun[handle] = self._started(handle)
             return EngineWrite(
                 handle=handle,
@@ -140,9 +138,30 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
                 folder=self.engine_location,
                 options=client.options,
                 select=selected,
-                required=[name for name in required(client.schema) if name in schema.names],
+                required=self._required(client, schema),
+                keys=self._keys(client.keys),
+                order_by=client.keys.order if self._is_upsert else (),
                 table=self._begun[handle][0],
             )
+
+    def _columns(self, schema: pa.Schema | None, client: HudiClient) -> Mapping[str, str]:
+        if self._is_upsert:
+            require_keys(schema, client.keys, self._target)
+        return columns(schema, client.schema, self._target)
+
+    def _required(self, client: HudiClient, schema: pa.Schema) -> list[str]:
+        keys = (*client.keys.record, *client.keys.order) if self._is_upsert else ()
+        named = dict.fromkeys((*required(client.schema), *keys))
+        return [name for name in named if name in schema.names]
+
+    def _keys(self, keys: TableKeys) -> Sequence[str]:
+        if not self._is_upsert:
+            return ()
+        return keys.record if self._sink.has_global_keys else (*keys.record, *keys.partition)
+
+    @property
+    def _is_upsert(self) -> bool:
+        return self._sink.mode == "upsert"
 
     def _started(self, handle: Handle) -> tuple[str, Before]:
         client = self._client
@@ -168,12 +187,6 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
             },
         )
         with self._errors("look at the files of Hudi's writer"):
-            rows = sum(stat["numWrites"] for stat in _stats(receipt))
-            if rows != receipt.rows:
-                raise TryAgain(
-                    f"Hudi has written {quantity(rows, 'row')}, and was given {receipt.rows}",
-                    "the epoch is tried again at the next start",
-                )
             if not self._notes.exists(written.handle):
                 self._client.roll_back(instant)
                 raise TryAgain(f"{written.handle} was aborted while it was still writing")
@@ -269,13 +282,33 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
                 return f"{stat['path']} of {stat['fileSizeInBytes']} bytes is {found}"
         return None
 
-    def _require_acceptable(self, *_: object) -> None:
-        """The rows were written with the columns of the table, which has no other constraints."""
-        if not self._client.has_these_columns():
+    def _require_acceptable(
+        self,
+        ledger: Ledger,  # noqa: ARG002
+        epoch: EpochNumber,  # noqa: ARG002
+        receipts: Sequence[Receipt],
+    ) -> None:
+        """The rows were written for the table as it is now, which has no other constraints."""
+        changed = "its columns" if not self._client.has_these_columns() else ""
+        for receipt in receipts:
+            if self._written_meanwhile(receipt):
+                changed = "rows in its partitions"
+        if changed:
             raise TryAgain(
-                f"{self._doing('rehearse')}: its columns were changed while rows were written",
+                f"{self._doing('rehearse')}: {changed} were changed while rows were written",
                 "the epoch is tried again whole, as the table is now",
             )
+
+    def _written_meanwhile(self, receipt: Receipt) -> set[str]:
+        """
+        Partitions where others have put rows since keys were looked up there: a key that was new
+        may be there by now. Hudi itself compares files only, and two new files are no conflict.
+        """
+        if not self._is_upsert:
+            return set()
+        mine = {str(stat["partitionPath"]) for stat in _stats(receipt)}
+        written = self._client.partitions_written_since(_before(receipt))
+        return written if mine and self._sink.has_global_keys else written & mine
 
     # The commit
 
@@ -284,14 +317,18 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
             raise InvariantBroken(f"{self._target}: epoch {epoch} has {len(receipts)} receipts")
         handles = [receipt.handle for receipt in receipts]
         handle, instant, metadata, before = self._to_complete(epoch, receipts)
+        doing = self._doing(f"commit epoch {epoch}")
 
         def inside(state: State) -> Mapping[str, str]:
             now = self._read()
             if now.is_done(epoch) or state is not State.PENDING:
                 raise _LooksOtherwise(f"instant {instant} is {state.value}")
+            for receipt in receipts:
+                if partitions := self._written_meanwhile(receipt):
+                    where = ", ".join(sorted(partitions)[:3]) or "the table"
+                    raise WriteConflict(f"{doing}: others have written to {where} since")
             return {KEY: now.with_epoch(epoch, handles)}
 
-        doing = self._doing(f"commit epoch {epoch}")
         try:
             with translate_errors(doing):
                 self._client.complete(instant, metadata, before, inside)
@@ -315,7 +352,7 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
         self._client.roll_back(instant)
         return PreparedLost(
             f"epoch {epoch}: instant {instant} was rolled back: {error.message}",
-            "another writer changed the table in between, its columns most likely",
+            "another writer changed the table in between: its columns, or rows of its partitions",
             handles=tuple(str(receipt.handle) for receipt in receipts),
         )
 
@@ -329,8 +366,7 @@ class HudiCommitter(MarkedFilesCommitter[Ledger]):
         for receipt in receipts:
             token: Mapping[str, Any] = receipt.token
             if token["files"] or self._client.state(token["instant"]) is State.PENDING:
-                before = Before(completed=token["completed"], pending=token["pending"])
-                return receipt.handle, token["instant"], token["metadata"], before
+                return receipt.handle, token["instant"], token["metadata"], _before(receipt)
         attempt = DRIVER_ATTEMPTS + next(self._empty_numbers)
         handle = self._identity.job_handle(epoch, attempt)
         instant, before = self._started(handle)
@@ -373,7 +409,12 @@ class _LooksOtherwise(Exception):
     """Inside the lock, the timeline is not as it was before."""
 
 
+def _before(receipt: Receipt) -> Before:
+    token: Mapping[str, Any] = receipt.token
+    return Before(completed=token["completed"], pending=token["pending"])
+
+
 def _stats(receipt: Receipt) -> list[dict[str, Any]]:
     """What Hudi says of each file of a receipt."""
     metadata = json.loads(str(receipt.token["metadata"]))
-    return [stat for stats in metadata["partitionToWriteStats"].values() for stat in stats]
+    return [stat for stats in metadata.get("partitionToWriteStats", {}).values() for stat in stats]

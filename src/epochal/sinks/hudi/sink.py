@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike, fspath
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from epochal.contract import Committer, Task, Writer
+from epochal.contract import APPEND_ONLY, Committer, Task, Writer
 from epochal.errors import Misconfigured, Problems
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, SinkBase
 from epochal.storage.urls import canonical, host_of, scheme_of
 from epochal.terms import Identity, Json, Limits
 
+Mode = Literal["append", "upsert"]
 TASKS_REFUSAL = "a Hudi table is written by Hudi's own writer for Spark, and by nothing else"
 
 FIXED: Mapping[str, tuple[str, str]] = {
@@ -33,19 +34,33 @@ FIXED: Mapping[str, tuple[str, str]] = {
         "OPTIMISTIC_CONCURRENCY_CONTROL",
         "only under its lock two drivers can't both complete one instant",
     ),
-    "hoodie.datasource.write.operation": (
-        "bulk_insert",
-        "mode='append' adds rows and looks at no key",
-    ),
-    "hoodie.bulkinsert.sort.mode": ("NONE", "a shuffle above the count of rows may run twice"),
-    "hoodie.combine.before.insert": ("false", "rows of one key would be dropped from the count"),
-    "hoodie.datasource.write.insert.drop.duplicates": ("false", "the same"),
     "hoodie.allow.empty.commit": ("true", "an epoch without rows is committed too"),
     "hoodie.embed.timeline.server": ("false", "it ends with the driver, and another one commits"),
     "hoodie.write.markers.type": ("DIRECT", "the process that commits reads the markers of tasks"),
     "hoodie.write.auto.upgrade": ("false", "an upgrade of the table rolls pending instants back"),
 }
 """Options of Hudi that are not for choice: their value, and what another one would break."""
+FIXED_FOR: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "append": {
+        "hoodie.datasource.write.operation": (
+            "bulk_insert",
+            "mode='append' adds rows and looks at no key",
+        ),
+        "hoodie.bulkinsert.sort.mode": ("NONE", "a shuffle above the count of rows may run twice"),
+        "hoodie.combine.before.insert": (
+            "false",
+            "rows of one key would be dropped from the count",
+        ),
+        "hoodie.datasource.write.insert.drop.duplicates": ("false", "the same"),
+    },
+    "upsert": {
+        "hoodie.datasource.write.operation": ("upsert", "mode='upsert' replaces rows by their key"),
+        "hoodie.combine.before.upsert": ("true", "two rows of one key would both be written"),
+    },
+}
+"""The same, of one mode each."""
+_INDEX = "hoodie.index.type"
+_INDEXES = ("SIMPLE", "BLOOM", "GLOBAL_SIMPLE", "GLOBAL_BLOOM")
 _OTHER_NAMES = {"hoodie.cleaner.policy.failed.writes": "hoodie.clean.failed.writes.policy"}
 _LOCK = "hoodie.write.lock.provider"
 _LOCKS = "org.apache.hudi.client.transaction.lock."
@@ -58,6 +73,7 @@ DEFAULTS = {
     _FILE_LOCK_EXPIRES: "2",
     "hoodie.write.lock.client.num_retries": "3",
     "hoodie.compact.inline": "false",
+    _INDEX: _INDEXES[0],
 }
 """Options of Hudi where none is given."""
 
@@ -68,11 +84,14 @@ PROMISES = (
         readers_must="use the metadata table, as Hudi's readers do by default",
         proof="the commit's extra metadata, carried on from commit to commit",
         append="yes, by bulk_insert",
+        by_key="upsert",
+        deletes="rows with `_hoodie_is_deleted`",
+        output_modes="append; upsert also update",
         limits=[
             "Spark 3.5 with Hudi 1.2; committing needs a Spark session",
             "every other writer must clean lazily (`hoodie.clean.failed.writes.policy=LAZY`) under "
             "the same lock",
-            "no upsert",
+            "an upsert is written again where another writer has changed the same partitions since",
         ],
         cannot={
             "refuse rows": "the schema is compared by `check`; a Hudi table has no constraints"
@@ -86,9 +105,13 @@ class Hudi(SinkBase):
     """
     A Hudi table, copy-on-write or merge-on-read: each epoch is one commit of its timeline.
 
-    Rows are added by Hudi's own bulk insert for Spark, under an instant that readers pass over
-    until the driver completes it. The table must exist. Both need Spark in its classic mode with
-    Hudi's bundle on the class path.
+    Rows are written by Hudi's own writer for Spark, under an instant that readers pass over until
+    the driver completes it. The table must exist. Both need Spark in its classic mode with Hudi's
+    bundle on the class path.
+
+    `mode="append"` adds rows, by bulk insert. `mode="upsert"` replaces rows of the same key: key
+    and order are the table's own (`primaryKey`, `preCombineField`), and the row with the higher
+    order is kept.
     """
 
     kind: ClassVar[str] = "hudi"
@@ -96,8 +119,8 @@ class Hudi(SinkBase):
     table: str | PathLike[str]
     """The table's base path: a folder, or a URL that Spark reaches."""
     _: KW_ONLY
-    mode: Literal["append"] = "append"
-    """Rows are added. There is no other mode."""
+    mode: Mode = "append"
+    """Rows are added, or replace those of the same key."""
     options: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
     """Hudi's own, by their full names: the lock, cleaning, archival. A value may be `env(…)`."""
 
@@ -106,12 +129,8 @@ class Hudi(SinkBase):
         if not given:
             raise Misconfigured("Hudi needs a table, and its path is empty", "Hudi('/lake/orders')")
         object.__setattr__(self, "table", canonical(given))
-        if self.mode != "append":
-            raise Misconfigured(
-                f"Hudi: mode={self.mode!r} is not supported",
-                "mode='append'; rows with keys go to a Delta (mode='merge') or Iceberg "
-                "(mode='upsert') table",
-            )
+        if self.mode not in get_args(Mode):
+            raise Misconfigured(f"Hudi: mode={self.mode!r}", f"one of {', '.join(get_args(Mode))}")
         held = {
             _OTHER_NAMES.get(name, name): HeldSecret(value) if isinstance(value, str) else value
             for name, value in self.options.items()
@@ -127,9 +146,14 @@ class Hudi(SinkBase):
             for name, value in self.options.items()
             if isinstance(value, HeldSecret)
         }
-        for name, (needed, because) in FIXED.items():
+        for name, (needed, because) in self.fixed_options.items():
             if name in given and given[name].upper() != needed.upper():
                 problems.add(f"{name}={given[name]}: {because}", f"leave it out: it is {needed}")
+        if given.get(_INDEX, _INDEXES[0]) not in _INDEXES:
+            problems.add(
+                f"{_INDEX}={given[_INDEX]}: it was never tried here",
+                f"one of {', '.join(_INDEXES)}",
+            )
         lock = given.get(_LOCK, "")
         if not lock and scheme_of(self.target) not in _FILE_LOCK_SCHEMES:
             problems.add(
@@ -156,10 +180,23 @@ class Hudi(SinkBase):
             for name, value in self.options.items()
         }
 
+    @property
+    def fixed_options(self) -> Mapping[str, tuple[str, str]]:
+        return {**FIXED, **FIXED_FOR[self.mode]}
+
     def writer_options(self) -> dict[str, str]:
         """All options of Hudi's writer but those that the table itself decides."""
-        fixed = {name: value for name, (value, _) in FIXED.items()}
+        fixed = {name: value for name, (value, _) in self.fixed_options.items()}
         return {_LOCK: _FILE_LOCK, **DEFAULTS, **self.revealed(), **fixed}
+
+    @property
+    def has_global_keys(self) -> bool:
+        """A key is unique in the whole table, and not in each partition."""
+        return self.revealed().get(_INDEX, "").startswith("GLOBAL_")
+
+    @property
+    def output_modes(self) -> frozenset[str]:
+        return frozenset({"append", "update"}) if self.mode == "upsert" else APPEND_ONLY
 
     @property
     def target(self) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 
 from epochal.errors import Misconfigured
-from epochal.sinks.iceberg.types import has_structs_in_lists, mismatches, unknown_columns
+from epochal.sinks.iceberg import pyiceberg_private as private
+from epochal.sinks.iceberg.types import has_structs_in_lists, mismatches, new_columns
 from epochal.terms import Ability
 
 if TYPE_CHECKING:
@@ -56,13 +59,14 @@ def check_table(sink: Iceberg, table: Table, schema: pa.Schema | None) -> list[A
 
 
 def check_schema(sink: Iceberg, table: Table, schema: pa.Schema) -> None:
-    """Refuse rows that the table can't take; columns it may be given are left out."""
-    new = unknown_columns(schema, table.schema())
+    """Refuse rows that the table can't take, with the columns that it may be given."""
+    new = new_columns(schema, table.schema())
+    columns = table.schema()
     if new and sink.evolve == "add_columns":
-        schema = pa.schema([column for column in schema if column.name not in new])
-    refused = mismatches(schema, table.schema())
+        columns = _widened(sink, table, schema)
+    refused = mismatches(schema, columns)
     if refused:
-        only_new = len(refused) == len(new)
+        only_new = sink.evolve == "never" and len(refused) == len(new)
         raise Misconfigured(
             f"{sink.address} does not take these rows: {'; '.join(refused)}",
             'evolve="add_columns" adds them, or select= leaves them out'
@@ -80,9 +84,24 @@ def check_schema(sink: Iceberg, table: Table, schema: pa.Schema) -> None:
 
 def add_columns(table: Table, schema: pa.Schema) -> None:
     """Add the columns that the table does not have, as optional ones."""
-    new = unknown_columns(schema, table.schema())
     with table.update_schema() as update:
-        update.union_by_name(pa.schema([schema.field(name).with_nullable(True) for name in new]))
+        update.union_by_name(_added(table, schema))
+
+
+def _added(table: Table, schema: pa.Schema) -> pa.Schema:
+    new = new_columns(schema, table.schema())
+    return pa.schema([schema.field(name).with_nullable(True) for name in new])
+
+
+def _widened(sink: Iceberg, table: Table, schema: pa.Schema) -> Schema:
+    """The columns that the table will have."""
+    try:
+        return private.with_columns(table, _added(table, schema))
+    except (UnsupportedPyArrowTypeException, ValueError, TypeError) as error:
+        raise Misconfigured(
+            f"{sink.address} can't be given the columns that it lacks: {error}",
+            "cast them in select=, or leave them out",
+        ) from error
 
 
 def _require_no_tag(sink: Iceberg, table: Table, option: str) -> None:

@@ -55,7 +55,7 @@ from epochal.sinks.iceberg.table_files import (
     layout_around,
     layout_of,
 )
-from epochal.sinks.iceberg.types import unknown_columns
+from epochal.sinks.iceberg.types import new_columns, unknown_columns
 from epochal.terms import (
     Ability,
     EpochNumber,
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 _CONFLICTS_MAX = 20
 """How often one call tries again after others' commits; then the coordinator waits and repeats."""
 _CONFLICT_WAIT_S = 0.02
+_KEYS_AGE_MAX_S = 300.0
+"""How long keys of a catalog for a table's files are used; the shortest live for 15 minutes."""
 
 
 class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
@@ -93,6 +95,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         self._sink = sink
         self._catalog: Catalog | None = None
         self._known: Table | None = None
+        self._loaded_s = 0.0
         self._rehearsed_table: Table | None = None
         self._planned: SnapshotPlan | None = None
         """Of the rehearsal: its manifests are written, and it was never sent."""
@@ -116,7 +119,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
         super().begin(begin)
         with self._errors("begin"):
             self._forget_rehearsal()
-            table = self._known or self._load()
+            table = self._newest_known()
             if self._schema is not None and self._sink.evolve == "add_columns":
                 table = self._evolved(table, self._schema)
             # A catalog that issues its own keys for the files gives them per client: tasks ask too.
@@ -272,11 +275,16 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
 
     def _load(self) -> Table:
         """The table as it is now; a proof is never read from what was known before (I9)."""
+        self._loaded_s = time.monotonic()
         self._known = self._sink.address.load(self.catalog)
         return self._known
 
     def _newest_known(self) -> Table:
-        return self._known or self._load()
+        """Loaded anew where the keys that the catalog has given for its files may expire."""
+        age_s = time.monotonic() - self._loaded_s
+        if self._known is None or (self._known.config and age_s > _KEYS_AGE_MAX_S):
+            return self._load()
+        return self._known
 
     def _read(self) -> TableLedger:
         return TableLedger(self._identity, self._load(), self._sink.branch)
@@ -288,7 +296,7 @@ class IcebergCommitter(MarkedFilesCommitter[TableLedger]):
 
     def _evolved(self, table: Table, schema: pa.Schema) -> Table:
         for _ in range(_CONFLICTS_MAX):
-            if all(name in table.schema().column_names for name in schema.names):
+            if not new_columns(schema, table.schema()):
                 return table
             try:
                 add_columns(table, schema)

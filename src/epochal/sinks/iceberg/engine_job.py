@@ -43,12 +43,14 @@ from epochal.kit.engine_files import (
     require_put,
     rising,
     sql_name,
+    sql_text,
     writer_options,
 )
 from epochal.kit.marked_files import at_once
 from epochal.sinks.iceberg.partitions import partition_types, split
 from epochal.sinks.iceberg.pyiceberg_private import FooterStatistics, without_history
 from epochal.sinks.iceberg.table_files import Layout, TableFiles, discard
+from epochal.sinks.iceberg.types import has_required_inside, inner_values, null_inside
 from epochal.storage.local import make_folder
 from epochal.terms import Handle
 
@@ -58,7 +60,7 @@ _PARTITION = "__epochal_partition_{}"
 _DAY_US = 86_400_000_000
 _HOUR_US = 3_600_000_000
 _TEXT_BYTES_MAX = 64
-"""Of a partition value in the name of a folder, which has limits; longer ones are hashed."""
+"""Of a partition value in the name of a folder; longer ones, and those with NUL, are hashed."""
 _SQL_TYPES: Mapping[type[iceberg.IcebergType], str] = {
     iceberg.BooleanType: "boolean",
     iceberg.IntegerType: "int",
@@ -167,17 +169,20 @@ class EngineJob:
             return None
         if isinstance(kind, iceberg.PrimitiveType):
             return None if _sql_type(kind) else f"is {kind}, of which Spark has no type"
-        if not self.is_by_iceberg and not isinstance(kind, iceberg.StructType):
+        if not self.is_by_iceberg and not _is_of_structs(kind):
             return f"is {kind}, whose inside Spark's writer of parquet does not number"
         if not _is_same(rows, kind):
             return f"is {rows}, and {kind} in the table: fields inside are matched by tasks"
-        if not self.is_by_iceberg and not _is_of_structs(kind):
-            return f"is {kind}, whose inside Spark's writer of parquet does not number"
         return None
 
     def _cast(self, name: str, kind: iceberg.IcebergType) -> str:
-        wanted = _sql_type(kind)
-        return sql_name(name) if wanted is None else f"CAST({sql_name(name)} AS {wanted})"
+        wanted, column = _sql_type(kind), sql_name(name)
+        if wanted is not None:
+            return f"CAST({column} AS {wanted})"
+        if not has_required_inside(kind):
+            return column
+        error = f"raise_error({sql_text(null_inside(name).to_line())})"
+        return f"IF({_has_null_inside(kind, column)}, {error}, {column})"
 
     def _source(self, source_id: int) -> iceberg.NestedField | None:
         """A column at the top; None of a field within a struct."""
@@ -270,6 +275,23 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def _has_null_inside(kind: iceberg.IcebergType, sql: str, depth: int = 0) -> str:
+    """A condition in SQL: whether a value has a null in a field or element that takes none."""
+    is_struct, element = isinstance(kind, iceberg.StructType), f"e{depth}"
+    tests: list[str] = []
+    for field in inner_values(kind):
+        value = f"{sql}.{sql_name(field.name)}" if is_struct else element
+        if field.required:
+            tests.append(f"{value} IS NULL")
+        if has_required_inside(field.field_type):
+            tests.append(f"({_has_null_inside(field.field_type, value, depth + 1)})")
+    is_one = " OR ".join(tests)
+    if is_struct:
+        return f"{sql} IS NOT NULL AND ({is_one})"
+    elements = f"map_values({sql})" if isinstance(kind, iceberg.MapType) else sql
+    return f"exists({elements}, {element} -> {is_one})"
+
+
 def _is_of_structs(kind: iceberg.IcebergType) -> bool:
     if isinstance(kind, iceberg.StructType):
         return all(_is_of_structs(one.field_type) for one in kind.fields)
@@ -334,8 +356,8 @@ def _folder_key(
     if key is None or isinstance(kind, _NO_FOLDERS):
         return None
     if isinstance(kind, iceberg.StringType):
-        text = f"IF(octet_length({key}) > {_TEXT_BYTES_MAX}, sha2({key}, 256), concat('v', {key}))"
-        return f"coalesce({text}, 'n')"
+        is_name = f"octet_length({key}) <= {_TEXT_BYTES_MAX} AND NOT contains({key}, char(0))"
+        return f"coalesce(IF({is_name}, concat('v', {key}), sha2({key}, 256)), 'n')"
     if isinstance(transform, transforms.IdentityTransform):
         if isinstance(kind, iceberg.TimestamptzType):
             return f"unix_micros({sql})"

@@ -20,6 +20,8 @@ _BUSY = (
     iceberg.WaitingForLockException,
     iceberg.CommitFailedException,
 )
+_UNREADABLE = "does not yet support equality deletes"
+"""In the error of pyiceberg where it reads a table that has some."""
 _INSTALL_HINT = (
     "install it for the driver and for executors; a SQL catalog also needs its database's client"
 )
@@ -80,6 +82,11 @@ def _what_to_change(error: Exception) -> str | None:
         (isinstance(error, _DENIED), "see the guide for the least rights that this sink needs"),
         (isinstance(error, iceberg.NotInstalledError), _INSTALL_HINT),
         (type(error).__name__ in _AWS_SETTINGS, _AWS_HINT),
+        (
+            _UNREADABLE in str(error),
+            "mode='append' reads none; or have another engine merge them into the data files "
+            "(rewrite_data_files with delete-file-threshold=1)",
+        ),
         (
             isinstance(error, PermissionError),
             "the table's location must be readable, writable and listable",

@@ -25,6 +25,7 @@ from pyiceberg.expressions.literals import Literal, literal
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import UUIDType
 
 from epochal.errors import RowRejected
 from epochal.sinks.iceberg.partitions import SortKey, order_by
@@ -89,6 +90,8 @@ def _candidates(sink: Iceberg, table: Table, keys: pa.Table) -> Iterator[FileSca
         return
     bounds: BooleanExpression = AlwaysTrue()
     for name in sink.keys:
+        if isinstance(table.schema().find_type(name), UUIDType):
+            continue  # writers of Iceberg differ in how they order them
         ends = pc.min_max(keys.column(name)).as_py()
         try:
             least, most = literal(ends["min"]), literal(ends["max"])
@@ -123,10 +126,21 @@ def _staying(
 
 def _last_of_each(rows: pa.Table, sink: Iceberg) -> pa.Table:
     """Of several rows of one key the highest by `order_by`; the later written, where equal."""
-    rising = rows.take(order_by([SortKey(column=rows.column(name)) for name in sink.order_by]))
-    rising = rising.append_column(_ROW, pa.array(range(rows.num_rows), type=pa.int64()))
-    last = rising.group_by(list(sink.keys)).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
-    return rising.take(last).drop_columns([_ROW])
+    plain = _comparable(rows)
+    rising = order_by([SortKey(column=plain.column(name)) for name in sink.order_by])
+    keys = plain.select(list(sink.keys)).take(rising)
+    ranked = keys.append_column(_ROW, pa.array(range(rows.num_rows), type=pa.int64()))
+    last = ranked.group_by(list(sink.keys)).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
+    return rows.take(rising.take(last))
+
+
+def _comparable(rows: pa.Table) -> pa.Table:
+    """The same with UUIDs as their bytes: Arrow neither joins nor groups by UUIDs."""
+    for place, column in enumerate(rows.schema):
+        if column.type == pa.uuid():
+            stored = rows.column(place).cast(column.type.storage_type)
+            rows = rows.set_column(place, column.name, stored)
+    return rows
 
 
 def _has_doubles(rows: pa.Table, keys: Sequence[str]) -> bool:
@@ -142,10 +156,12 @@ def _read(table: Table, files: Sequence[DataFile], columns: list[str] | None) ->
 
 
 def _scanned(table: Table, tasks: Sequence[FileScanTask], columns: list[str] | None) -> pa.Table:
+    """Rows of these files; of some columns only, in types by which rows can be compared."""
     schema = table.schema() if columns is None else table.schema().select(*columns)
-    return ArrowScan(
+    rows = ArrowScan(
         table_metadata=table.metadata,
         io=table.io,
         projected_schema=schema,
         row_filter=AlwaysTrue(),
     ).to_table(tasks=tasks)
+    return rows if columns is None else _comparable(rows)

@@ -75,6 +75,7 @@ from epochal.kit.parquet import (
 from epochal.sinks.iceberg.partitions import schema_of_spec
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
     from pyiceberg.catalog import Catalog
 
@@ -241,6 +242,13 @@ class _Append(_EverySpec, _FastAppendFiles):
 
 class _Overwrite(_EverySpec, _OverwriteFiles):
     pass
+
+
+def with_columns(table: Table, new: pa.Schema) -> Schema:
+    """The columns of a table and these, which are not added to it yet."""
+    update = table.update_schema()
+    update.union_by_name(new)
+    return update._apply()
 
 
 def snapshot(

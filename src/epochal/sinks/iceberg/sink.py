@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from epochal.contract import APPEND_ONLY, Committer, Task, Writer
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.compaction import CompactOption, parse_schedule
 from epochal.kit.secrets import Secret
 from epochal.kit.sink_base import Promises, SinkBase
@@ -16,10 +16,7 @@ from epochal.terms import Identity, Json, Limits, SinkName
 try:
     from epochal.sinks.iceberg.client import TableAddress, parse_address
 except ImportError as error:
-    raise Misconfigured(
-        f"the Iceberg sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[iceberg]'",
-    ) from error
+    raise not_installed("the Iceberg sink", error.name, "iceberg") from error
 
 Mode = Literal["append", "upsert", "overwrite_partitions"]
 Evolve = Literal["never", "add_columns"]
@@ -64,15 +61,18 @@ class Iceberg(SinkBase):
     catalog: str
     """`lake.shop.orders`; or the catalog alone, with the table apart."""
     table: str | None = None
+    """`shop.orders`, where `catalog` names the catalog alone."""
     _: KW_ONLY
     properties: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
     """The catalog's, as pyiceberg names them, beside those in its own configuration."""
     mode: Mode = "append"
+    """Rows are added, replace those of the same keys, or replace whole partitions."""
     keys: Sequence[str] | str = ()
     """Fields that identify a row, for upsert."""
     order_by: Sequence[str] | str = ()
     """Of several rows of one key in one epoch the highest by these fields wins."""
     evolve: Evolve = "never"
+    """Whether columns that the table does not have are added, before the first row."""
     branch: str = _MAIN
     """Which branch of the table is written."""
     audit_branch: str | None = None

@@ -8,6 +8,7 @@ its values are checked instead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -38,6 +39,15 @@ def unknown_columns(rows: pa.Schema, table: Schema) -> list[str]:
     """Columns of the rows that the table does not have."""
     known = {field.name for field in table.fields}
     return [column.name for column in rows if column.name not in known]
+
+
+def new_columns(rows: pa.Schema, table: Schema) -> list[str]:
+    """
+    Those that may be added to it. A name that differs from another one in upper and lower case only
+    is none of them: Spark could read neither column any more.
+    """
+    lower = Counter(name.lower() for name in (*rows.names, *(one.name for one in table.fields)))
+    return [name for name in unknown_columns(rows, table) if lower[name.lower()] == 1]
 
 
 def replaced_columns(
@@ -90,6 +100,23 @@ def _is_read_as(file: iceberg.IcebergType, table: iceberg.IcebergType) -> bool:
     return type(file) is type(table)
 
 
+def inner_values(kind: iceberg.IcebergType) -> Sequence[iceberg.NestedField]:
+    """What is inside: fields, an element, the value of a map. Its key is never null."""
+    return [kind.value_field] if isinstance(kind, iceberg.MapType) else _inner(kind)
+
+
+def has_required_inside(kind: iceberg.IcebergType) -> bool:
+    fields = inner_values(kind)
+    return any(field.required or has_required_inside(field.field_type) for field in fields)
+
+
+def null_inside(column: str) -> RowRejected:
+    return RowRejected(
+        f"column {column} has a null in a field or element that is required",
+        "leave it out, or fill it in, in the query",
+    )
+
+
 def has_structs_in_lists(kind: iceberg.IcebergType) -> bool:
     if isinstance(kind, iceberg.StructType):
         return any(has_structs_in_lists(field.field_type) for field in kind.fields)
@@ -108,6 +135,9 @@ class ColumnMatch:
     def __init__(self, rows: pa.Schema, table: Schema) -> None:
         self.schema: pa.Schema = schema_to_pyarrow(table, include_field_ids=True)
         self._required = [field.name for field in table.fields if field.required]
+        self._required_inside = [
+            field.name for field in table.fields if has_required_inside(field.field_type)
+        ]
         self._uuids = {field.name for field in table.fields if _is_uuid(field.field_type)}
         self._given = set(rows.names)
 
@@ -126,6 +156,10 @@ class ColumnMatch:
                     f"column {name} is required, and {nulls} of {rows.num_rows} rows have none",
                     f'where="{name} IS NOT NULL" leaves them out',
                 )
+        for name in self._required_inside:
+            column = columns[self.schema.get_field_index(name)]
+            if any(_has_null_element(chunk, chunk.type) for chunk in column.chunks):
+                raise null_inside(name)
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _column(self, rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
@@ -137,6 +171,27 @@ class ColumnMatch:
         if field.name in self._uuids:
             return pa.chunked_array([_uuids(chunk) for chunk in column.chunks], type=pa.uuid())
         return column if column.type == field.type else column.cast(field.type)
+
+
+def _has_null_element(values: pa.Array, kind: pa.DataType) -> bool:
+    """Whether a list or map, at any depth, has a null where there may be none; Arrow casts it."""
+    if pa.types.is_struct(kind):
+        return any(_has_null_element(one, one.type) for one in values.flatten())
+    if not (_is_list(kind) or pa.types.is_map(kind)):
+        return False
+    field, inner = (
+        (kind.item_field, _items(values.drop_null()))
+        if pa.types.is_map(kind)
+        else (kind.value_field, values.flatten())
+    )
+    has_null = not field.nullable and inner.null_count > 0
+    return has_null or _has_null_element(inner, inner.type)
+
+
+def _items(maps: pa.MapArray) -> pa.Array:
+    """The values of maps, of these alone: Arrow's own has those of all that a slice is of."""
+    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    return maps.items.slice(first, last - first)
 
 
 def _uuids(column: pa.Array) -> pa.Array:

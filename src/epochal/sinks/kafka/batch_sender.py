@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejected, TryAgain
@@ -72,11 +73,14 @@ class BatchSender:
         *,
         compression: Compression,
         batch_bytes_max: int,
+        limit_of: Callable[[str], int],
     ) -> None:
+        """`limit_of`: what a topic accepts. Asked for batches above `batch_bytes_max`."""
         self._client = client
         self._txn = txn
         self._compression = compression
         self._batch_bytes_max = batch_bytes_max
+        self._limit_of = limit_of
         self._queues: dict[Leader, _Queue] = {}
         self.opened_s: float | None = None
         """When the first request of the transaction was sent, by `time.monotonic`."""
@@ -117,7 +121,9 @@ class BatchSender:
         records = b"".join(parts)
         description = _describe(rows, len(records))
         if len(records) > self._batch_bytes_max:
-            raise _too_large(target, description, len(rows), f"{self._batch_bytes_max} bytes")
+            limit = self._limit_of(target.topic)
+            if len(records) > limit:
+                raise _too_large(target, description, len(rows), f"{limit} bytes")
         self.bytes += len(records)
         request = ProduceRequest(
             transactional_id=self._txn.transactional_id,

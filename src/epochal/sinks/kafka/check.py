@@ -82,16 +82,19 @@ def read_limits(client: Client, sink: Kafka) -> ClusterLimits:
     if not topic.partition_count:
         raise TryAgain(f"{sink.topic}: no partition has a leader: {code_name(topic.error_code)}")
     most_ms = timeout_max_ms(client)
-    limit = client.ask(
-        _config_request(_TOPIC, sink.topic, "max.message.bytes"), code_of=_config_code
-    )
     return ClusterLimits(
         cluster=client.cluster.cluster_id or "",
         timeout_ms=_timeout_ms(sink, most_ms),
         timeout_max_ms=most_ms,
-        batch_bytes_max=_number(limit) or _MESSAGE_BYTES_DEFAULT,
+        batch_bytes_max=batch_bytes_max(client, sink.topic),
         partitions=topic.partition_count,
     )
+
+
+def batch_bytes_max(client: Client, topic: str) -> int:
+    """The largest batch that a topic accepts; brokers' default where that may not be read."""
+    limit = client.ask(_config_request(_TOPIC, topic, "max.message.bytes"), code_of=_config_code)
+    return _number(limit) or _MESSAGE_BYTES_DEFAULT
 
 
 def _timeout_ms(sink: Kafka, most_ms: int | None) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochal.errors import RowRejected
 from epochal.kafka.batches import Columns
 from epochal.kit.sink_base import Shape, ShapedColumn
 from epochal.sinks.kafka.values import as_text, column_of
@@ -97,9 +98,20 @@ def records_of(sink: Kafka, rows: pa.RecordBatch, encoder: Json = None) -> Recor
         columns=Columns(
             value=sink.encoding.encode(columns[VALUE], encoder),
             key=None if key is None else as_text(key),
-            timestamp_ms=columns.get(TIMESTAMP),
+            timestamp_ms=_times(columns.get(TIMESTAMP)),
             headers=columns.get(HEADERS),
         ),
         topic=columns.get(TOPIC),
-        partition=None if partition is None else pc.cast(partition, pa.int32()),
+        partition=None if partition is None else pc.cast(partition, pa.int64()),
     )
+
+
+def _times(column: pa.Array | None) -> pa.Array | None:
+    """Other clients send none before 1970, and brokers that rewrite batches fail on such."""
+    earliest = None if column is None else pc.min(column.cast(pa.int64())).as_py()
+    if earliest is not None and earliest < 0:
+        raise RowRejected(
+            "a row has a timestamp before 1970, which Kafka does not keep",
+            "timestamp= must be a time since 1970, or null for the time of writing",
+        )
+    return column

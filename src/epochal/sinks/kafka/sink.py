@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochal.contract import Task
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.kit.sink_base import Promises, Shape, SinkBase
 from epochal.terms import Identity, Json, Limits, SinkName
@@ -18,10 +18,7 @@ try:
     from epochal.sinks.kafka.records import shape_of
     from epochal.sinks.kafka.values import Column, Value, json
 except ImportError as error:
-    raise Misconfigured(
-        f"the Kafka sink needs a package that is not installed: {error.name}",
-        "pip install 'epochal[kafka]'",
-    ) from error
+    raise not_installed("the Kafka sink", error.name, "kafka") from error
 
 if TYPE_CHECKING:
     from epochal.kit.spool.rows import RowSpool
@@ -99,6 +96,7 @@ class Kafka(SinkBase):
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Client settings by the names of Spark's Kafka sink: {"kafka.security.protocol": "SSL"}."""
     username: str | None = None
+    """For SASL; with it, or a token, connections log in."""
     password: Secret | str | None = None
     """`env("KAFKA_PASSWORD")` or `file(path)`."""
     sasl_mechanism: str | None = None
@@ -106,10 +104,15 @@ class Kafka(SinkBase):
     token: Callable[[], str] | None = field(default=None, repr=False)
     """Returns a token for OAUTHBEARER; called at every connection, importable on executors."""
     tls: bool = False
+    """Whether connections are encrypted."""
     ca_file: str | None = None
+    """TLS: who signed the brokers' certificates, PEM; by default whom the machine trusts."""
     certificate_file: str | None = None
+    """TLS: this client's certificate, PEM, on the driver and on executors."""
     key_file: str | None = None
+    """TLS: its key, PEM."""
     key_password: Secret | str | None = None
+    """TLS: the password of that key."""
 
     server: Server = field(init=False, repr=False)
     encoding: Value = field(init=False, repr=False)

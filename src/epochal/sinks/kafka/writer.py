@@ -22,12 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochal.arrow_values import number_array, numbers, scalar
+from epochal.arrow_values import flags, number_array, numbers, scalar
 from epochal.contract import Task
 from epochal.errors import EpochalError, InvariantBroken, Misconfigured, RowRejected
 from epochal.kafka import batches, partitioner
 from epochal.kafka.batches import Columns
-from epochal.kafka.client import Client
+from epochal.kafka.client import Client, UnknownTopic
 from epochal.kafka.cluster import Leader
 from epochal.kafka.varints import Ints
 from epochal.sinks.kafka.batch_sender import BatchSender
@@ -137,6 +137,9 @@ class KafkaWriter:
         self._client = borrow_client(self._sink.server)
         # A client kept from an earlier epoch does not know partitions added since.
         self._client.await_topic(self._sink.topic, self._handout.partitions)
+        if self._sink.topic_from is not None:
+            with suppress(UnknownTopic):
+                self._client.refresh(self._client.cluster.topics)
         is_v2 = self._handout.is_v2 and self._client.transaction_version() >= 2
         name, (producer_id, producer_epoch) = self._producer(self._client)
         self._open = OpenTransaction(
@@ -151,6 +154,7 @@ class KafkaWriter:
             self._open,
             compression=self._sink.codec,
             batch_bytes_max=self._handout.batch_bytes_max,
+            limit_of=self._limit_of,
         )
         return self._sender
 
@@ -217,15 +221,15 @@ class KafkaWriter:
             found = partitioner.assign(rows.key, count, unkeyed=unkeyed)
         if records.partition is None:
             return found
-        given = pc.fill_null(records.partition, scalar(-1, pa.int32()))
-        wanted: npt.NDArray[np.int32] = numbers(given)
-        beyond = wanted[wanted >= count]
-        if len(beyond):
+        is_given = flags(records.partition.is_valid())
+        wanted: Ints = numbers(pc.fill_null(records.partition, scalar(0, pa.int64())))
+        wrong = wanted[is_given & ((wanted < 0) | (wanted >= count))]
+        if len(wrong):
             raise RowRejected(
-                f"a row wants partition {int(beyond[0])} of {topic}, which has {count}",
-                "partition= must give a number below that, or null",
+                f"a row wants partition {int(wrong[0])} of {topic}, which has {count}",
+                "partition= must give a number from 0 on and below that, or null",
             )
-        return np.where(wanted >= 0, wanted, found).astype(np.int32)
+        return np.where(is_given, wanted, found).astype(np.int32)
 
     def _partition_count(self, topic: str) -> int:
         if topic == self._sink.topic:
@@ -238,6 +242,14 @@ class KafkaWriter:
         return found
 
     # Batches
+
+    def _limit_of(self, topic: str) -> int:
+        """The largest batch that a topic accepts; the driver has asked for the sink's own."""
+        if topic == self._sink.topic or self._client is None:
+            return self._handout.batch_bytes_max
+        from epochal.sinks.kafka.check import batch_bytes_max  # noqa: PLC0415  few rows need it
+
+        return batch_bytes_max(self._client, topic)
 
     def _flush_full(self, sender: BatchSender) -> None:
         if self._bytes > self._sink.buffer_bytes:

@@ -74,6 +74,7 @@ class Memory(SinkBase):
 
     name: SinkName = SinkName("memory")
     mode: Literal["append", "complete"] = "append"
+    """Every epoch is kept, or the newest only."""
     _reference: StoreReference = field(
         init=False, repr=False, compare=False, default_factory=StoreReference
     )

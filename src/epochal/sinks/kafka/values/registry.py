@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from epochal.errors import Misconfigured, TryAgain
+from epochal.errors import Misconfigured, TryAgain, not_installed
 from epochal.kit.secrets import HeldSecret, Secret
 from epochal.sinks.kafka.values import gathered, struct_sql, written
 
@@ -235,7 +235,4 @@ def _client_types() -> _ClientTypes:
 
 
 def missing(error: ImportError) -> Misconfigured:
-    return Misconfigured(
-        f"values with a schema registry need a package that is not installed: {error.name}",
-        'pip install "epochal[registry]"',
-    )
+    return not_installed("values with a schema registry", error.name, "registry")
